@@ -1,0 +1,37 @@
+"""Environments by name. Nothing is imported until it is asked for."""
+
+from __future__ import annotations
+
+from moored.envs.base import (
+    Environment,
+    Reply,
+    StepResult,
+    format_reply,
+    parse_actions,
+    parse_reply,
+)
+from moored.registry import Registry
+
+ENVIRONMENTS = Registry(
+    "environment",
+    {
+        "sokoban": "moored.envs.sokoban:Sokoban",
+        "frozen_lake": "moored.envs.frozen_lake:FrozenLake",
+        "countdown": "moored.envs.countdown:Countdown",
+        "metamath": "moored.envs.metamath:MetaMath",
+        "bandit": "moored.envs.bandit:Bandit",
+        "sudoku": "moored.envs.sudoku:Sudoku",
+        "2048": "moored.envs.game2048:Game2048",
+        "rubik": "moored.envs.rubik:Rubik",
+    },
+)
+
+__all__ = [
+    "ENVIRONMENTS",
+    "Environment",
+    "Reply",
+    "StepResult",
+    "format_reply",
+    "parse_actions",
+    "parse_reply",
+]

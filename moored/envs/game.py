@@ -1,0 +1,175 @@
+"""Games played by naming one or several actions a turn: Sokoban, FrozenLake, 2048, Rubik's cube.
+
+`Game` owns the turn protocol (parsing, limits, penalties, prompt frame); a subclass owns the
+board: how a task is drawn, what an action does, what the model sees.
+"""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Generic, TypeVar
+
+from moored.envs.base import FORMAT_REMINDER, StepResult, draw_task, parse_actions, parse_reply
+from moored.errors import EnvError
+from moored.types import Content, Message, TextPart
+
+TaskT = TypeVar("TaskT")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one action led to."""
+
+    reward: float
+    done: bool = False
+    success: bool = False
+    changed: bool = True
+    """False when the action had no effect, e.g. a push against a wall."""
+
+
+class Game(ABC, Generic[TaskT]):
+    """Base of action games. Subclasses set the class attributes and the five methods below."""
+
+    name: ClassVar[str]
+    is_stochastic: ClassVar[bool] = False
+    actions: ClassVar[tuple[str, ...]]
+
+    def __init__(
+        self,
+        *,
+        max_turns: int = 5,
+        max_actions: int = 10,
+        max_actions_per_turn: int = 2,
+        format_penalty: float = -0.1,
+    ) -> None:
+        limits = {
+            "max_turns": max_turns,
+            "max_actions": max_actions,
+            "max_actions_per_turn": max_actions_per_turn,
+        }
+        for option, value in limits.items():
+            if value < 1:
+                raise EnvError(f"{self.name}: {option} must be at least 1, got {value}")
+        self.max_turns = max_turns
+        self.max_actions = max_actions
+        self.max_actions_per_turn = max_actions_per_turn
+        self.format_penalty = format_penalty
+        self._over = True
+
+    @abstractmethod
+    def rules(self) -> str:
+        """System prompt: the goal, the symbols, what each action does, the rewards."""
+
+    @abstractmethod
+    def make_task(self, rng: random.Random) -> TaskT:
+        """Draw one solvable task."""
+
+    @abstractmethod
+    def task_key(self, task: TaskT) -> str:
+        """Text that two tasks share exactly when they are the same task."""
+
+    @abstractmethod
+    def start(self, task: TaskT, noise: random.Random) -> None:
+        """Set up the board; `noise` is this episode's own randomness."""
+
+    @abstractmethod
+    def act(self, action: str) -> Outcome:
+        """Apply one action."""
+
+    @abstractmethod
+    def state(self) -> Content:
+        """The board as the model sees it."""
+
+    @abstractmethod
+    def plan(self) -> list[str]:
+        """Good actions from here on; empty when none is known."""
+
+    @property
+    def action_budget(self) -> int:
+        """Actions an episode can hold: the limit, or all turns filled, whichever is less."""
+        return min(self.max_actions, self.max_turns * self.max_actions_per_turn)
+
+    def reset(self, task_seed: int, episode_seed: int = 0) -> list[Message]:
+        task = self._fixed_task()
+        if task is None:
+            task, _ = draw_task(task_seed, self.make_task, self.task_key)
+        self.start(task, random.Random(episode_seed))
+        self._turn = 0
+        self._actions_left = self.max_actions
+        self._over = False
+        return [Message("system", self._system_text()), Message("user", self._turn_content(""))]
+
+    def step(self, reply: str) -> StepResult:
+        if self._over:
+            raise EnvError(f"{self.name}: the episode is over; call reset before step")
+        parsed = parse_reply(reply)
+        actions = None if parsed.answer is None else parse_actions(parsed.answer, self.actions)
+        self._turn += 1
+        if actions is None:
+            return self._finish(self.format_penalty, Outcome(0.0, changed=False), [], valid=False)
+        allowed = min(self.max_actions_per_turn, self._actions_left)
+        reward, outcome, changed = 0.0, Outcome(0.0), []
+        for action in actions[:allowed]:
+            outcome = self.act(action)
+            reward += outcome.reward
+            self._actions_left -= 1
+            changed.append(outcome.changed)
+            if outcome.done:
+                break
+        return self._finish(reward, outcome, changed, valid=True)
+
+    def oracle(self) -> str:
+        plan = self.plan()[: min(self.max_actions_per_turn, self._actions_left)]
+        return " || ".join(plan)
+
+    def close(self) -> None:
+        self._over = True
+
+    def _fixed_task(self) -> TaskT | None:
+        """The one task of an environment that was given its board; None when boards are drawn."""
+        return None
+
+    def _finish(
+        self, reward: float, outcome: Outcome, changed: list[bool], *, valid: bool
+    ) -> StepResult:
+        out_of_turns = self._turn >= self.max_turns or self._actions_left <= 0
+        self._over = outcome.done or out_of_turns
+        result = f"Reward: {reward:g}." if valid else f"Malformed reply. Reward: {reward:g}."
+        if self._over:
+            observation: Content = f"{result} {'Solved.' if outcome.success else 'Game over.'}"
+        else:
+            observation = self._turn_content(result + "\n")
+        return StepResult(
+            observation=observation,
+            reward=reward,
+            done=self._over,
+            is_valid=valid,
+            success=outcome.success,
+            metrics={
+                "num_actions": float(len(changed)),
+                "num_effective_actions": float(sum(changed)),
+            },
+        )
+
+    def _system_text(self) -> str:
+        return (
+            f"{self.rules()}\n"
+            f"Actions: {', '.join(self.actions)}. Give at most {self.max_actions_per_turn} "
+            f"a turn, joined by ' || ', at most {self.max_actions} in all, in at most "
+            f"{self.max_turns} turns.\n"
+            f"A malformed reply earns {self.format_penalty:g}, moves nothing and uses up the "
+            f"turn.\n{FORMAT_REMINDER}."
+        )
+
+    def _turn_content(self, lead: str) -> Content:
+        head = f"{lead}Turn {self._turn + 1} of {self.max_turns}.\n"
+        tail = (
+            f"\nActions left: {self._actions_left}, at most {self.max_actions_per_turn} this "
+            f"turn.\n{FORMAT_REMINDER}."
+        )
+        state = self.state()
+        if isinstance(state, str):
+            return f"{head}{state}{tail}"
+        return [TextPart(type="text", text=head), *state, TextPart(type="text", text=tail)]
