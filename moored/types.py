@@ -270,6 +270,8 @@ class Selection:
     score: str
     rule: str
     value: float
+    reward_stds: np.ndarray | None = None
+    """(P,) sample std of the rewards in each group; None when the score is not of rewards."""
 
     @property
     def num_groups(self) -> int:
@@ -313,7 +315,7 @@ class Selection:
         """Numbers for the run log; `rollout/filter_*` are the names RAGEN users know."""
         kept_scores = self.scores[self.kept]
         num_zero = int(np.count_nonzero(self.scores == 0.0))
-        return {
+        metrics = {
             "filter/num_groups": float(self.num_groups),
             "filter/num_kept": float(len(self.kept)),
             "filter/num_zero": float(num_zero),
@@ -324,6 +326,10 @@ class Selection:
             "rollout/filter_kept_ratio": self.kept_fraction,
             "rollout/filter_zero_count": float(num_zero),
         }
+        if self.reward_stds is not None:
+            metrics["rollout/in_group_reward_std"] = _mean(self.reward_stds)
+            metrics["rollout/chosen_in_group_reward_std"] = _mean(self.reward_stds[self.kept])
+        return metrics
 
 
 def _mean(values: np.ndarray) -> float:

@@ -1,0 +1,39 @@
+"""Filters, advantages and signal-to-noise maths: numpy arrays in, numpy arrays out."""
+
+from moored.algo.advantages import bilevel_gae, dr_grpo, gae, grpo, reinforce_pp, rloo, whiten
+from moored.algo.filters import (
+    StreamingTopP,
+    loss_scale,
+    preset,
+    select,
+    select_groups,
+    select_trajectories,
+)
+from moored.algo.objectives import aggregate, clip_loss, kl_estimate, sequence_logp, value_loss
+from moored.algo.snr import advise, reward_variance, triage
+from moored.types import Selection
+
+__all__ = [
+    "Selection",
+    "StreamingTopP",
+    "advise",
+    "aggregate",
+    "bilevel_gae",
+    "clip_loss",
+    "dr_grpo",
+    "gae",
+    "grpo",
+    "kl_estimate",
+    "loss_scale",
+    "preset",
+    "reinforce_pp",
+    "reward_variance",
+    "rloo",
+    "select",
+    "select_groups",
+    "select_trajectories",
+    "sequence_logp",
+    "triage",
+    "value_loss",
+    "whiten",
+]

@@ -1,0 +1,178 @@
+"""Advantage estimators: rewards in, advantages out, all numpy.
+
+The group estimators (`grpo`, `dr_grpo`, `rloo`, `reinforce_pp`) take one reward per trajectory,
+(P, G) or flat with `group_ids`, and return one advantage per trajectory in the same shape; a NaN
+reward takes no part and gets advantage 0. The critic estimators (`gae`, `bilevel_gae`) work on
+tokens. Shape legend: B rows, T tokens, P groups, G trajectories.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from moored.algo.groups import Grouped, GroupIds, group, moments
+from moored.errors import MooredError
+
+
+class Advantages(NamedTuple):
+    """Unpacks as `advantages, returns = gae(...)`; both (B, T), zero outside the mask."""
+
+    advantages: np.ndarray
+    returns: np.ndarray
+
+
+def grpo(
+    rewards: ArrayLike, group_ids: GroupIds | None = None, *, ddof: int = 0, eps: float = 1e-6
+) -> np.ndarray:
+    """GRPO: (R - mean) / (std + eps) inside each group. TRL and verl use ddof=1."""
+    grouped = group(rewards, group_ids)
+    stats = moments(grouped.values_PG)
+    scale_P = np.sqrt(stats.variance(ddof)) + eps
+    return _spread(grouped, (grouped.values_PG - stats.mean_P[:, None]) / scale_P[:, None])
+
+
+def dr_grpo(rewards: ArrayLike, group_ids: GroupIds | None = None) -> np.ndarray:
+    """Dr. GRPO: R - mean. No std: it over-weights too-easy and too-hard prompts (2503.20783)."""
+    grouped = group(rewards, group_ids)
+    stats = moments(grouped.values_PG)
+    return _spread(grouped, grouped.values_PG - stats.mean_P[:, None])
+
+
+def rloo(rewards: ArrayLike, group_ids: GroupIds | None = None) -> np.ndarray:
+    """RLOO: R - mean of the *other* rewards of the group; 0 for a trajectory without others."""
+    grouped = group(rewards, group_ids)
+    stats = moments(grouped.values_PG)
+    correction_P = np.where(stats.count_P > 1, stats.count_P / np.maximum(stats.count_P - 1, 1), 0)
+    centred = grouped.values_PG - stats.mean_P[:, None]
+    return _spread(grouped, centred * correction_P[:, None])
+
+
+def reinforce_pp(
+    rewards: ArrayLike, group_ids: GroupIds | None = None, *, eps: float = 1e-8
+) -> np.ndarray:
+    """REINFORCE++: rewards whitened over the whole batch.
+
+    With `group_ids` the group mean is subtracted first (the REINFORCE++-baseline variant).
+    """
+    centred = np.asarray(rewards, np.float64) if group_ids is None else dr_grpo(rewards, group_ids)
+    finite = np.isfinite(np.asarray(rewards, dtype=np.float64))
+    return whiten(np.where(finite, centred, 0.0), finite, eps=eps)
+
+
+def whiten(x: ArrayLike, mask: ArrayLike | None = None, *, eps: float = 1e-8) -> np.ndarray:
+    """(x - mean) / sqrt(variance + eps) over the entries where `mask` is set, 0 elsewhere."""
+    values = np.asarray(x, dtype=np.float64)
+    chosen = np.ones(values.shape, bool) if mask is None else np.asarray(mask).astype(bool)
+    if chosen.shape != values.shape:
+        raise MooredError(f"x and mask must have one shape, got {values.shape} and {chosen.shape}")
+    if not chosen.any():
+        return np.zeros(values.shape)
+    inside = values[chosen]
+    whitened = (inside - inside.mean()) / np.sqrt(inside.var() + eps)
+    out = np.zeros(values.shape)
+    out[chosen] = whitened
+    return out
+
+
+def gae(
+    rewards: ArrayLike,
+    values: ArrayLike,
+    mask: ArrayLike,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+) -> Advantages:
+    """Generalised advantage estimation over the sampled tokens of each row.
+
+    delta_t = r_t + gamma V_next - V_t,  A_t = delta_t + gamma lam A_next,
+    where `next` is the next token *inside the mask*: observation tokens are skipped, whatever
+    they hold. The value after the last sampled token is 0.
+    """
+    rewards_BT, values_BT, mask_BT = _token_arrays(rewards, values, mask)
+    ends_BT = np.zeros(mask_BT.shape, dtype=bool)
+    return _backward_pass(rewards_BT, values_BT, mask_BT, ends_BT, gamma, lam)
+
+
+def bilevel_gae(
+    rewards: ArrayLike,
+    values: ArrayLike,
+    mask: ArrayLike,
+    turn_ends: ArrayLike,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+    gamma_turn: float = 0.95,
+    lam_turn: float = 1.0,
+) -> Advantages:
+    """Bi-level GAE: over turns first, then over the tokens of each turn.
+
+    `turn_ends` marks the last sampled token of every turn, whether or not the turn earned
+    anything. Turn level: GAE over these tokens alone with `gamma_turn`; its return replaces the
+    reward at the turn's end. Token level: GAE inside each turn, nothing flows across turns.
+    """
+    rewards_BT, values_BT, mask_BT = _token_arrays(rewards, values, mask)
+    ends_BT = np.asarray(turn_ends).astype(bool)
+    if ends_BT.shape != mask_BT.shape:
+        raise MooredError(f"turn_ends must be {mask_BT.shape} like mask, got {ends_BT.shape}")
+    _check_turn_ends(ends_BT, mask_BT)
+    no_cut = np.zeros(mask_BT.shape, dtype=bool)
+    turns = _backward_pass(rewards_BT, values_BT, ends_BT, no_cut, gamma_turn, lam_turn)
+    rewards_BT = np.where(ends_BT, turns.returns, rewards_BT)
+    return _backward_pass(rewards_BT, values_BT, mask_BT, ends_BT, gamma, lam)
+
+
+def _backward_pass(
+    rewards_BT: np.ndarray,
+    values_BT: np.ndarray,
+    mask_BT: np.ndarray,
+    cut_BT: np.ndarray,
+    gamma: float,
+    lam: float,
+) -> Advantages:
+    """GAE from right to left; where `cut_BT` is set nothing is taken over from the right."""
+    num_rows, num_tokens = mask_BT.shape
+    advantages_BT = np.zeros(mask_BT.shape)
+    value_next_B, advantage_next_B = np.zeros(num_rows), np.zeros(num_rows)
+    for t in range(num_tokens - 1, -1, -1):
+        inside_B, keep_B = mask_BT[:, t], ~cut_BT[:, t]
+        delta_B = rewards_BT[:, t] + gamma * value_next_B * keep_B - values_BT[:, t]
+        advantage_B = delta_B + gamma * lam * advantage_next_B * keep_B
+        advantage_next_B = np.where(inside_B, advantage_B, advantage_next_B)
+        value_next_B = np.where(inside_B, values_BT[:, t], value_next_B)
+        advantages_BT[:, t] = np.where(inside_B, advantage_B, 0.0)
+    return Advantages(advantages_BT, np.where(mask_BT, advantages_BT + values_BT, 0.0))
+
+
+def _token_arrays(
+    rewards: ArrayLike, values: ArrayLike, mask: ArrayLike
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    mask_BT = np.asarray(mask).astype(bool)
+    arrays = [np.asarray(a, dtype=np.float64) for a in (rewards, values)]
+    shapes = [a.shape for a in (*arrays, mask_BT)]
+    if mask_BT.ndim != 2 or len(set(shapes)) != 1:
+        raise MooredError(f"rewards, values and mask must share one (B, T) shape, got {shapes}")
+    # What stands outside the mask is skipped, even a NaN.
+    rewards_BT, values_BT = (np.where(mask_BT, a, 0.0) for a in arrays)
+    return rewards_BT, values_BT, mask_BT
+
+
+def _check_turn_ends(ends_BT: np.ndarray, mask_BT: np.ndarray) -> None:
+    if (ends_BT & ~mask_BT).any():
+        row, token = np.argwhere(ends_BT & ~mask_BT)[0]
+        raise MooredError(
+            f"turn_ends marks token {token} of row {row}, which is not a sampled token; mark the "
+            f"last sampled token of each turn"
+        )
+    ends_after_BT = np.cumsum(ends_BT[:, ::-1], axis=1)[:, ::-1]
+    if (mask_BT & (ends_after_BT == 0)).any():
+        row = int(np.argwhere(mask_BT & (ends_after_BT == 0))[0][0])
+        raise MooredError(
+            f"row {row} has sampled tokens after its last turn end; mark the last sampled token "
+            f"of each turn in turn_ends"
+        )
+
+
+def _spread(grouped: Grouped, advantages_PG: np.ndarray) -> np.ndarray:
+    finite = np.isfinite(grouped.values_PG)
+    return grouped.ungroup(np.where(finite, advantages_PG, 0.0))

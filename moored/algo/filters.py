@@ -1,0 +1,300 @@
+"""SNR-aware filtering: which groups an update uses.
+
+Rewards (or scores) in, kept group indices out. Peers disagree on every detail of this filter, so
+every detail has a name here: the score, the rule, what happens to zero scores, and ties.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from moored.algo.groups import ROUNDING, GroupIds, GroupMoments, group, moments
+from moored.errors import MooredError, close_match_hint
+from moored.types import Selection
+
+SCORES = ("variance", "std", "reward_mean", "length", "entropy", "entropy_std")
+_REWARD_SCORES = ("variance", "std", "reward_mean")
+LOSS_SCALES = ("none", "linear", "sqrt")
+
+PRESETS: Mapping[str, Mapping[str, object]] = MappingProxyType(
+    {
+        # RAGEN-2, section 4: mass of the reward variance.
+        "paper": {"score": "variance", "ddof": 0, "rule": "top_p", "value": 0.9},
+        # RAGEN's code: what it calls reward_variance is the sample std, and an absolute eps
+        # lowers the target, so that a batch of tiny scores is dropped whole.
+        "ragen": {
+            "score": "std",
+            "ddof": 1,
+            "rule": "top_p",
+            "value": 0.9,
+            "eps": 0.01,
+            "keep_zero": True,
+        },
+        "ragen_softmax": {
+            "score": "std",
+            "ddof": 1,
+            "rule": "top_p_softmax",
+            "value": 0.9,
+            "keep_zero": True,
+        },
+        # DAPO's dynamic sampling: drop groups whose rewards are all equal.
+        "dapo": {"score": "std", "ddof": 0, "rule": "nonzero"},
+    }
+)
+
+
+def preset(name: str) -> dict[str, object]:
+    """Keyword arguments of `select_groups` that reproduce a published filter."""
+    if name not in PRESETS:
+        raise MooredError(f"unknown filter preset {name!r}; {close_match_hint(name, PRESETS)}")
+    return dict(PRESETS[name])
+
+
+def select_groups(
+    rewards: ArrayLike,
+    group_ids: GroupIds | None = None,
+    *,
+    score: str = "variance",
+    ddof: int = 0,
+    rule: str = "top_p",
+    value: float = 0.9,
+    eps: float = 0.0,
+    largest: bool = True,
+    keep_zero: bool = False,
+) -> Selection:
+    """Score each group and select groups by `rule`.
+
+    `rewards` is (P, G), a list of rows, or flat with `group_ids`; it holds the quantity that
+    the score is taken of: rewards for `variance`, `std` and `reward_mean`, tokens per trajectory
+    for `length`, mean token entropy per trajectory for `entropy` and `entropy_std`.
+    """
+    grouped = group(rewards, group_ids)
+    stats = moments(grouped.values_PG)
+    scores = group_scores(stats, score=score, ddof=ddof)
+    kept = select(scores, rule=rule, value=value, eps=eps, largest=largest, keep_zero=keep_zero)
+    return Selection(
+        kept=kept,
+        scores=scores,
+        labels=grouped.labels,
+        score=score,
+        rule=rule,
+        value=value,
+        reward_stds=np.sqrt(stats.variance(1)) if score in _REWARD_SCORES else None,
+    )
+
+
+def group_scores(stats: GroupMoments, *, score: str = "variance", ddof: int = 0) -> np.ndarray:
+    """(P,) score of each group; NaN members are left out, fewer than two finite ones score 0."""
+    if score not in SCORES:
+        raise MooredError(f"unknown score {score!r}; {close_match_hint(score, SCORES)}")
+    if ddof not in (0, 1):
+        raise MooredError(f"ddof must be 0 (population) or 1 (sample), got {ddof!r}")
+    if score == "variance":
+        return stats.variance(ddof)
+    if score in ("std", "entropy_std"):
+        return np.sqrt(stats.variance(ddof))
+    return np.where(stats.count_P < 2, 0.0, stats.mean_P)
+
+
+def select(
+    scores: ArrayLike,
+    *,
+    rule: str = "top_p",
+    value: float = 0.9,
+    eps: float = 0.0,
+    largest: bool = True,
+    keep_zero: bool = False,
+) -> np.ndarray:
+    """Sorted indices of the groups that `rule` keeps.
+
+    Candidates (all groups, or with `keep_zero=False` those whose score is not zero) are sorted by
+    score, `largest` first or last, ties in their given order; the rule then keeps a stretch.
+
+    | rule | keeps | `value` |
+    |---|---|---|
+    | `top_p` | smallest prefix with cumulative score >= value * total - eps | mass, 0.9 |
+    | `top_p_softmax` | smallest prefix with cumulative softmax(score) >= value | mass |
+    | `top_k` | floor(value * P) groups, at least 1 | fraction of all groups |
+    | `top_k_count` | `value` groups | count |
+    | `min_p` | score >= value * max (`largest=False`: score <= min / value) | fraction |
+    | `nonzero` | score > eps | unused |
+    | `quantile` | one quarter of the candidates, 1 = first in order | 1, 2, 3 or 4 |
+    | `none` | every group | unused |
+    """
+    scores_P = np.asarray(scores, dtype=np.float64)
+    _check_scores(scores_P, rule, value, eps)
+    if rule == "none":
+        return np.arange(len(scores_P))
+    candidates = np.arange(len(scores_P)) if keep_zero else np.flatnonzero(scores_P)
+    if len(candidates) == 0:
+        return candidates
+    sign = -1.0 if largest else 1.0
+    order = candidates[np.argsort(sign * scores_P[candidates], kind="stable")]
+    stretch = _RULES[rule](scores_P[order], value, eps, largest, len(scores_P))
+    return np.sort(order[stretch])
+
+
+def _check_scores(scores_P: np.ndarray, rule: str, value: float, eps: float) -> None:
+    if rule not in RULES:
+        raise MooredError(f"unknown rule {rule!r}; {close_match_hint(rule, RULES)}")
+    if scores_P.ndim != 1:
+        raise MooredError(f"scores must be flat, one per group, got shape {scores_P.shape}")
+    if not np.isfinite(scores_P).all():
+        bad = int(np.flatnonzero(~np.isfinite(scores_P))[0])
+        raise MooredError(f"scores must be finite, but group {bad} scores {scores_P[bad]}")
+    if rule in ("top_p", "min_p") and scores_P.min(initial=0.0) < 0.0:
+        raise MooredError(
+            f"{rule} needs scores >= 0, got {scores_P.min():g}; use top_k or top_p_softmax"
+        )
+    if not eps >= 0.0:
+        raise MooredError(f"eps must be >= 0, got {eps}")
+    valid, remedy = _VALUE_RANGES.get(rule, (lambda _: True, ""))
+    if not valid(value):
+        raise MooredError(f"{rule} takes {remedy}, got {value}")
+
+
+_VALUE_RANGES: Mapping[str, tuple[Callable[[float], bool], str]] = {
+    "top_p": (lambda v: v >= 0.0, "a share of the total score in [0, 1]"),
+    "top_p_softmax": (lambda v: v >= 0.0, "a probability mass in [0, 1]"),
+    "top_k": (
+        lambda v: 0.0 <= v <= 1.0,
+        "a fraction of the groups in [0, 1] (for a count use top_k_count)",
+    ),
+    "top_k_count": (lambda v: v >= 1 and v == int(v), "a whole number of groups >= 1"),
+    "min_p": (lambda v: 0.0 <= v <= 1.0, "a fraction of the best score in [0, 1]"),
+    "quantile": (lambda v: v in (1, 2, 3, 4), "the quarter to keep: 1, 2, 3 or 4"),
+}
+
+
+def _top_p(ordered: np.ndarray, value: float, eps: float, *_: object) -> slice:
+    if value >= 1.0:
+        return slice(None)
+    mass = np.cumsum(ordered)
+    # A prefix that reaches its target up to rounding counts, else scaling all rewards by 3
+    # could move the cut.
+    target = value * mass[-1] * (1.0 - ROUNDING) - eps
+    return slice(0, 0 if target <= 0.0 else int(np.searchsorted(mass, target)) + 1)
+
+
+def _top_p_softmax(ordered: np.ndarray, value: float, _eps: float, largest: bool, _: int) -> slice:
+    if value >= 1.0:
+        return slice(None)
+    logits = ordered if largest else -ordered
+    odds = np.exp(logits - logits[0])
+    mass = np.cumsum(odds / odds.sum())
+    target = value * (1.0 - ROUNDING)
+    return slice(0, 0 if target <= 0.0 else int(np.searchsorted(mass, target)) + 1)
+
+
+def _top_k(_scores: np.ndarray, value: float, _eps: float, _largest: bool, num: int) -> slice:
+    return slice(0, max(1, int(value * num + 1e-9)))
+
+
+def _top_k_count(_scores: np.ndarray, value: float, *_: object) -> slice:
+    return slice(0, int(value))
+
+
+def _min_p(ordered: np.ndarray, value: float, _eps: float, largest: bool, _: int) -> slice:
+    best = ordered[0]
+    if largest:
+        return slice(0, int(np.count_nonzero(ordered >= value * best * (1.0 - ROUNDING))))
+    # best <= 0 only with keep_zero: nothing but zeros is within a factor of zero.
+    return slice(0, int(np.count_nonzero(value * ordered * (1.0 - ROUNDING) <= best)))
+
+
+def _nonzero(ordered: np.ndarray, _value: float, eps: float, largest: bool, _: int) -> slice:
+    above = int(np.count_nonzero(ordered > eps))
+    return slice(0, above) if largest else slice(len(ordered) - above, None)
+
+
+def _quantile(ordered: np.ndarray, value: float, *_: object) -> slice:
+    edges = [round(len(ordered) * quarter / 4) for quarter in range(5)]
+    return slice(edges[int(value) - 1], edges[int(value)])
+
+
+_RULES: Mapping[str, Callable[[np.ndarray, float, float, bool, int], slice]] = {
+    "top_p": _top_p,
+    "top_p_softmax": _top_p_softmax,
+    "top_k": _top_k,
+    "top_k_count": _top_k_count,
+    "min_p": _min_p,
+    "nonzero": _nonzero,
+    "quantile": _quantile,
+}
+RULES = (*_RULES, "none")
+
+
+def select_trajectories(
+    rewards: ArrayLike, group_ids: GroupIds | None = None, *, best: int, worst: int
+) -> np.ndarray:
+    """True for the `best` and `worst` finite rewards of each group, in the shape of `rewards`.
+
+    The trajectory-level baseline. Ties keep the earlier trajectory; a group with no more than
+    `best + worst` finite rewards keeps them all.
+    """
+    if best < 0 or worst < 0 or best + worst == 0:
+        raise MooredError(
+            f"best and worst must be >= 0 and not both 0, got best={best}, worst={worst}"
+        )
+    grouped = group(rewards, group_ids)
+    finite = np.isfinite(grouped.values_PG)
+    from_top = _ranks(np.where(finite, -grouped.values_PG, np.inf))
+    from_bottom = _ranks(np.where(finite, grouped.values_PG, np.inf))
+    is_small = finite.sum(axis=1, keepdims=True) <= best + worst
+    return grouped.ungroup(finite & (is_small | (from_top < best) | (from_bottom < worst)))
+
+
+def _ranks(keys_PG: np.ndarray) -> np.ndarray:
+    order = np.argsort(keys_PG, axis=1, kind="stable")
+    return np.argsort(order, axis=1, kind="stable")
+
+
+def loss_scale(kept_fraction: float, mode: str = "none") -> float:
+    """Factor on the loss of a filtered update: 1, the kept fraction, or its square root."""
+    if mode not in LOSS_SCALES:
+        raise MooredError(f"unknown loss scale {mode!r}; {close_match_hint(mode, LOSS_SCALES)}")
+    if not 0.0 <= kept_fraction <= 1.0:
+        raise MooredError(f"kept_fraction must lie in [0, 1], got {kept_fraction}")
+    return {"none": 1.0, "linear": kept_fraction, "sqrt": kept_fraction**0.5}[mode]
+
+
+class StreamingTopP:
+    """`top_p` for trainers that hand over one group at a time.
+
+    Keeps a window of recent scores. A group is kept when its score is not zero and is at least
+    the smallest score that `top_p` would keep in the window, itself included.
+    """
+
+    def __init__(self, value: float = 0.9, *, window: int = 128, warmup: int = 8) -> None:
+        if window < 1 or warmup < 0:
+            raise MooredError(f"window must be >= 1 and warmup >= 0, got {window} and {warmup}")
+        self.value = value
+        self.warmup = warmup
+        """Groups before the first cut; until then every non-zero score is kept."""
+        self._scores: deque[float] = deque(maxlen=window)
+        self._num_seen = 0
+
+    def offer(self, score: float) -> bool:
+        """Take in the next group's score; True when the group should be kept."""
+        self._scores.append(float(score))
+        self._num_seen += 1
+        if self._num_seen <= self.warmup:
+            return score > 0.0
+        recent = np.array(self._scores)
+        kept = select(recent, rule="top_p", value=self.value)
+        return len(kept) > 0 and score > 0.0 and score >= recent[kept].min()
+
+    def state_dict(self) -> dict[str, object]:
+        return {"scores": list(self._scores), "num_seen": self._num_seen}
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        scores, num_seen = state["scores"], state["num_seen"]
+        assert isinstance(scores, list) and isinstance(num_seen, int)
+        self._scores.clear()
+        self._scores.extend(scores)
+        self._num_seen = num_seen

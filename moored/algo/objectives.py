@@ -1,0 +1,102 @@
+"""Policy, KL and value objectives in plain numpy: the oracle that the torch losses are tested
+against, and a place to read each formula. Shape legend: B rows, T tokens.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from moored.errors import MooredError, close_match_hint
+
+AGGREGATIONS = ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant")
+KL_ESTIMATORS = ("k1", "k2", "k3")
+
+
+def clip_loss(
+    logp: ArrayLike,
+    old_logp: ArrayLike,
+    advantages: ArrayLike,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.28,
+    dual_clip: float | None = 3.0,
+) -> np.ndarray:
+    """Clipped policy loss per token: max(-A r, -A clip(r, 1 - low, 1 + high)), r = pi / pi_old.
+
+    Where A < 0 the loss is bounded by -A * dual_clip, else a ratio gone wild could dominate.
+    """
+    advantage = np.asarray(advantages, dtype=np.float64)
+    ratio = np.exp(np.asarray(logp, np.float64) - np.asarray(old_logp, np.float64))
+    clipped = np.clip(ratio, 1.0 - clip_low, 1.0 + clip_high)
+    loss = np.maximum(-advantage * ratio, -advantage * clipped)
+    if dual_clip is None:
+        return loss
+    return np.where(advantage < 0.0, np.minimum(loss, -advantage * dual_clip), loss)
+
+
+def sequence_logp(logp: ArrayLike, old_logp: ArrayLike, mask: ArrayLike) -> np.ndarray:
+    """GSPO: per-token log-ratio replaced by its mean over the sequence, as `old_logp + mean`.
+
+    Feed the result to `clip_loss` as `logp`; the ratio is then one number per sequence.
+    """
+    mask_BT = np.asarray(mask).astype(bool)
+    old = np.asarray(old_logp, dtype=np.float64)
+    log_ratio = np.where(mask_BT, np.asarray(logp, np.float64) - old, 0.0)
+    mean_B = log_ratio.sum(axis=1) / np.maximum(mask_BT.sum(axis=1), 1)
+    return old + mean_B[:, None]
+
+
+def kl_estimate(logp: ArrayLike, ref_logp: ArrayLike, kind: str = "k3") -> np.ndarray:
+    """KL(pi || ref) per token from samples of pi, with d = logp - ref_logp.
+
+    k1 = d (unbiased; as a loss its expected gradient is zero), k2 = d^2 / 2,
+    k3 = exp(-d) - 1 + d (unbiased, never negative).
+    """
+    if kind not in KL_ESTIMATORS:
+        raise MooredError(f"unknown KL estimator {kind!r}; {close_match_hint(kind, KL_ESTIMATORS)}")
+    d = np.asarray(logp, dtype=np.float64) - np.asarray(ref_logp, dtype=np.float64)
+    if kind == "k1":
+        return d
+    return d**2 / 2.0 if kind == "k2" else np.expm1(-d) + d
+
+
+def value_loss(
+    values: ArrayLike, old_values: ArrayLike, returns: ArrayLike, *, clip: float | None = 0.5
+) -> np.ndarray:
+    """Clipped critic loss per token: half the larger squared error of V and of V near V_old."""
+    new, old, target = (np.asarray(a, dtype=np.float64) for a in (values, old_values, returns))
+    error = (new - target) ** 2
+    if clip is not None:
+        error = np.maximum(error, (old + np.clip(new - old, -clip, clip) - target) ** 2)
+    return error / 2.0
+
+
+def aggregate(
+    loss: ArrayLike,
+    mask: ArrayLike,
+    how: str = "token_mean",
+    *,
+    max_length: int | None = None,
+) -> float:
+    """One number from per-token losses; every denominator is of the whole update.
+
+    `token_mean`: sum / tokens. `seq_mean_token_mean` (GRPO): mean over rows of the row's mean.
+    `seq_mean_token_sum`: mean over rows of the row's sum. `constant` (Dr. GRPO): sum divided by
+    rows * max_length. Rows without tokens count in no mean.
+    """
+    if how not in AGGREGATIONS:
+        raise MooredError(f"unknown aggregation {how!r}; {close_match_hint(how, AGGREGATIONS)}")
+    mask_BT = np.asarray(mask).astype(bool)
+    sums_B = np.where(mask_BT, np.asarray(loss, dtype=np.float64), 0.0).sum(axis=1)
+    tokens_B = mask_BT.sum(axis=1)
+    num_rows = max(int(np.count_nonzero(tokens_B)), 1)
+    if how == "token_mean":
+        return float(sums_B.sum() / max(int(tokens_B.sum()), 1))
+    if how == "seq_mean_token_mean":
+        return float((sums_B / np.maximum(tokens_B, 1)).sum() / num_rows)
+    if how == "seq_mean_token_sum":
+        return float(sums_B.sum() / num_rows)
+    if max_length is None:
+        raise MooredError("aggregation 'constant' divides by max_length; give max_length")
+    return float(sums_B.sum() / (num_rows * max_length))
