@@ -1,0 +1,140 @@
+"""What one measurement of input dependence says: `CollapseReport`, and its smoothing over a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+
+from moored.diagnostics.regimes import Regime
+from moored.errors import MooredError
+
+STD_EPS = 1e-3
+"""Added to the marginal std in every z-score."""
+
+LOGGED = (
+    "mi_estimate",
+    "mi_seq_estimate",
+    "mi_upper_bound",
+    "conditional_entropy_est",
+    "conditional_entropy_seq_est",
+    "reasoning_entropy_est",
+    "reasoning_entropy_seq_est",
+    "matched_log_prob_mean",
+    "marginal_log_prob_mean",
+    "marginal_std",
+    "marginal_std_seq",
+    "marginal_std_ema",
+    "marginal_std_ema_seq",
+    "mi_zscore",
+    "mi_zscore_seq",
+    "mi_zscore_ema",
+    "mi_zscore_ema_seq",
+)
+"""Fields that are logged as they are, under RAGEN's names; retrieval is logged beside them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollapseReport:
+    """Input dependence of reasoning, measured on M reasonings and N distinct prompts.
+
+    Fields named `*_est` and `mi_estimate` are means over reasonings of per-token quantities,
+    `*_seq_*` of per-sequence sums; all in nats.
+    """
+
+    num_prompts: int
+    num_reasonings: int
+    num_merged_prompts: int
+    """Columns that were dropped because another column is the same prompt."""
+    num_empty_reasonings: int
+    """Rows that were skipped because they hold no token."""
+    mi_estimate: float
+    mi_seq_estimate: float
+    mi_upper_bound: float
+    conditional_entropy_est: float
+    conditional_entropy_seq_est: float
+    reasoning_entropy_est: float
+    reasoning_entropy_seq_est: float
+    matched_log_prob_mean: float
+    """Per token."""
+    marginal_log_prob_mean: float
+    """Per token."""
+    retrieval_accuracy: float
+    retrieval_at: Mapping[int, float]
+    """k -> share of reasonings whose prompt is among the k best."""
+    marginal_std: float
+    marginal_std_seq: float
+    mi_zscore: float
+    mi_zscore_seq: float
+    marginal_std_ema: float
+    """Smoothed over the run by `ZScoreEMA`; equal to `marginal_std` before that."""
+    marginal_std_ema_seq: float
+    mi_zscore_ema: float
+    mi_zscore_ema_seq: float
+    regime: Regime
+    """Read from this report alone; `RegimeTracker` follows a run."""
+    intervals: Mapping[str, Interval] = field(default_factory=dict)
+    """95 % bootstrap intervals by metric name; empty when `bootstrap=0`."""
+    p_values: Mapping[str, float] = field(default_factory=dict)
+    """Against the null that reasonings do not depend on prompts; empty when `permutations=0`."""
+
+    @property
+    def dependence(self) -> float:
+        """Retrieval corrected for chance: 0 at chance, 1 when every prompt is told."""
+        chance = 1.0 / self.num_prompts
+        return (self.retrieval_accuracy - chance) / (1.0 - chance)
+
+    def metrics(self, prefix: str = "collapse_first_turn_sample") -> dict[str, float]:
+        """The logged numbers, under the names RAGEN users know."""
+        logged: dict[str, float] = {name: getattr(self, name) for name in LOGGED}
+        for k, accuracy in {1: self.retrieval_accuracy, **self.retrieval_at}.items():
+            suffix = "" if k == 1 else f"@{k}"
+            chance = min(k / self.num_prompts, 1.0)
+            logged[f"retrieval_accuracy{suffix}"] = accuracy
+            logged[f"retrieval_chance_level{suffix}"] = chance
+            logged[f"retrieval_above_chance{suffix}"] = accuracy - chance
+        return {f"{prefix}/{name}": float(value) for name, value in logged.items()}
+
+    def to_dict(self) -> dict[str, object]:
+        """Everything, ready for JSON."""
+        return asdict(self) | {
+            "dependence": self.dependence,
+            "retrieval_at": {str(k): v for k, v in self.retrieval_at.items()},
+        }
+
+
+class ZScoreEMA:
+    """Running marginal std of a run: sigma_t = decay * sigma_(t-1) + (1 - decay) * sigma."""
+
+    def __init__(self, decay: float = 0.9) -> None:
+        if not 0.0 <= decay < 1.0:
+            raise MooredError(f"decay must lie in [0, 1), got {decay}")
+        self.decay = decay
+        self._std: float | None = None
+        self._std_seq: float | None = None
+
+    def update(self, report: CollapseReport) -> CollapseReport:
+        """Take in a report; return it with its `*_ema` fields filled."""
+        self._std = self._smooth(self._std, report.marginal_std)
+        self._std_seq = self._smooth(self._std_seq, report.marginal_std_seq)
+        return replace(
+            report,
+            marginal_std_ema=self._std,
+            marginal_std_ema_seq=self._std_seq,
+            mi_zscore_ema=report.mi_estimate / (self._std + STD_EPS),
+            mi_zscore_ema_seq=report.mi_seq_estimate / (self._std_seq + STD_EPS),
+        )
+
+    def _smooth(self, before: float | None, now: float) -> float:
+        return now if before is None else self.decay * before + (1.0 - self.decay) * now
+
+    def state_dict(self) -> dict[str, float | None]:
+        return {"std": self._std, "std_seq": self._std_seq}
+
+    def load_state_dict(self, state: Mapping[str, float | None]) -> None:
+        self._std, self._std_seq = state["std"], state["std_seq"]
