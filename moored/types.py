@@ -95,6 +95,22 @@ def _image_bytes(image: object) -> bytes:
     return f"{mode}{size}".encode() + bytes(tobytes())  # pyright: ignore[reportArgumentType]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Prompt:
+    """What a model conditions on: token ids, and the images they refer to, in order."""
+
+    ids: np.ndarray
+    images: tuple[object, ...] = ()
+
+    @property
+    def key(self) -> bytes:
+        """Equal exactly for prompts that are the same to the model."""
+        sha = hashlib.sha256(np.ascontiguousarray(self.ids, dtype=np.int64).tobytes())
+        for image in self.images:
+            sha.update(_image_bytes(image))
+        return sha.digest()
+
+
 class FinishReason(StrEnum):
     """Why the sampler stopped writing one reply."""
 
@@ -174,12 +190,6 @@ class Turn:
         """Tokens between the think tags; empty when there is no reasoning."""
         start, stop = self.think_span or (0, 0)
         return self.completion_ids[start:stop]
-
-    @property
-    def reasoning_prefix_ids(self) -> np.ndarray:
-        """Everything the model saw before it starts to reason: prompt and opening think tag."""
-        start, _ = self.think_span or (0, 0)
-        return np.concatenate([self.prompt_ids, self.completion_ids[:start]])
 
     @property
     def action_ids(self) -> np.ndarray:

@@ -14,12 +14,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from moored.algo.groups import ROUNDING, GroupIds, GroupMoments, group, moments
-from moored.errors import MooredError, close_match_hint
+from moored.errors import MooredError
+from moored.names import LOSS_SCALES, SCORES, check_name, check_rule_value
 from moored.types import Selection
 
-SCORES = ("variance", "std", "reward_mean", "length", "entropy", "entropy_std")
 _REWARD_SCORES = ("variance", "std", "reward_mean")
-LOSS_SCALES = ("none", "linear", "sqrt")
 
 PRESETS: Mapping[str, Mapping[str, object]] = MappingProxyType(
     {
@@ -50,8 +49,7 @@ PRESETS: Mapping[str, Mapping[str, object]] = MappingProxyType(
 
 def preset(name: str) -> dict[str, object]:
     """Keyword arguments of `select_groups` that reproduce a published filter."""
-    if name not in PRESETS:
-        raise MooredError(f"unknown filter preset {name!r}; {close_match_hint(name, PRESETS)}")
+    check_name("filter preset", name, tuple(PRESETS))
     return dict(PRESETS[name])
 
 
@@ -90,8 +88,7 @@ def select_groups(
 
 def group_scores(stats: GroupMoments, *, score: str = "variance", ddof: int = 0) -> np.ndarray:
     """(P,) score of each group; NaN members are left out, fewer than two finite ones score 0."""
-    if score not in SCORES:
-        raise MooredError(f"unknown score {score!r}; {close_match_hint(score, SCORES)}")
+    check_name("score", score, SCORES)
     if ddof not in (0, 1):
         raise MooredError(f"ddof must be 0 (population) or 1 (sample), got {ddof!r}")
     if score == "variance":
@@ -140,8 +137,7 @@ def select(
 
 
 def _check_scores(scores_P: np.ndarray, rule: str, value: float, eps: float) -> None:
-    if rule not in RULES:
-        raise MooredError(f"unknown rule {rule!r}; {close_match_hint(rule, RULES)}")
+    check_rule_value(rule, value)
     if scores_P.ndim != 1:
         raise MooredError(f"scores must be flat, one per group, got shape {scores_P.shape}")
     if not np.isfinite(scores_P).all():
@@ -153,22 +149,6 @@ def _check_scores(scores_P: np.ndarray, rule: str, value: float, eps: float) -> 
         )
     if not eps >= 0.0:
         raise MooredError(f"eps must be >= 0, got {eps}")
-    valid, remedy = _VALUE_RANGES.get(rule, (lambda _: True, ""))
-    if not valid(value):
-        raise MooredError(f"{rule} takes {remedy}, got {value}")
-
-
-_VALUE_RANGES: Mapping[str, tuple[Callable[[float], bool], str]] = {
-    "top_p": (lambda v: v >= 0.0, "a share of the total score in [0, 1]"),
-    "top_p_softmax": (lambda v: v >= 0.0, "a probability mass in [0, 1]"),
-    "top_k": (
-        lambda v: 0.0 <= v <= 1.0,
-        "a fraction of the groups in [0, 1] (for a count use top_k_count)",
-    ),
-    "top_k_count": (lambda v: v >= 1 and v == int(v), "a whole number of groups >= 1"),
-    "min_p": (lambda v: 0.0 <= v <= 1.0, "a fraction of the best score in [0, 1]"),
-    "quantile": (lambda v: v in (1, 2, 3, 4), "the quarter to keep: 1, 2, 3 or 4"),
-}
 
 
 def _top_p(ordered: np.ndarray, value: float, eps: float, *_: object) -> slice:
@@ -226,7 +206,6 @@ _RULES: Mapping[str, Callable[[np.ndarray, float, float, bool, int], slice]] = {
     "nonzero": _nonzero,
     "quantile": _quantile,
 }
-RULES = (*_RULES, "none")
 
 
 def select_trajectories(
@@ -256,8 +235,7 @@ def _ranks(keys_PG: np.ndarray) -> np.ndarray:
 
 def loss_scale(kept_fraction: float, mode: str = "none") -> float:
     """Factor on the loss of a filtered update: 1, the kept fraction, or its square root."""
-    if mode not in LOSS_SCALES:
-        raise MooredError(f"unknown loss scale {mode!r}; {close_match_hint(mode, LOSS_SCALES)}")
+    check_name("loss scale", mode, LOSS_SCALES)
     if not 0.0 <= kept_fraction <= 1.0:
         raise MooredError(f"kept_fraction must lie in [0, 1], got {kept_fraction}")
     return {"none": 1.0, "linear": kept_fraction, "sqrt": kept_fraction**0.5}[mode]

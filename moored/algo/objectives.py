@@ -7,10 +7,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from moored.errors import MooredError, close_match_hint
-
-AGGREGATIONS = ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant")
-KL_ESTIMATORS = ("k1", "k2", "k3")
+from moored.errors import MooredError
+from moored.names import AGGREGATIONS, KL_ESTIMATORS, check_name
 
 
 def clip_loss(
@@ -53,8 +51,7 @@ def kl_estimate(logp: ArrayLike, ref_logp: ArrayLike, kind: str = "k3") -> np.nd
     k1 = d (unbiased; as a loss its expected gradient is zero), k2 = d^2 / 2,
     k3 = exp(-d) - 1 + d (unbiased, never negative).
     """
-    if kind not in KL_ESTIMATORS:
-        raise MooredError(f"unknown KL estimator {kind!r}; {close_match_hint(kind, KL_ESTIMATORS)}")
+    check_name("KL estimator", kind, KL_ESTIMATORS)
     d = np.asarray(logp, dtype=np.float64) - np.asarray(ref_logp, dtype=np.float64)
     if kind == "k1":
         return d
@@ -85,8 +82,7 @@ def aggregate(
     `seq_mean_token_sum`: mean over rows of the row's sum. `constant` (Dr. GRPO): sum divided by
     rows * max_length. Rows without tokens count in no mean.
     """
-    if how not in AGGREGATIONS:
-        raise MooredError(f"unknown aggregation {how!r}; {close_match_hint(how, AGGREGATIONS)}")
+    check_name("aggregation", how, AGGREGATIONS)
     mask_BT = np.asarray(mask).astype(bool)
     sums_B = np.where(mask_BT, np.asarray(loss, dtype=np.float64), 0.0).sum(axis=1)
     tokens_B = mask_BT.sum(axis=1)

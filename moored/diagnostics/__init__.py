@@ -1,0 +1,38 @@
+"""Is reasoning still tied to its input? Numpy only; a model arrives as a `ScoreFn`."""
+
+from moored.diagnostics.alarm import Alarm, CollapseAlarm, find_alarm
+from moored.diagnostics.chain import action_information, reasoning_action_information
+from moored.diagnostics.information import information
+from moored.diagnostics.pairs import (
+    PairSet,
+    first_turn_pairs,
+    trajectory_pairs,
+    turn_pairs,
+    turn_position_pairs,
+)
+from moored.diagnostics.regimes import Regime, RegimeThresholds, RegimeTracker, classify
+from moored.diagnostics.report import CollapseReport, Interval, ZScoreEMA
+from moored.diagnostics.scoring import ScoreFn, cross_score
+
+__all__ = [
+    "Alarm",
+    "CollapseAlarm",
+    "CollapseReport",
+    "Interval",
+    "PairSet",
+    "Regime",
+    "RegimeThresholds",
+    "RegimeTracker",
+    "ScoreFn",
+    "ZScoreEMA",
+    "action_information",
+    "classify",
+    "cross_score",
+    "find_alarm",
+    "first_turn_pairs",
+    "information",
+    "reasoning_action_information",
+    "trajectory_pairs",
+    "turn_pairs",
+    "turn_position_pairs",
+]

@@ -34,7 +34,8 @@ class Game(ABC, Generic[TaskT]):
 
     name: ClassVar[str]
     is_stochastic: ClassVar[bool] = False
-    actions: ClassVar[tuple[str, ...]]
+    actions: tuple[str, ...]
+    """Names a reply may use; upper and lower case are the same."""
 
     def __init__(
         self,
@@ -86,6 +87,14 @@ class Game(ABC, Generic[TaskT]):
     def plan(self) -> list[str]:
         """Good actions from here on; empty when none is known."""
 
+    def parse(self, answer: str) -> list[str] | None:
+        """Actions named in the answer; None when it is malformed."""
+        return parse_actions(answer, self.actions)
+
+    def action_text(self) -> str:
+        """How the prompt names the actions."""
+        return ", ".join(self.actions)
+
     @property
     def action_budget(self) -> int:
         """Actions an episode can hold: the limit, or all turns filled, whichever is less."""
@@ -95,17 +104,17 @@ class Game(ABC, Generic[TaskT]):
         task = self._fixed_task()
         if task is None:
             task, _ = draw_task(task_seed, self.make_task, self.task_key)
-        self.start(task, random.Random(episode_seed))
+        # Noise has its own stream: with equal seeds the board would give the noise away.
+        self.start(task, random.Random(f"noise {episode_seed}"))
         self._turn = 0
         self._actions_left = self.max_actions
         self._over = False
         return [Message("system", self._system_text()), Message("user", self._turn_content(""))]
 
     def step(self, reply: str) -> StepResult:
-        if self._over:
-            raise EnvError(f"{self.name}: the episode is over; call reset before step")
-        parsed = parse_reply(reply)
-        actions = None if parsed.answer is None else parse_actions(parsed.answer, self.actions)
+        self._check_running("step")
+        answer = parse_reply(reply).answer
+        actions = None if answer is None else self.parse(answer)
         self._turn += 1
         if actions is None:
             return self._finish(self.format_penalty, Outcome(0.0, changed=False), [], valid=False)
@@ -121,11 +130,18 @@ class Game(ABC, Generic[TaskT]):
         return self._finish(reward, outcome, changed, valid=True)
 
     def oracle(self) -> str:
+        self._check_running("oracle")
         plan = self.plan()[: min(self.max_actions_per_turn, self._actions_left)]
         return " || ".join(plan)
 
     def close(self) -> None:
         self._over = True
+
+    def _check_running(self, method: str) -> None:
+        if self._over:
+            raise EnvError(
+                f"{self.name}: the episode is over or was not begun; call reset before {method}"
+            )
 
     def _fixed_task(self) -> TaskT | None:
         """The one task of an environment that was given its board; None when boards are drawn."""
@@ -138,7 +154,8 @@ class Game(ABC, Generic[TaskT]):
         self._over = outcome.done or out_of_turns
         result = f"Reward: {reward:g}." if valid else f"Malformed reply. Reward: {reward:g}."
         if self._over:
-            observation: Content = f"{result} {'Solved.' if outcome.success else 'Game over.'}"
+            result += " Solved.\n" if outcome.success else " Game over.\n"
+            observation = _framed(result, self.state(), "")
         else:
             observation = self._turn_content(result + "\n")
         return StepResult(
@@ -156,7 +173,7 @@ class Game(ABC, Generic[TaskT]):
     def _system_text(self) -> str:
         return (
             f"{self.rules()}\n"
-            f"Actions: {', '.join(self.actions)}. Give at most {self.max_actions_per_turn} "
+            f"Actions: {self.action_text()}. Give at most {self.max_actions_per_turn} "
             f"a turn, joined by ' || ', at most {self.max_actions} in all, in at most "
             f"{self.max_turns} turns.\n"
             f"A malformed reply earns {self.format_penalty:g}, moves nothing and uses up the "
@@ -169,7 +186,11 @@ class Game(ABC, Generic[TaskT]):
             f"\nActions left: {self._actions_left}, at most {self.max_actions_per_turn} this "
             f"turn.\n{FORMAT_REMINDER}."
         )
-        state = self.state()
-        if isinstance(state, str):
-            return f"{head}{state}{tail}"
-        return [TextPart(type="text", text=head), *state, TextPart(type="text", text=tail)]
+        return _framed(head, self.state(), tail)
+
+
+def _framed(head: str, state: Content, tail: str) -> Content:
+    if isinstance(state, str):
+        return f"{head}{state}{tail}"
+    frame = [TextPart(type="text", text=text) for text in (head, tail) if text]
+    return [frame[0], *state, *frame[1:]]

@@ -1,0 +1,243 @@
+"""Every option, once: its name, its default, its meaning.
+
+`load_config` reads a YAML file (or a mapping), applies dotted overrides such as
+`filter.value=0.8`, and rejects what it does not know with a close match. Maths never sees these
+objects: callers pass plain values on.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from moored.errors import ConfigError, MooredError, close_match_hint
+from moored.names import (
+    Aggregation,
+    FilterAction,
+    KLEstimator,
+    LossScale,
+    Rule,
+    Score,
+    check_rule_value,
+)
+
+
+class Section(BaseModel):
+    """Base of all sections: immutable, no unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class EnvConfig(Section):
+    """One environment of the mix."""
+
+    name: str
+    """Registered name or `module:Class`."""
+    weight: float = Field(default=1.0, gt=0.0)
+    """Relative share of the groups."""
+    options: dict[str, object] = {}
+    """Keyword arguments of the environment."""
+
+
+class RolloutConfig(Section):
+    """How experience is gathered."""
+
+    num_groups: int = Field(default=8, ge=1)
+    """P: prompts a step."""
+    group_size: int = Field(default=16, ge=1)
+    """G: trajectories a prompt."""
+    temperature: float = Field(default=1.0, gt=0.0)
+    max_response_tokens: int = Field(default=400, ge=1)
+    """Longest reply of one turn."""
+
+
+class AlgorithmConfig(Section):
+    """The policy-gradient pieces that all algorithms share."""
+
+    name: typing.Literal["ppo", "dapo", "grpo", "dr_grpo", "rloo", "reinforce_pp", "gspo"] = "ppo"
+    gamma: float = Field(default=1.0, ge=0.0, le=1.0)
+    """Discount from token to token."""
+    lam: float = Field(default=1.0, ge=0.0, le=1.0)
+    """GAE lambda."""
+    bilevel: bool = False
+    """Bi-level GAE: over turns first, then over tokens."""
+    gamma_turn: float = Field(default=0.95, ge=0.0, le=1.0)
+    """Discount from turn to turn under bi-level GAE."""
+    clip_low: float = Field(default=0.2, ge=0.0)
+    clip_high: float = Field(default=0.28, ge=0.0)
+    dual_clip: float | None = Field(default=3.0, gt=1.0)
+    """Bound on the loss of a negative advantage; null turns it off."""
+    value_clip: float | None = Field(default=0.5, gt=0.0)
+    aggregation: Aggregation | None = None
+    """How token losses become one number; null takes the algorithm's own."""
+    kl_coef: float = Field(default=0.0, ge=0.0)
+    """0 turns KL off, and no reference model is loaded."""
+    kl_estimator: KLEstimator = "k3"
+    entropy_coef: float = Field(default=0.001, ge=0.0)
+
+    @field_validator("kl_estimator")
+    @classmethod
+    def _not_k1(cls, value: KLEstimator) -> KLEstimator:
+        if value == "k1":
+            raise ValueError("k1 as a loss has zero expected gradient; choose k2 or k3")
+        return value
+
+
+class FilterConfig(Section):
+    """SNR-aware filtering; see `moored.algo.select_groups`."""
+
+    score: Score = "variance"
+    ddof: typing.Literal[0, 1] = 0
+    rule: Rule = "top_p"
+    value: float = 0.9
+    eps: float = Field(default=0.0, ge=0.0)
+    largest: bool = True
+    keep_zero: bool = False
+    action: FilterAction = "drop"
+    """What happens to the groups that are not kept."""
+    loss_scale: LossScale = "none"
+    max_empty_steps: int = Field(default=5, ge=1)
+    """Steps in a row without a kept group after which the run stops."""
+
+    @model_validator(mode="after")
+    def _value_fits_rule(self) -> FilterConfig:
+        check_rule_value(self.rule, self.value)
+        return self
+
+
+class CollapseConfig(Section):
+    """When and how input dependence is measured."""
+
+    every: int = Field(default=5, ge=0)
+    """Steps between measurements, the first step included; 0 turns them off."""
+    num_pairs: int = Field(default=64, ge=2)
+    """Reasonings a view."""
+    num_prompts: int | None = Field(default=None, ge=2)
+    """Prompts of the first-turn view, fixed over a run; null takes rollout.num_groups."""
+    bootstrap: int = Field(default=0, ge=0)
+    permutations: int = Field(default=0, ge=0)
+    ema_decay: float = Field(default=0.9, ge=0.0, lt=1.0)
+
+
+class Config(Section):
+    """One run."""
+
+    seed: int = Field(default=0, ge=0)
+    num_steps: int = Field(default=400, ge=1)
+    env: list[EnvConfig] = Field(default=[EnvConfig(name="sokoban")], min_length=1)
+    rollout: RolloutConfig = RolloutConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    filter: FilterConfig = FilterConfig()
+    collapse: CollapseConfig = CollapseConfig()
+
+    @field_validator("env", mode="before")
+    @classmethod
+    def _expand_short_forms(cls, value: object) -> object:
+        """`env: sokoban`, `env: {name: sokoban}` and `env: [sokoban, bandit]` are short forms."""
+        items = value if isinstance(value, list) else [value]
+        return [{"name": item} if isinstance(item, str) else item for item in items]
+
+
+def load_config(
+    source: str | Path | Mapping[str, object] | None = None, overrides: Sequence[str] = ()
+) -> Config:
+    """Build a `Config` from a YAML file or mapping (None: all defaults) and dotted overrides."""
+    data = dict(source) if isinstance(source, Mapping) else _read_yaml(source)
+    for override in overrides:
+        data = _override(data, override)
+    problems = list(_unknown_keys(Config, data, ""))
+    if problems:
+        raise ConfigError("\n".join(problems))
+    try:
+        return Config.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(item) for item in error.errors())) from None
+
+
+def dump_config(config: Config) -> str:
+    """The resolved configuration as YAML; `load_config` reads it back to an equal one."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _read_yaml(path: str | Path | None) -> dict[str, object]:
+    if path is None:
+        return {}
+    try:
+        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read configuration {str(path)!r}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"configuration {str(path)!r} is not valid YAML: {error}") from error
+    if not isinstance(data, Mapping):
+        found = "is empty" if data is None else f"holds a {type(data).__name__}"
+        raise ConfigError(f"configuration {str(path)!r} must hold keys and values, but it {found}")
+    return dict(data)
+
+
+def _override(data: dict[str, object], override: str) -> dict[str, object]:
+    """Set one dotted key, e.g. `filter.value=0.8` or `env.0.weight=2`; values are YAML."""
+    dotted, equals, text = override.partition("=")
+    keys = dotted.strip().split(".")
+    if not equals or not all(keys):
+        raise ConfigError(f"override {override!r} must look like section.option=value")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"override {override!r}: {text!r} is not a valid YAML value") from None
+    return typing.cast(dict[str, object], _set(data, keys, value, dotted))
+
+
+def _set(node: object, keys: list[str], value: object, dotted: str) -> object:
+    """A copy of `node` with the value at `keys` replaced."""
+    if not keys:
+        return value
+    key, rest = keys[0], keys[1:]
+    if isinstance(node, list):
+        if not key.isdecimal() or int(key) >= len(node):
+            raise ConfigError(
+                f"override {dotted!r}: {key!r} is no position in a list of {len(node)}; "
+                f"count from 0"
+            )
+        copy = list(node)
+        copy[int(key)] = _set(node[int(key)], rest, value, dotted)
+        return copy
+    if not isinstance(node, Mapping | None):
+        raise ConfigError(f"override {dotted!r}: {node!r} is a value, it has no key {key!r}")
+    return {**(node or {}), key: _set((node or {}).get(key), rest, value, dotted)}
+
+
+def _unknown_keys(model: type[BaseModel], data: object, path: str) -> Iterator[str]:
+    """One sentence for every key that no section has."""
+    if not isinstance(data, Mapping):
+        return
+    for key, value in data.items():
+        here = f"{path}{key}"
+        if key not in model.model_fields:
+            yield f"unknown option {here!r}; {close_match_hint(str(key), model.model_fields)}"
+            continue
+        section = _section_of(model.model_fields[str(key)].annotation)
+        items = list(enumerate(value)) if isinstance(value, list) else [(None, value)]
+        for position, item in items if section else []:
+            inner = here if position is None else f"{here}.{position}"
+            yield from _unknown_keys(typing.cast(type[BaseModel], section), item, f"{inner}.")
+
+
+def _section_of(annotation: object) -> type[BaseModel] | None:
+    """The section class inside an annotation such as `list[EnvConfig]`, if there is one."""
+    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
+        return annotation if issubclass(annotation, BaseModel) else None
+    return next(filter(None, map(_section_of, typing.get_args(annotation))), None)
+
+
+def _explain(error: Mapping[str, typing.Any]) -> str:
+    """Field, given value and remedy from one pydantic error."""
+    field = ".".join(str(part) for part in error["loc"]) or "configuration"
+    cause = error.get("ctx", {}).get("error")
+    if isinstance(cause, MooredError | ValueError):
+        return f"{field}: {cause}"
+    return f"{field} = {error['input']!r}: {error['msg'][0].lower()}{error['msg'][1:]}"

@@ -1,0 +1,170 @@
+"""The rest of the chain X -> Z -> A: does reasoning control action, and does action see the state?
+
+`reasoning_action_information` estimates I(Z;A|X) from K x K scores per prompt;
+`action_information` estimates I(X;A) by counting action strings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from moored.diagnostics.report import Interval
+from moored.diagnostics.views import Likelihood
+from moored.errors import MooredError, TooFewPromptsError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReasoningActionReport:
+    """I(Z;A|X): how much the reasoning of a trajectory tells about its own action."""
+
+    mi_nats: float
+    mi_upper_bound: float
+    """Mean over prompts of log K."""
+    num_prompts: int
+    num_actions: int
+    num_skipped_prompts: int
+    """Prompts with fewer than two distinct reasonings: nothing to compare."""
+    interval: Interval | None = None
+    p_value: float | None = None
+
+
+def reasoning_action_information(
+    scores: Sequence[ArrayLike],
+    *,
+    reasoning_keys: Sequence[Sequence[Hashable]] | None = None,
+    bootstrap: int = 0,
+    permutations: int = 0,
+    seed: int = 0,
+) -> ReasoningActionReport:
+    """I(Z;A|X) from one matrix per prompt: `scores[x][k, l]` = log p(action k | x, reasoning l).
+
+    Actions sit in rows, the reasoning each was taken after on the diagonal. Reasonings with equal
+    keys inside a prompt are one and are merged.
+    """
+    blocks = [_block(x, matrix, reasoning_keys) for x, matrix in enumerate(scores)]
+    used = [block for block in blocks if block.logp_MN.shape[1] > 1]
+    if not used:
+        raise TooFewPromptsError(
+            f"I(Z;A|X) needs a prompt with at least 2 distinct reasonings, got {len(blocks)} "
+            f"prompts without one"
+        )
+    rng = np.random.default_rng(seed)
+    gains = [block.gain_M for block in used]
+    mi_nats = float(np.concatenate(gains).mean())
+    return ReasoningActionReport(
+        mi_nats=mi_nats,
+        mi_upper_bound=float(np.mean([math.log(b.logp_MN.shape[1]) for b in used])),
+        num_prompts=len(used),
+        num_actions=sum(map(len, gains)),
+        num_skipped_prompts=len(blocks) - len(used),
+        interval=_cluster_interval(gains, bootstrap, rng) if bootstrap else None,
+        p_value=_shuffle_p_value(used, mi_nats, permutations, rng) if permutations else None,
+    )
+
+
+def _block(
+    x: int, matrix: ArrayLike, reasoning_keys: Sequence[Sequence[Hashable]] | None
+) -> Likelihood:
+    logp_KK = np.asarray(matrix, dtype=np.float64)
+    if logp_KK.ndim != 2 or logp_KK.shape[0] != logp_KK.shape[1] or len(logp_KK) == 0:
+        raise MooredError(f"scores[{x}] must be (K, K), actions by reasonings, got {logp_KK.shape}")
+    if not np.isfinite(logp_KK).all():
+        raise MooredError(f"scores[{x}] holds values that are not finite; look at its scoring")
+    keys = range(len(logp_KK)) if reasoning_keys is None else reasoning_keys[x]
+    if len(keys) != len(logp_KK):
+        raise MooredError(f"reasoning_keys[{x}] has {len(keys)} keys for {len(logp_KK)} columns")
+    index: dict[Hashable, int] = {}
+    columns = np.array([index.setdefault(key, len(index)) for key in keys])
+    first = np.unique(columns, return_index=True)[1]
+    return Likelihood.of(logp_KK[:, first], columns)
+
+
+def _cluster_interval(gains: list[np.ndarray], draws: int, rng: np.random.Generator) -> Interval:
+    """Prompts drawn with replacement; their rows stay together."""
+    sums, counts = np.array([g.sum() for g in gains]), np.array([len(g) for g in gains])
+    picks = rng.integers(len(gains), size=(draws, len(gains)))
+    low, high = np.quantile(sums[picks].sum(axis=1) / counts[picks].sum(axis=1), [0.025, 0.975])
+    return Interval(float(low), float(high))
+
+
+def _shuffle_p_value(
+    blocks: list[Likelihood], observed: float, draws: int, rng: np.random.Generator
+) -> float:
+    """Reasonings are dealt anew to the actions of the same prompt."""
+    null = np.zeros(draws)
+    for block in blocks:
+        shuffled = rng.permuted(np.tile(block.columns_M, (draws, 1)), axis=1)
+        null += block.gain_if_MN[np.arange(len(block.columns_M)), shuffled].sum(axis=1)
+    null /= sum(len(block.columns_M) for block in blocks)
+    slack = 1e-9 * (1.0 + abs(observed))
+    return float((1 + np.count_nonzero(null >= observed - slack)) / (draws + 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionReport:
+    """I(X;A): whether actions depend on the prompt at all."""
+
+    mi_plugin_nats: float
+    """From the observed counts; too high when there are few samples per cell."""
+    mi_corrected_nats: float
+    """Miller-Madow: minus (K_xa - K_x - K_a + 1) / (2 n), with K the occupied cells."""
+    mi_null_mean_nats: float | None
+    """Mean plug-in estimate when actions are shuffled; what pure sampling noise looks like."""
+    p_value: float | None
+    num_samples: int
+    num_prompts: int
+    num_distinct_actions: int
+
+
+def action_information(
+    prompts: Sequence[Hashable],
+    actions: Sequence[Hashable],
+    *,
+    permutations: int = 0,
+    seed: int = 0,
+) -> ActionReport:
+    """I(X;A) over action strings; `prompts[i]` names the prompt that `actions[i]` answered."""
+    if len(prompts) != len(actions):
+        raise MooredError(f"one action per prompt, got {len(prompts)} and {len(actions)}")
+    x, num_x = _codes(prompts)
+    a, num_a = _codes(actions)
+    if num_x < 2:
+        raise TooFewPromptsError(f"I(X;A) needs at least 2 distinct prompts, got {num_x}")
+    plugin, num_cells = _plugin_mi(x, a, num_a)
+    null = np.zeros(0)
+    if permutations:
+        rng = np.random.default_rng(seed)
+        null = np.array([_plugin_mi(x, rng.permutation(a), num_a)[0] for _ in range(permutations)])
+    as_large = 1 + np.count_nonzero(null >= plugin - 1e-9)
+    return ActionReport(
+        mi_plugin_nats=plugin,
+        mi_corrected_nats=plugin - (num_cells - num_x - num_a + 1) / (2 * len(x)),
+        mi_null_mean_nats=float(null.mean()) if permutations else None,
+        p_value=float(as_large / (permutations + 1)) if permutations else None,
+        num_samples=len(x),
+        num_prompts=num_x,
+        num_distinct_actions=num_a,
+    )
+
+
+def _codes(labels: Sequence[Hashable]) -> tuple[np.ndarray, int]:
+    index: dict[Hashable, int] = {}
+    codes = np.array([index.setdefault(label, len(index)) for label in labels], dtype=np.intp)
+    return codes, len(index)
+
+
+def _plugin_mi(x: np.ndarray, a: np.ndarray, num_a: int) -> tuple[float, int]:
+    """H(X) + H(A) - H(X,A) of the empirical distribution, and the number of occupied cells."""
+    joint = np.unique(x * num_a + a, return_counts=True)[1]
+    entropies = [_entropy(np.bincount(x)), _entropy(np.bincount(a)), _entropy(joint)]
+    return max(entropies[0] + entropies[1] - entropies[2], 0.0), len(joint)
+
+
+def _entropy(counts: np.ndarray) -> float:
+    p = counts[counts > 0] / counts.sum()
+    return float(-(p * np.log(p)).sum())

@@ -1,0 +1,175 @@
+"""Which (prompt, reasoning) pairs to cross-score, drawn from recorded groups.
+
+Four views: the first turn (a prompt is its group), trajectory-uniform, turn-uniform, and one turn
+position. Every draw is seeded and without replacement: a pair set is never padded with repeats,
+and says how many pairs there were to choose from and how many reasonings were empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+
+import numpy as np
+
+from moored.errors import MooredError, TooFewPromptsError
+from moored.types import Group, Prompt, Trajectory, content_images
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pair:
+    """One reasoning and the prompt it was written for."""
+
+    prompt: Prompt
+    continuation: np.ndarray
+    """Sampled tokens up to the end of the reasoning, opening tag included."""
+    num_opening: int
+    """Tokens of `continuation` before the reasoning: they are context, and are not scored."""
+    group_id: int
+    trajectory: int
+    turn: int
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class PairSet:
+    """Pairs ready for cross-scoring: N distinct prompts, M reasonings."""
+
+    view: str
+    pairs: tuple[Pair, ...]
+    prompts: tuple[Prompt, ...]
+    """Distinct prompts; equal ones are merged."""
+    columns: np.ndarray
+    """(M,) index of each reasoning's own prompt."""
+    num_available: int
+    """Non-empty reasonings the draw chose from."""
+    num_empty: int
+    """Turns of the view that hold no reasoning."""
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """(M,) reasoning tokens, opening tags not counted."""
+        return np.array([len(p.continuation) - p.num_opening for p in self.pairs], dtype=np.intp)
+
+    @property
+    def valid_thinking_rate(self) -> float:
+        """Share of turns that hold a reasoning, logged as `collapse/valid_thinking_rate`."""
+        total = self.num_available + self.num_empty
+        return self.num_available / total if total else 0.0
+
+
+def first_turn_pairs(
+    groups: Sequence[Group],
+    *,
+    num_prompts: int | None = None,
+    num_pairs: int = 64,
+    seed: int = 0,
+) -> PairSet:
+    """First turns; the reasonings are spread evenly over the prompts.
+
+    Give `num_prompts` in a run: the ceiling of MI is log N, so curves need a fixed N.
+    """
+    rng = np.random.default_rng(seed)
+    by_prompt: dict[bytes, list[Pair]] = {}
+    num_empty = 0
+    for group in groups:
+        pairs, empty = _collect([group], turns=(0,))
+        num_empty += empty
+        for pair in pairs:
+            by_prompt.setdefault(pair.prompt.key, []).append(pair)
+    stacks = list(by_prompt.values())
+    wanted = len(stacks) if num_prompts is None else num_prompts
+    if len(stacks) < wanted:
+        raise TooFewPromptsError(
+            f"the first-turn view needs {wanted} distinct prompts with a reasoning, got "
+            f"{len(stacks)} from {len(groups)} groups; lower num_prompts or roll out more groups"
+        )
+    chosen = sorted(rng.permutation(len(stacks))[:wanted])
+    shuffled = [[stacks[i][k] for k in rng.permutation(len(stacks[i]))] for i in chosen]
+    dealt = [p for p in chain.from_iterable(zip_longest(*shuffled)) if p is not None]
+    available = sum(map(len, stacks))
+    return _pair_set("first_turn", dealt, num_pairs, available, num_empty)
+
+
+def trajectory_pairs(groups: Sequence[Group], *, num_pairs: int = 64, seed: int = 0) -> PairSet:
+    """A trajectory uniformly, then one of its turns uniformly; X is the whole dialogue before it.
+
+    Trajectories are visited in random order, each giving a turn it has not given yet.
+    """
+    rng = np.random.default_rng(seed)
+    pairs, num_empty = _collect(groups)
+    stacks: dict[tuple[int, int], list[Pair]] = {}
+    for pair in pairs:
+        stacks.setdefault((pair.group_id, pair.trajectory), []).append(pair)
+    orders = [[stack[i] for i in rng.permutation(len(stack))] for stack in stacks.values()]
+    visits = [orders[i] for i in rng.permutation(len(orders))]
+    dealt = [p for p in chain.from_iterable(zip_longest(*visits)) if p is not None]
+    return _pair_set("trajectory", dealt, num_pairs, len(pairs), num_empty)
+
+
+def turn_pairs(groups: Sequence[Group], *, num_pairs: int = 64, seed: int = 0) -> PairSet:
+    """Every turn with the same chance, so that long trajectories weigh more."""
+    rng = np.random.default_rng(seed)
+    pairs, num_empty = _collect(groups)
+    dealt = [pairs[i] for i in rng.permutation(len(pairs))]
+    return _pair_set("turn", dealt, num_pairs, len(pairs), num_empty)
+
+
+def turn_position_pairs(
+    groups: Sequence[Group], position: int, *, num_pairs: int = 64, seed: int = 0
+) -> PairSet:
+    """Turns at one position (0 is the first): collapse may start late in an episode."""
+    rng = np.random.default_rng(seed)
+    pairs, num_empty = _collect(groups, turns=(position,))
+    dealt = [pairs[i] for i in rng.permutation(len(pairs))]
+    return _pair_set(f"turn_{position + 1}", dealt, num_pairs, len(pairs), num_empty)
+
+
+def _collect(groups: Sequence[Group], turns: Iterable[int] | None = None) -> tuple[list[Pair], int]:
+    """All non-empty reasonings of the given turns (default: all), and how many were empty."""
+    pairs, num_empty = [], 0
+    for group in groups:
+        for index, trajectory in enumerate(group.trajectories):
+            for t in range(trajectory.num_turns) if turns is None else turns:
+                if t >= trajectory.num_turns:
+                    continue
+                pair = _pair(group.group_id, index, trajectory, t)
+                num_empty += pair is None
+                pairs += [] if pair is None else [pair]
+    return pairs, num_empty
+
+
+def _pair(group_id: int, index: int, trajectory: Trajectory, t: int) -> Pair | None:
+    turn = trajectory.turns[t]
+    start, stop = turn.think_span or (0, 0)
+    if stop == start:
+        return None
+    images = chain.from_iterable(content_images(x.observation) for x in trajectory.turns[: t + 1])
+    prompt = Prompt(turn.prompt_ids, tuple(images))
+    return Pair(prompt, turn.completion_ids[:stop], start, group_id, index, t)
+
+
+def _pair_set(
+    view: str, dealt: list[Pair], num_pairs: int, num_available: int, num_empty: int
+) -> PairSet:
+    if num_pairs < 1:
+        raise MooredError(f"num_pairs must be at least 1, got {num_pairs}")
+    pairs = dealt[:num_pairs]
+    index: dict[bytes, int] = {}
+    columns = np.array([index.setdefault(p.prompt.key, len(index)) for p in pairs], dtype=np.intp)
+    if len(index) < 2:
+        raise TooFewPromptsError(
+            f"the {view} view needs at least 2 distinct prompts with a reasoning, got {len(index)} "
+            f"({num_available} reasonings, {num_empty} turns without one)"
+        )
+    prompts: dict[int, Prompt] = {}
+    for pair, column in zip(pairs, columns.tolist(), strict=True):
+        prompts.setdefault(column, pair.prompt)
+    return PairSet(
+        view=view,
+        pairs=tuple(pairs),
+        prompts=tuple(prompts.values()),
+        columns=columns,
+        num_available=num_available,
+        num_empty=num_empty,
+    )

@@ -1,0 +1,157 @@
+"""The run directory: `config.yaml`, `metrics.jsonl`, `collapse.jsonl`.
+
+Streams are append-only JSON lines, one record a line, each with its schema number and step. A
+process killed at any moment leaves at most one torn last line, which readers skip and the next
+writer removes. Whole files are written beside their place and renamed into it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from moored.errors import RunLogError
+
+SCHEMA = 1
+Stream = Literal["metrics", "collapse"]
+
+
+class RunLog:
+    """Writer of one run directory."""
+
+    def __init__(self, path: str | Path, *, resume: bool = False) -> None:
+        self.path = Path(path)
+        streams = [self._file("metrics"), self._file("collapse")]
+        if not resume and any(file.exists() for file in streams):
+            raise RunLogError(
+                f"{str(self.path)!r} already holds a run; resume it or give another name"
+            )
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            for file in streams:
+                _drop_torn_line(file)
+        except OSError as error:
+            raise RunLogError(
+                f"cannot write to run directory {str(self.path)!r}: {error.strerror}"
+            ) from error
+
+    def write_config(self, text: str) -> None:
+        """Store the resolved configuration."""
+        write_atomically(self.path / "config.yaml", text)
+
+    def append(self, stream: Stream, step: int, record: Mapping[str, object]) -> None:
+        """Add one record; numbers that are not finite become null."""
+        line = _to_line({"schema": SCHEMA, "step": step, **record})
+        _append_whole(self._file(stream), line)
+
+    def rewind(self, step: int) -> None:
+        """Forget everything after `step`: what a resumed run will write again."""
+        for stream in ("metrics", "collapse"):
+            file = self._file(stream)
+            if not file.exists():
+                continue
+            kept = [record for record in _read(file) if _step(record) <= step]
+            write_atomically(file, "".join(_to_line(record) for record in kept))
+
+    def _file(self, stream: Stream) -> Path:
+        return self.path / f"{stream}.jsonl"
+
+
+def read_records(path: str | Path, stream: Stream = "metrics") -> list[dict[str, object]]:
+    """All whole records of a stream, oldest first."""
+    file = Path(path) / f"{stream}.jsonl"
+    if not file.exists():
+        raise RunLogError(f"{str(file)!r} does not exist; is {str(path)!r} a run directory?")
+    return list(_read(file))
+
+
+def write_atomically(file: Path, text: str) -> None:
+    """Replace `file` in one step: readers see the old text or the new, never half of it."""
+    beside = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        with beside.open("w", encoding="utf-8") as handle:
+            handle.write(text)
+            handle.flush()
+            os.fsync(handle.fileno())
+        beside.replace(file)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise RunLogError(f"cannot write {str(file)!r}: {error.strerror}") from error
+
+
+def _read(file: Path) -> Iterator[dict[str, object]]:
+    with file.open("rb") as handle:
+        for number, line in enumerate(handle, start=1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                raise RunLogError(f"{str(file)!r}, line {number} is not JSON: {error}") from error
+            schema = record.get("schema") if isinstance(record, dict) else None
+            if schema != SCHEMA:
+                raise RunLogError(
+                    f"{str(file)!r}, line {number} has schema {schema!r}, this version reads "
+                    f"{SCHEMA}; read it with the version that wrote it"
+                )
+            yield record
+
+
+def _step(record: Mapping[str, object]) -> int:
+    step = record["step"]
+    assert isinstance(step, int)
+    return step
+
+
+def _to_line(record: Mapping[str, object]) -> str:
+    return json.dumps(_plain(record), allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def _plain(value: object) -> object:
+    """JSON types only: numpy scalars unpacked, numbers that are not finite as null."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, np.ndarray | np.generic):
+        return _plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _append_whole(file: Path, line: str) -> None:
+    """Append all of `line` or nothing: a full disk must not leave half a record behind."""
+    data = line.encode("utf-8")
+    descriptor = None
+    try:
+        descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        size = os.fstat(descriptor).st_size
+        try:
+            written = os.write(descriptor, data)
+        except OSError:
+            os.ftruncate(descriptor, size)
+            raise
+        if written < len(data):
+            os.ftruncate(descriptor, size)
+            raise RunLogError(f"cannot append to {str(file)!r}: the disk is full")
+    except OSError as error:
+        raise RunLogError(f"cannot append to {str(file)!r}: {error.strerror}") from error
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _drop_torn_line(file: Path) -> None:
+    if not file.exists():
+        return
+    data = file.read_bytes()
+    whole = data.rfind(b"\n") + 1
+    if whole < len(data):
+        os.truncate(file, whole)
