@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -20,7 +21,20 @@ from moored.types import Selection
 
 _REWARD_SCORES = ("variance", "std", "reward_mean")
 
-PRESETS: Mapping[str, Mapping[str, object]] = MappingProxyType(
+
+class SelectOptions(TypedDict, total=False):
+    """Keyword arguments of `select_groups`."""
+
+    score: str
+    ddof: int
+    rule: str
+    value: float
+    eps: float
+    largest: bool
+    keep_zero: bool
+
+
+PRESETS: Mapping[str, SelectOptions] = MappingProxyType(
     {
         # RAGEN-2, section 4: mass of the reward variance.
         "paper": {"score": "variance", "ddof": 0, "rule": "top_p", "value": 0.9},
@@ -47,10 +61,10 @@ PRESETS: Mapping[str, Mapping[str, object]] = MappingProxyType(
 )
 
 
-def preset(name: str) -> dict[str, object]:
+def preset(name: str) -> SelectOptions:
     """Keyword arguments of `select_groups` that reproduce a published filter."""
     check_name("filter preset", name, tuple(PRESETS))
-    return dict(PRESETS[name])
+    return PRESETS[name].copy()
 
 
 def select_groups(

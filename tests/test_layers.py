@@ -1,0 +1,92 @@
+"""Import layers: a module may import only what stands to its left, never a sibling.
+
+`types errors registry names config` <- `algo diagnostics envs runlog` <-
+`render rollout batch losses engine/base` <- `engine/*` <- `train evaluate` <- `cli`.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "moored"
+BASE = {"types", "errors", "registry", "names", "config"}
+MATHS = BASE | {"algo", "diagnostics", "envs", "runlog"}
+PARTS = MATHS | {"render", "rollout", "batch", "losses", "engine.base", "models"}
+ENGINES = PARTS | {"engine"}
+LOOPS = ENGINES | {"train", "evaluate"}
+
+ALLOWED: dict[str, set[str]] = {
+    **dict.fromkeys(BASE, BASE),
+    "algo": BASE | {"algo"},
+    "diagnostics": BASE | {"diagnostics"},
+    "envs": BASE | {"envs"},
+    "runlog": BASE,
+    **dict.fromkeys(["render", "rollout", "batch", "losses", "engine.base", "models"], PARTS),
+    "engine": ENGINES,
+    "train": LOOPS,
+    "evaluate": LOOPS,
+    "analysis": BASE | {"runlog", "analysis", "algo", "diagnostics"},
+    "board": BASE | {"runlog", "analysis", "board"},
+    "integrations": BASE | {"algo", "diagnostics", "integrations"},
+    "play": BASE | {"envs"},
+    "cli": LOOPS | {"analysis", "board", "play", "cli"},
+    "__main__": {"cli"},
+}
+"""Layer of a module -> layers it may import."""
+
+HEAVY = {"torch", "transformers", "ray", "vllm", "peft", "trl", "verl"}
+LIGHT = BASE | {"algo", "diagnostics", "envs", "runlog", "play", "integrations", "analysis"}
+
+
+def layer_of(module: str) -> str:
+    """`engine.base` and `engine.local` are different layers; else the first name counts."""
+    names = module.split(".")
+    return "engine.base" if names[:2] == ["engine", "base"] else names[0]
+
+
+def imports_of(file: Path) -> list[str]:
+    found = []
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}:{node.lineno}: write imports from the package root"
+            found.append(node.module or "")
+            # `from moored import cli` names a module too.
+            if node.module == "moored":
+                found += [f"moored.{alias.name}" for alias in node.names]
+    return found
+
+
+def module_name(file: Path) -> str:
+    parts = file.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = [file for file in sorted(PACKAGE.rglob("*.py")) if file != PACKAGE / "__init__.py"]
+
+
+@pytest.mark.parametrize("file", FILES, ids=module_name)
+def test_module_imports_only_lower_layers(file):
+    layer = layer_of(module_name(file))
+    assert layer in ALLOWED, f"give {layer} a place in ALLOWED"
+    for name in imports_of(file):
+        if name.startswith("moored.") and name != "moored.__version__":
+            imported = layer_of(name.removeprefix("moored."))
+            assert imported in ALLOWED[layer] | {layer}, f"{layer} must not import {name}"
+
+
+@pytest.mark.parametrize("file", FILES, ids=module_name)
+def test_light_layers_never_import_heavy_packages(file):
+    if layer_of(module_name(file)) in LIGHT:
+        heavy = {name.split(".")[0] for name in imports_of(file)} & HEAVY
+        assert not heavy
+
+
+def test_the_check_sees_a_violation(tmp_path):
+    file = tmp_path / "bad.py"
+    file.write_text("def f():\n    from moored.algo import grpo\n    from moored import cli\n")
+    assert imports_of(file) == ["moored.algo", "moored", "moored.cli"]

@@ -1,0 +1,89 @@
+"""Losses and KL estimators worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from moored.algo import aggregate, clip_loss, kl_estimate, sequence_logp, value_loss
+from moored.errors import MooredError
+
+
+def ratio_loss(ratio: float, advantage: float, **options) -> float:
+    return float(clip_loss([math.log(ratio)], [0.0], [advantage], **options)[0])
+
+
+def test_clip_loss_inside_the_clip_range_is_minus_ratio_times_advantage():
+    assert ratio_loss(1.1, 2.0) == pytest.approx(-2.2)
+    assert ratio_loss(0.9, -2.0) == pytest.approx(1.8)
+
+
+def test_clip_loss_stops_gains_beyond_the_clip_range():
+    assert ratio_loss(1.5, 1.0) == pytest.approx(-1.28)
+    assert ratio_loss(0.5, -1.0) == pytest.approx(0.8)
+
+
+def test_clip_loss_keeps_losses_beyond_the_clip_range():
+    assert ratio_loss(0.5, 1.0) == pytest.approx(-0.5)
+    assert ratio_loss(1.5, -1.0) == pytest.approx(1.5)
+
+
+def test_dual_clip_bounds_the_loss_of_a_negative_advantage():
+    assert ratio_loss(10.0, -1.0) == pytest.approx(3.0)
+    assert ratio_loss(10.0, -1.0, dual_clip=None) == pytest.approx(10.0)
+    assert ratio_loss(10.0, 1.0) == pytest.approx(-1.28)
+
+
+def test_kl_estimators_by_hand():
+    # p = 1/2, q = 1/4 at the sampled token: d = log 2
+    d = math.log(2)
+    args = ([math.log(0.5)], [math.log(0.25)])
+    assert kl_estimate(*args, "k1") == pytest.approx(d)
+    assert kl_estimate(*args, "k2") == pytest.approx(d * d / 2)
+    assert kl_estimate(*args, "k3") == pytest.approx(0.5 - 1 + d)
+
+
+def test_k1_and_k3_have_the_exact_kl_as_expectation():
+    p, q = np.array([0.7, 0.2, 0.1]), np.array([0.2, 0.5, 0.3])
+    exact = float((p * np.log(p / q)).sum())
+    for kind in ("k1", "k3"):
+        assert float((p * kl_estimate(np.log(p), np.log(q), kind)).sum()) == pytest.approx(exact)
+
+
+def test_unknown_names_get_a_hint():
+    with pytest.raises(MooredError, match="k3"):
+        kl_estimate([0.0], [0.0], "k4")
+    with pytest.raises(MooredError, match="token_mean"):
+        aggregate([[1.0]], [[1]], "tokenmean")
+
+
+def test_aggregations_by_hand():
+    loss, mask = [[1, 2, 99], [6, 99, 99], [99, 99, 99]], [[1, 1, 0], [1, 0, 0], [0, 0, 0]]
+    assert aggregate(loss, mask, "token_mean") == pytest.approx(3)  # 9 / 3
+    assert aggregate(loss, mask, "seq_mean_token_mean") == pytest.approx(3.75)  # (1.5 + 6) / 2
+    assert aggregate(loss, mask, "seq_mean_token_sum") == pytest.approx(4.5)  # (3 + 6) / 2
+    assert aggregate(loss, mask, "constant", max_length=10) == pytest.approx(0.45)  # 9 / 20
+
+
+def test_constant_aggregation_needs_its_length():
+    with pytest.raises(MooredError, match="max_length"):
+        aggregate([[1.0]], [[1]], "constant")
+
+
+def test_an_update_without_tokens_has_loss_zero():
+    for how in ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum"):
+        assert aggregate([[5.0]], [[0]], how) == 0
+
+
+def test_value_loss_is_half_the_larger_squared_error():
+    assert value_loss([1.0], [0.0], [2.0], clip=None) == pytest.approx(0.5)
+    # Clipped value 0.5: error 1.5^2 is larger than 1^2.
+    assert value_loss([1.0], [0.0], [2.0], clip=0.5) == pytest.approx(1.125)
+
+
+def test_gspo_spreads_the_mean_log_ratio_over_the_sequence():
+    # log-ratios 0.2 and 0.4 inside the mask: mean 0.3
+    new = sequence_logp([[-1.0, -0.8, 5.0]], [[-1.2, -1.2, 0.0]], [[1, 1, 0]])
+    np.testing.assert_allclose(new - [[-1.2, -1.2, 0.0]], 0.3)

@@ -1,0 +1,92 @@
+"""The alarm on simulated series: false alarms, detection, lead time.
+
+One point is one measurement (every 5 steps in a default run); 80 points are 400 steps.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from moored.diagnostics import CollapseAlarm, Regime, find_alarm
+from moored.errors import MooredError
+
+POINTS = np.arange(80)
+RISE = 0.4 + 0.8 * (1 - np.exp(-POINTS / 10))
+FALL_AT, SUCCESS_FALLS_AT = 40, 55
+
+
+def noisy(base: np.ndarray, noise: float, seed: int) -> np.ndarray:
+    return base * (1 + noise * np.random.default_rng(seed).normal(size=len(base)))
+
+
+def alarm_at(mi: np.ndarray, entropy: np.ndarray | float = 1.0) -> int | None:
+    entropies = np.broadcast_to(entropy, mi.shape)
+    alarm = find_alarm(zip(POINTS.tolist(), mi.tolist(), entropies.tolist(), strict=True))
+    return None if alarm is None else alarm.step
+
+
+@pytest.mark.parametrize("base", [np.ones(80), RISE], ids=["flat", "rising"])
+@pytest.mark.parametrize(("noise", "limit"), [(0.05, 0.0), (0.1, 0.01), (0.2, 0.05)])
+def test_healthy_runs_raise_few_false_alarms(base, noise, limit):
+    alarms = [alarm_at(noisy(base, noise, seed)) is not None for seed in range(200)]
+    assert np.mean(alarms) <= limit
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.1, 0.2])
+def test_collapse_is_seen_before_success_falls(noise):
+    # MI goes from its full height to zero between points 40 and 60; success follows at 55.
+    falling = RISE * np.clip(1 - (POINTS - FALL_AT) / 20, 0, 1)
+    steps = [alarm_at(noisy(falling, noise, seed)) for seed in range(200)]
+    seen = np.array([s for s in steps if s is not None and s >= FALL_AT])
+    assert len(seen) >= 0.98 * len(steps)
+    lead = SUCCESS_FALLS_AT - seen
+    assert np.median(lead) >= 4
+    assert np.mean(lead > 0) >= 0.95
+
+
+def test_kind_says_whether_entropy_stands():
+    falling = np.clip(1 - (POINTS - FALL_AT) / 20, 0, 1)
+    series = list(zip(POINTS.tolist(), falling.tolist(), [1.0] * 80, strict=True))
+    alarm = find_alarm(series)
+    assert alarm is not None and alarm.kind is Regime.TEMPLATE_COLLAPSE
+    both = list(zip(POINTS.tolist(), falling.tolist(), falling.tolist(), strict=True))
+    late = find_alarm(both, CollapseAlarm(min_drop=0.7))
+    assert late is not None and late.kind is Regime.LOW_ENTROPY_COLLAPSE
+
+
+def test_a_small_lasting_drop_is_no_collapse():
+    assert alarm_at(np.where(POINTS < 40, 1.0, 0.8)) is None
+
+
+def test_alarm_goes_off_once():
+    watch = CollapseAlarm()
+    falling = np.clip(1 - (POINTS - FALL_AT) / 20, 0, 1).tolist()
+    fired = [watch.update(step, mi, 1.0) for step, mi in enumerate(falling)]
+    assert sum(alarm is not None for alarm in fired) == 1
+    assert watch.alarm in fired
+
+
+def test_alarm_continues_from_its_saved_state():
+    mi = noisy(RISE * np.clip(1 - (POINTS - FALL_AT) / 20, 0, 1), 0.1, 0).tolist()
+    whole = CollapseAlarm()
+    expected = [whole.update(step, x, 1.0) for step, x in enumerate(mi)]
+    for cut in (3, 45, 70):
+        begun, resumed = CollapseAlarm(), CollapseAlarm()
+        first = [begun.update(step, x, 1.0) for step, x in enumerate(mi[:cut])]
+        resumed.load_state_dict(json.loads(json.dumps(begun.state_dict())))
+        rest = [resumed.update(step, x, 1.0) for step, x in enumerate(mi[cut:], start=cut)]
+        assert first + rest == expected
+        assert resumed.alarm == whole.alarm
+
+
+def test_alarm_refuses_what_it_cannot_use():
+    with pytest.raises(MooredError, match="step 7"):
+        CollapseAlarm().update(7, math.nan, 1.0)
+    with pytest.raises(MooredError, match="warmup"):
+        CollapseAlarm(warmup=2)
+    with pytest.raises(MooredError, match="min_drop"):
+        CollapseAlarm(min_drop=1.5)

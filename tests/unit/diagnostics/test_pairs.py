@@ -1,0 +1,171 @@
+"""Pairs drawn from recorded groups, and their cross-scores under a toy model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from moored.diagnostics import (
+    cross_score,
+    first_turn_pairs,
+    information,
+    trajectory_pairs,
+    turn_pairs,
+    turn_position_pairs,
+)
+from moored.errors import MooredError, TooFewPromptsError
+from moored.types import Content, Group, StopReason, Trajectory, Turn
+
+THINK, END = 1, 2
+
+
+def make_turn(prompt: list[int], reasoning: list[int], observation: Content = "") -> Turn:
+    """A reply `<think> reasoning </think>`; no reasoning means no tags."""
+    ids = np.array([THINK, *reasoning, END] if reasoning else [END])
+    return Turn(
+        prompt_ids=np.array(prompt),
+        completion_ids=ids,
+        logprobs=np.zeros(len(ids)),
+        think_span=(1, 1 + len(reasoning)) if reasoning else None,
+        reply="",
+        observation=observation,
+    )
+
+
+def make_group(group_id: int, turn_counts: list[int], *, silent: int = 0) -> Group:
+    """Trajectories with the given numbers of turns; the first `silent` ones do not reason."""
+    trajectories = []
+    for index, num_turns in enumerate(turn_counts):
+        turns, prompt = [], [100 + group_id]
+        for t in range(num_turns):
+            reasoning = [] if index < silent else [10 + group_id, 20 + index, 30 + t]
+            turns.append(make_turn(prompt, reasoning))
+            prompt = [*prompt, *turns[-1].completion_ids.tolist(), 50 + index]
+        trajectories.append(
+            Trajectory(
+                env="toy",
+                task_seed=group_id,
+                episode_seed=index,
+                turns=tuple(turns),
+                stop=StopReason.DONE,
+            )
+        )
+    return Group(group_id=group_id, env="toy", task_seed=group_id, trajectories=tuple(trajectories))
+
+
+GROUPS = [make_group(i, [1, 2, 3, 5]) for i in range(4)]
+
+
+def test_first_turn_pairs_spread_evenly_over_prompts():
+    pairs = first_turn_pairs(GROUPS, num_pairs=8)
+    assert len(pairs.prompts) == 4
+    assert np.bincount(pairs.columns).tolist() == [2, 2, 2, 2]
+    assert all(pair.turn == 0 for pair in pairs.pairs)
+    for pair, column in zip(pairs.pairs, pairs.columns, strict=True):
+        np.testing.assert_array_equal(pairs.prompts[column].ids, pair.prompt.ids)
+
+
+def test_fixed_number_of_prompts_is_kept_or_refused():
+    assert len(first_turn_pairs(GROUPS, num_prompts=3).prompts) == 3
+    with pytest.raises(TooFewPromptsError, match="needs 5 distinct prompts"):
+        first_turn_pairs(GROUPS, num_prompts=5)
+
+
+def test_equal_first_prompts_of_two_groups_are_one_prompt():
+    twin = make_group(0, [1, 1])
+    assert len(first_turn_pairs([*GROUPS, twin]).prompts) == 4
+
+
+def test_draws_are_seeded_and_without_replacement():
+    for draw in (first_turn_pairs, trajectory_pairs, turn_pairs):
+        once, again, other = (draw(GROUPS, num_pairs=10, seed=s) for s in (3, 3, 4))
+        places = [[(p.group_id, p.trajectory, p.turn) for p in x.pairs] for x in (once, again)]
+        assert places[0] == places[1]
+        assert places[0] != [(p.group_id, p.trajectory, p.turn) for p in other.pairs]
+        assert len(set(places[0])) == 10
+
+
+def test_asking_for_more_than_there_is_gives_what_there_is():
+    pairs = turn_pairs(GROUPS, num_pairs=1000)
+    assert len(pairs.pairs) == pairs.num_available == 4 * 11
+
+
+def test_trajectory_draw_visits_every_trajectory_before_any_twice():
+    pairs = trajectory_pairs(GROUPS, num_pairs=16, seed=1)
+    assert len({(p.group_id, p.trajectory) for p in pairs.pairs}) == 16
+
+
+def test_trajectory_draw_takes_turns_uniformly_inside_a_trajectory():
+    counts = np.zeros(5)
+    for seed in range(400):
+        for pair in trajectory_pairs(GROUPS, num_pairs=16, seed=seed).pairs:
+            counts[pair.turn] += pair.trajectory == 3
+    assert counts / counts.sum() == pytest.approx(np.full(5, 0.2), abs=0.03)
+
+
+def test_turn_position_takes_one_position_only():
+    pairs = turn_position_pairs(GROUPS, 2)
+    assert {p.turn for p in pairs.pairs} == {2}
+    assert len(pairs.pairs) == 8
+    assert pairs.view == "turn_3"
+
+
+def test_turns_without_reasoning_are_counted():
+    groups = [make_group(0, [1, 1, 1, 1], silent=1), make_group(1, [1, 1, 1, 1], silent=2)]
+    pairs = first_turn_pairs(groups)
+    assert (pairs.num_available, pairs.num_empty) == (5, 3)
+    assert pairs.valid_thinking_rate == 0.625
+
+
+def test_too_few_prompts_say_what_was_found():
+    silent = [make_group(i, [1, 1], silent=2) for i in range(3)]
+    with pytest.raises(TooFewPromptsError, match="6 turns without one"):
+        turn_pairs(silent)
+    with pytest.raises(MooredError, match="num_pairs"):
+        turn_pairs(GROUPS, num_pairs=0)
+
+
+def test_images_tell_prompts_apart():
+    def seen(colour: str, seed: int) -> Group:
+        content: Content = [{"type": "image", "image": Image.new("RGB", (2, 2), colour)}]
+        trajectory = Trajectory(
+            env="toy",
+            task_seed=seed,
+            episode_seed=0,
+            turns=(make_turn([7], [8, 9], content),),
+            stop=StopReason.DONE,
+        )
+        return Group(group_id=seed, env="toy", task_seed=seed, trajectories=(trajectory,))
+
+    assert len(first_turn_pairs([seen("red", 0), seen("blue", 1)]).prompts) == 2
+    with pytest.raises(TooFewPromptsError):
+        first_turn_pairs([seen("red", 0), seen("red", 1)])
+
+
+def toy_score(prompt, continuations):
+    """Knows that a reasoning of group g begins with 10 + g; the opening tag must not count."""
+    right = prompt.ids[0] - 100 + 10
+    return [
+        np.array([-99.0 if t == THINK else (-0.1 if t == right else -2.0) for t in c])
+        for c in continuations
+    ]
+
+
+def test_cross_scores_count_reasoning_tokens_only():
+    pairs = first_turn_pairs(GROUPS, num_pairs=16)
+    logp = cross_score(pairs, toy_score)
+    assert logp.shape == (16, 4)
+    for m, pair in enumerate(pairs.pairs):
+        own = int(pairs.columns[m])
+        assert logp[m, own] == pytest.approx(-4.1)
+        assert np.delete(logp[m], own) == pytest.approx([-6.0] * 3)
+        assert pairs.lengths[m] == 3 == len(pair.continuation) - pair.num_opening
+    report = information(logp, pairs.columns, pairs.lengths)
+    assert report.retrieval_accuracy == 1
+
+
+def test_a_score_function_that_returns_too_little_is_named():
+    pairs = first_turn_pairs(GROUPS, num_pairs=4)
+    with pytest.raises(MooredError, match="one log-probability per continuation token"):
+        cross_score(pairs, lambda prompt, continuations: [c[1:] for c in continuations])

@@ -1,0 +1,132 @@
+"""Configuration: one default each, strict keys, errors that help."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from moored.algo import bilevel_gae, clip_loss, kl_estimate, loss_scale, select_groups, value_loss
+from moored.config import Config, FilterConfig, dump_config, load_config
+from moored.diagnostics import ZScoreEMA, first_turn_pairs, information
+from moored.errors import ConfigError
+
+
+def error_of(*overrides: str, source=None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(source, overrides)
+    return str(caught.value)
+
+
+def test_defaults_load_and_match_the_method():
+    config = load_config()
+    assert (config.rollout.num_groups, config.rollout.group_size) == (8, 16)
+    assert (config.filter.rule, config.filter.value) == ("top_p", 0.9)
+    assert (config.algorithm.clip_low, config.algorithm.clip_high) == (0.2, 0.28)
+
+
+@pytest.mark.parametrize(
+    ("section", "function", "renamed"),
+    [
+        ("filter", select_groups, {}),
+        ("filter", loss_scale, {"mode": "loss_scale"}),
+        ("algorithm", clip_loss, {}),
+        ("algorithm", bilevel_gae, {"lam_turn": None}),
+        ("algorithm", kl_estimate, {"kind": "kl_estimator"}),
+        ("algorithm", value_loss, {"clip": "value_clip"}),
+        ("collapse", information, {"ks": None, "seed": None, "prompt_keys": None}),
+        ("collapse", first_turn_pairs, {"seed": None}),
+        ("collapse", ZScoreEMA, {"decay": "ema_decay"}),
+    ],
+)
+def test_a_function_and_its_option_have_one_default(section, function, renamed):
+    options = getattr(Config(), section)
+    checked = 0
+    for name, parameter in inspect.signature(function).parameters.items():
+        option = renamed.get(name, name)
+        if option is None or parameter.default in (inspect.Parameter.empty, None):
+            continue
+        assert getattr(options, option) == parameter.default, name
+        checked += 1
+    assert checked
+
+
+def test_dotted_overrides_are_yaml_values():
+    config = load_config(
+        None,
+        ["filter.value=0.8", "filter.keep_zero=true", "algorithm.kl_coef=1e-3", "seed=7"],
+    )
+    assert config.filter == FilterConfig(value=0.8, keep_zero=True)
+    assert (config.algorithm.kl_coef, config.seed) == (0.001, 7)
+    assert load_config(None, ["algorithm.dual_clip=null"]).algorithm.dual_clip is None
+
+
+def test_overrides_reach_into_lists_and_come_after_the_file(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("filter: {value: 0.7}\nenv: [{name: sokoban, weight: 2}, {name: bandit}]\n")
+    config = load_config(file, ["filter.value=0.6", "env.1.weight=3"])
+    assert config.filter.value == 0.6
+    assert [(e.name, e.weight) for e in config.env] == [("sokoban", 2), ("bandit", 3)]
+
+
+@pytest.mark.parametrize("short", ["bandit", "[bandit]", "{name: bandit}", "[{name: bandit}]"])
+def test_one_environment_may_be_written_short(short):
+    assert [e.name for e in load_config(None, [f"env={short}"]).env] == ["bandit"]
+
+
+def test_the_dump_reads_back_to_the_same_configuration(tmp_path):
+    config = load_config(None, ["env=[{name: sokoban, options: {boxes: 2}}]", "filter.value=0.8"])
+    file = tmp_path / "config.yaml"
+    file.write_text(dump_config(config))
+    assert load_config(file) == config
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("filter.valeu=0.8", ["filter.valeu", "did you mean 'value'"]),
+        ("filtre.value=0.8", ["filtre", "did you mean 'filter'"]),
+        ("env=[{name: a}, {name: b, wieght: 2}]", ["env.1.wieght", "did you mean 'weight'"]),
+        ("filter.value=lots", ["filter.value", "'lots'", "valid number"]),
+        ("filter.rule=topp", ["filter.rule", "'topp'", "'top_p'"]),
+        ("rollout.group_size=0", ["rollout.group_size", "0", "greater than or equal to 1"]),
+        ("algorithm.kl_estimator=k1", ["algorithm.kl_estimator", "choose k2 or k3"]),
+        ("filter=top_p", ["filter", "'top_p'"]),
+        ("env=[]", ["env", "at least 1 item"]),
+        ("filter.value", ["section.option=value"]),
+        ("=3", ["section.option=value"]),
+        ("filter.value=[", ["filter.value=[", "YAML"]),
+        ("filter.value.deep=1", ["filter.value"]),
+    ],
+)
+def test_errors_name_the_field_the_value_and_the_remedy(override, parts):
+    message = error_of(override)
+    for part in parts:
+        assert part in message
+
+
+def test_a_value_that_does_not_fit_its_rule_is_refused_before_the_run():
+    message = error_of("filter.rule=top_k", "filter.value=4")
+    assert "top_k_count" in message and "4" in message
+
+
+def test_several_mistakes_are_reported_together():
+    message = error_of("filter.valeu=1", "sed=3")
+    assert "filter.valeu" in message and "did you mean 'seed'" in message
+
+
+def test_files_that_cannot_be_used_say_why(tmp_path):
+    assert "No such file" in error_of(source=tmp_path / "absent.yaml")
+    for text, part in [("", "is empty"), ("- 1", "holds a list"), ("a: [", "not valid YAML")]:
+        file = tmp_path / "bad.yaml"
+        file.write_text(text)
+        assert part in error_of(source=file)
+
+
+def test_list_positions_are_checked():
+    assert "list of 1" in error_of("env.3.weight=1", source={"env": [{"name": "bandit"}]})
+
+
+def test_sections_cannot_be_changed_after_loading():
+    with pytest.raises(ValueError, match="frozen"):
+        load_config().filter.value = 0.5  # pyright: ignore[reportAttributeAccessIssue]

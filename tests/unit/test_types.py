@@ -1,0 +1,147 @@
+"""The records refuse what would make everything after them wrong."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from moored.errors import MooredError
+from moored.types import (
+    Completion,
+    Content,
+    FinishReason,
+    Group,
+    Message,
+    Prompt,
+    StopReason,
+    Trajectory,
+    Turn,
+    messages_digest,
+)
+
+
+def picture(colour: str) -> Content:
+    return [
+        {"type": "text", "text": "look: "},
+        {"type": "image", "image": Image.new("RGB", (2, 2), colour)},
+    ]
+
+
+def turn(prompt=(1, 2), reply=(3, 4, 5), reward=0.0, **fields) -> Turn:
+    return Turn(
+        prompt_ids=np.array(prompt),
+        completion_ids=np.array(reply),
+        logprobs=np.zeros(len(reply)),
+        reply="",
+        reward=reward,
+        **fields,
+    )
+
+
+def trajectory(*turns: Turn, stop=StopReason.DONE, env="toy", task_seed=0) -> Trajectory:
+    return Trajectory(env=env, task_seed=task_seed, episode_seed=0, turns=turns, stop=stop)
+
+
+def group(*trajectories: Trajectory) -> Group:
+    return Group(group_id=0, env="toy", task_seed=0, trajectories=trajectories)
+
+
+def test_messages_hold_text_or_parts_as_chat_templates_take_them():
+    plain = Message("user", "hello")
+    assert (plain.text, plain.images) == ("hello", ())
+    assert plain.to_dict() == {"role": "user", "content": "hello"}
+    parts = Message("user", picture("red"))
+    assert parts.text == "look: "
+    assert len(parts.images) == 1
+    assert parts.to_dict()["content"] is parts.content
+
+
+def test_digest_tells_roles_texts_and_pixels_apart():
+    variants = [
+        [Message("user", "ab")],
+        [Message("system", "ab")],
+        [Message("user", "a"), Message("user", "b")],
+        [Message("user", picture("red"))],
+        [Message("user", picture("blue"))],
+    ]
+    assert len({messages_digest(messages) for messages in variants}) == 5
+    assert messages_digest([Message("user", picture("red"))]) == messages_digest(variants[3])
+
+
+def test_digest_of_a_part_that_is_no_image_is_refused():
+    with pytest.raises(MooredError, match="PIL image, got str"):
+        messages_digest([Message("user", [{"type": "image", "image": "cat.png"}])])
+
+
+def test_prompts_are_equal_by_ids_and_pixels():
+    red, blue = Image.new("RGB", (2, 2), "red"), Image.new("RGB", (2, 2), "blue")
+    assert Prompt(np.array([1, 2])).key == Prompt(np.array([1, 2], dtype=np.int32)).key
+    keys = {Prompt(np.array([1]), images).key for images in ((), (red,), (blue,))}
+    assert len(keys) == 3
+
+
+def test_spans_cut_reasoning_and_action_out_of_the_sampled_ids():
+    reply = turn(reply=(10, 11, 12, 13, 14), think_span=(1, 3), answer_span=(4, 5))
+    assert reply.reasoning_ids.tolist() == [11, 12]
+    assert reply.action_ids.tolist() == [14]
+    assert turn().reasoning_ids.tolist() == []
+
+
+def test_spans_outside_the_reply_and_missing_logprobs_are_refused():
+    with pytest.raises(MooredError, match=r"think_span \(1, 9\)"):
+        turn(think_span=(1, 9))
+    with pytest.raises(MooredError, match="one logprob per sampled token"):
+        Turn(prompt_ids=np.array([1]), completion_ids=np.array([1]), logprobs=np.zeros(2), reply="")
+    with pytest.raises(MooredError, match="1 tokens and 2 logprobs"):
+        Completion(np.array([1]), np.zeros(2), "x", FinishReason.STOP)
+
+
+def test_reward_is_the_exact_sum_over_turns():
+    assert trajectory(*[turn(reward=-0.1)] * 10).reward == -1.0  # naive summing gives -0.99...9
+
+
+def test_an_errored_trajectory_has_no_reward():
+    assert math.isnan(trajectory(turn(reward=1.0), stop=StopReason.ENV_ERROR).reward)
+    assert trajectory(turn(reward=1.0), stop=StopReason.TURN_LIMIT).reward == 1.0
+
+
+def test_termination_truncation_and_error_are_different_facts():
+    facts = {stop: (stop.is_truncation, stop.is_error) for stop in StopReason}
+    assert facts == {
+        StopReason.DONE: (False, False),
+        StopReason.TURN_LIMIT: (True, False),
+        StopReason.CONTEXT_LIMIT: (True, False),
+        StopReason.ENV_ERROR: (False, True),
+        StopReason.SAMPLER_ERROR: (False, True),
+    }
+
+
+def test_a_group_gives_one_reward_a_trajectory():
+    rewards = group(trajectory(turn(reward=1.0)), trajectory(turn(), turn(reward=0.5))).rewards
+    assert rewards.tolist() == [1.0, 0.5]
+
+
+def test_members_of_a_group_share_their_first_prompt():
+    with pytest.raises(MooredError, match="trajectory 1 has another first prompt"):
+        group(trajectory(turn((1, 2))), trajectory(turn((1, 3))))
+    same_ids = [turn(observation=picture(colour)) for colour in ("red", "blue")]
+    with pytest.raises(MooredError, match="another first prompt"):
+        group(*map(trajectory, same_ids))
+    group(
+        trajectory(turn(observation=picture("red"))), trajectory(turn(observation=picture("red")))
+    )
+
+
+def test_a_group_is_one_task():
+    with pytest.raises(MooredError, match="task 1"):
+        group(trajectory(turn()), trajectory(turn(), task_seed=1))
+    with pytest.raises(MooredError, match="no trajectories"):
+        group()
+
+
+def test_a_trajectory_that_failed_before_its_first_turn_may_be_in_a_group():
+    failed = trajectory(stop=StopReason.SAMPLER_ERROR)
+    assert np.isnan(group(failed, trajectory(turn(reward=2.0))).rewards).tolist() == [True, False]
