@@ -138,26 +138,15 @@ def check_env_command(name: EnvName, option: EnvOptions = None, as_json: AsJson 
 
 def parse_options(pairs: list[str]) -> dict[str, object]:
     """Read `key=value` pairs; values are JSON or YAML: 8, 0.5, true, [1, 2], text."""
+    from moored.config import parse_value
+
     options: dict[str, object] = {}
     for pair in pairs:
         key, sign, value = pair.partition("=")
         if not sign or not key.strip():
             raise ConfigError(f"an option must look like key=value, got {pair!r}")
-        options[key.strip()] = _parse_value(key, value)
+        options[key.strip()] = parse_value(value, pair)
     return options
-
-
-def _parse_value(key: str, text: str) -> object:
-    try:
-        return json.loads(text)  # YAML alone would read 1e-3 as text
-    except ValueError:
-        pass
-    import yaml
-
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"cannot read the value of {key!r}, {text!r}: {error}") from error
 
 
 def _let_import_from_here(name: str) -> None:
@@ -178,10 +167,11 @@ def _envs_table(infos: list[EnvInfo]) -> Table:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, header_style="bold")
-    for column, share in (("name", 0), ("turns", 0), ("task", 4), ("reward", 4), ("needs", 2)):
+    for column, share in (("name", 0), ("turns", 0), ("task", 4), ("reward", 5), ("needs", 0)):
         table.add_column(column, ratio=share or None, no_wrap=not share)
     for info in infos:
-        cells = (info.summary, info.reward, info.needs or "–")
+        extras = "\n".join(extra.partition("[")[2].rstrip("]") for extra in info.extras)
+        cells = (info.summary, info.reward, extras or "–")
         table.add_row(f"[bold]{info.name}[/]", str(info.max_turns), *map(escape, cells))
     return table
 
@@ -193,7 +183,7 @@ def _info_dict(info: EnvInfo) -> dict[str, object]:
         "is_stochastic": info.is_stochastic,
         "summary": info.summary,
         "reward": info.reward,
-        "needs": info.needs,
+        "needs": list(info.extras),
         "options": dict(info.options),
     }
 

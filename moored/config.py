@@ -7,6 +7,7 @@ objects: callers pass plain values on.
 
 from __future__ import annotations
 
+import json
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -185,11 +186,19 @@ def _override(data: dict[str, object], override: str) -> dict[str, object]:
     keys = dotted.strip().split(".")
     if not equals or not all(keys):
         raise ConfigError(f"override {override!r} must look like section.option=value")
+    return typing.cast(dict[str, object], _set(data, keys, parse_value(text, override), dotted))
+
+
+def parse_value(text: str, given: str) -> object:
+    """Read the right side of `key=value`: a JSON or YAML value; `given` is named in the error."""
     try:
-        value = yaml.safe_load(text)
+        return json.loads(text)  # YAML alone reads 1e-3 as text
+    except ValueError:
+        pass
+    try:
+        return yaml.safe_load(text)
     except yaml.YAMLError:
-        raise ConfigError(f"override {override!r}: {text!r} is not a valid YAML value") from None
-    return typing.cast(dict[str, object], _set(data, keys, value, dotted))
+        raise ConfigError(f"{given!r}: {text!r} is not a valid YAML value") from None
 
 
 def _set(node: object, keys: list[str], value: object, dotted: str) -> object:

@@ -57,19 +57,17 @@ def play_episode(
     system, user = env.reset(task_seed, episode_seed)
     if image_dir is not None:
         _prepare_image_dir(image_dir, env, user.content)
-    console.rule(f"{env.name} · task {task_seed}", style="dim")
+    console.rule(Text(f"{env.name} · task {task_seed}"), style="dim")
     console.print(_as_text(system.content), style="dim", soft_wrap=True)
     if ask is not None:
         console.print(f"Type an answer, {HINT} for a hint, Ctrl-D to leave.", style="cyan")
-    score, content = Score(), user.content
+    score = Score()
     try:
+        _show(console, user.content, image_dir, frame=1)
         while not score.done:
-            _show(console, content)
-            _save_images(content, image_dir, turn=len(score.rewards) + 1)
             result = env.step(_reply_of_oracle(env, console) if ask is None else _reply(env, ask))
             score.add(result)
-            content = result.observation
-        _show(console, content)
+            _show(console, result.observation, image_dir, frame=len(score.rewards) + 1)
     except (EOFError, KeyboardInterrupt):
         console.print()
     style = "bold green" if score.success else "bold"
@@ -108,9 +106,14 @@ def _reply_of_oracle(env: Environment, console: Console) -> str:
     return format_reply("", answer)
 
 
-def _show(console: Console, content: Content) -> None:
+def _show(console: Console, content: Content, image_dir: Path | None, *, frame: int) -> None:
     console.rule(style="dim")
     console.print(_as_text(content), soft_wrap=True)
+    if image_dir is None:
+        return
+    for index, image in enumerate(content_images(content)):
+        suffix = f"_{index + 1}" if index else ""
+        image.save(image_dir / f"frame_{frame:02}{suffix}.png")  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _as_text(content: Content) -> Text:
@@ -139,11 +142,3 @@ def _prepare_image_dir(folder: Path, env: Environment, content: Content) -> None
         raise MooredError(
             f"cannot save pictures in {folder}: {error.strerror}; choose another folder"
         ) from error
-
-
-def _save_images(content: Content, folder: Path | None, *, turn: int) -> None:
-    if folder is None:
-        return
-    for index, image in enumerate(content_images(content)):
-        suffix = f"_{index + 1}" if index else ""
-        image.save(folder / f"turn_{turn:02}{suffix}.png")  # pyright: ignore[reportAttributeAccessIssue]

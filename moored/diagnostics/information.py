@@ -97,34 +97,34 @@ def _intervals(
     rng: np.random.Generator,
 ) -> dict[str, Interval]:
     columns_M, num_prompts = token.columns_M, token.logp_MN.shape[1]
-    hits_M = retrieval.hit_M()
-    none_N = np.zeros(num_prompts)
+    hits_M, no_influence_N = retrieval.hit_M(), np.zeros(num_prompts)
+    hits_without_MN = hit_without_MN(sequence, retrieval)
+    # Value of each row, influence of each prompt as a column, and what the quantity can be.
+    no_bound, most = (-math.inf, math.inf), math.log(num_prompts)
     table = {
-        "mi_estimate": (
-            token.gain_M,
-            prompt_influence(token.gain_M, token.gain_without_MN(), columns_M),
-        ),
-        "mi_seq_estimate": (
-            sequence.gain_M,
-            prompt_influence(sequence.gain_M, sequence.gain_without_MN(), columns_M),
-        ),
+        "mi_estimate": (token.gain_M, _gain_influence(token), (-math.inf, most)),
+        "mi_seq_estimate": (sequence.gain_M, _gain_influence(sequence), (-math.inf, most)),
         "retrieval_accuracy": (
             hits_M,
-            prompt_influence(hits_M, hit_without_MN(sequence, retrieval), columns_M),
+            prompt_influence(hits_M, hits_without_MN, columns_M),
+            (0.0, 1.0),
         ),
-        "conditional_entropy_est": (-token.matched_M, none_N),
-        "conditional_entropy_seq_est": (-sequence.matched_M, none_N),
+        "conditional_entropy_est": (-token.matched_M, no_influence_N, no_bound),
+        "conditional_entropy_seq_est": (-sequence.matched_M, no_influence_N, no_bound),
     }
-    values_DM, influence_DN = (np.stack(part) for part in zip(*table.values(), strict=True))
-    means_DB = bootstrap_means(values_DM, influence_DN, columns_M, draws=draws, rng=rng)
-    # An interval cannot reach beyond what its quantity can be.
-    most = math.log(num_prompts)
-    ceilings = {"mi_estimate": most, "mi_seq_estimate": most, "retrieval_accuracy": 1.0}
-    lows, highs = np.quantile(means_DB, INTERVAL, axis=1)
+    values, influences, bounds = zip(*table.values(), strict=True)
+    means_DB = bootstrap_means(
+        np.stack(values), np.stack(influences), columns_M, draws=draws, rng=rng
+    )
+    ends_D2 = np.clip(np.quantile(means_DB, INTERVAL, axis=1).T, *np.array(bounds).T[..., None])
     return {
-        name: Interval(float(low), min(float(high), ceilings.get(name, math.inf)))
-        for name, low, high in zip(table, lows, highs, strict=True)
+        name: Interval(float(low), float(high))
+        for name, (low, high) in zip(table, ends_D2, strict=True)
     }
+
+
+def _gain_influence(view: Likelihood) -> np.ndarray:
+    return prompt_influence(view.gain_M, view.gain_without_MN(), view.columns_M)
 
 
 def _p_values(
@@ -163,7 +163,7 @@ def _checked_scores(
     prompt_keys: Sequence[Hashable] | None,
 ) -> _Scores:
     logp_MN = np.asarray(logp, dtype=np.float64)
-    columns_M, lengths_M = np.asarray(columns), np.asarray(lengths)
+    columns_M, lengths_M = np.asarray(columns).astype(np.intp), np.asarray(lengths)
     if logp_MN.ndim != 2 or not (columns_M.shape == lengths_M.shape == logp_MN.shape[:1]):
         raise MooredError(
             f"logp must be (M, N) with one column and one length per row, got logp "

@@ -182,9 +182,10 @@ class Game(ABC, Generic[TaskT]):
 
     def _turn_content(self, lead: str) -> Content:
         head = f"{lead}Turn {self._turn + 1} of {self.max_turns}.\n"
+        allowed = min(self.max_actions_per_turn, self._actions_left)
         tail = (
-            f"\nActions left: {self._actions_left}, at most {self.max_actions_per_turn} this "
-            f"turn.\n{FORMAT_REMINDER}."
+            f"\nActions left: {self._actions_left}, at most {allowed} this turn.\n"
+            f"{FORMAT_REMINDER}."
         )
         return _framed(head, self.state(), tail)
 

@@ -158,7 +158,7 @@ def test_a_mistyped_command_is_corrected(monkeypatch, capsys) -> None:
         (["check-env", "toy_env:Double"], "no attribute 'Double'; did you mean 'Doubles'?"),
         (["play", "toy_env:Doubles", "-o", "max_turn=3"], "did you mean 'max_turns'?"),
         (["play", "toy_env:Doubles", "-o", "max_turns"], "must look like key=value"),
-        (["play", "toy_env:Doubles", "-o", "view=[1"], "cannot read the value of 'view', '[1'"),
+        (["play", "toy_env:Doubles", "-o", "view=[1"], "'view=[1': '[1' is not a valid YAML value"),
         (["play", "toy_env:Doubles", "--seed", "-1"], "task_seed must lie in [0, "),
         (
             ["play", "toy_env:Doubles", "--image", "frames"],

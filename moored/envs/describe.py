@@ -1,0 +1,60 @@
+"""What an environment's class says about itself: for `moored envs` and the documentation pages.
+
+All of it is read from the class: its docstring, its keyword options and one instance.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from moored.envs import ENVIRONMENTS
+from moored.envs.mix import make_env, option_defaults
+from moored.errors import EnvError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvInfo:
+    """One environment in words."""
+
+    name: str
+    summary: str
+    """First sentence of the docstring."""
+    doc: str
+    """The whole docstring."""
+    reward: str
+    """First sentence after `Reward:`; without one, first sentence of the second paragraph."""
+    extras: tuple[str, ...]
+    """Installs some options need, such as `moored[images]`; the defaults need none."""
+    max_turns: int
+    is_stochastic: bool
+    options: Mapping[str, object]
+    """Keyword options and their defaults."""
+
+
+def describe_env(name: str) -> EnvInfo:
+    """Describe a registered environment, or one given as `"module:Class"`."""
+    cls = ENVIRONMENTS.get_object(name)
+    doc = inspect.getdoc(cls) if inspect.isclass(cls) else None
+    if not inspect.isclass(cls) or not doc:
+        raise EnvError(f"{name} must be a class with a docstring to be described")
+    env = make_env(name)
+    first_line, _, rest = doc.partition("\n")
+    return EnvInfo(
+        name=name,
+        summary=_first_sentence(first_line) + ".",
+        doc=doc,
+        reward=_first_sentence(doc.partition("Reward:")[2] or rest),
+        extras=tuple(sorted(set(re.findall(r"moored\[\w+\]", doc)))),
+        max_turns=env.max_turns,
+        is_stochastic=env.is_stochastic,
+        options=option_defaults(cls),
+    )
+
+
+def _first_sentence(text: str) -> str:
+    """Up to the first full stop before white space or the end, in the first paragraph."""
+    paragraph = " ".join(text.strip().split("\n\n")[0].split())
+    return re.split(r"(?<=\.)\s+(?=[A-Z−`])", paragraph, maxsplit=1)[0].removesuffix(".")

@@ -1,0 +1,356 @@
+"""FrozenLake: walk over slippery ice to the goal without falling into a hole.
+
+`Lake` is the map and its dynamics, which are gymnasium's; `FrozenLake` is the game played on it;
+`draw_board` makes the picture of the `image` view.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+
+from moored.envs.game import Game, Outcome
+from moored.errors import EnvError
+from moored.types import Content, ImagePart
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+View = Literal["grid", "coord", "grid_coord", "image"]
+
+# gymnasium's order, a turn of the compass: the neighbours of a direction are perpendicular to it.
+DIRECTIONS = ("Left", "Down", "Right", "Up")
+STEPS = ((0, -1), (1, 0), (0, 1), (-1, 0))
+SYMBOLS = str.maketrans("SFHG", "__OG")
+MAX_TRIES = 10_000
+NEGLIGIBLE = 1e-4
+"""Share of its chance of success the oracle gives up for a shorter game."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lake:
+    """A map in gymnasium's letters (S start, F frozen, H hole, G goal); cells count row by row."""
+
+    tiles: str
+    num_cols: int
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[str]) -> Lake:
+        tiles = "".join(rows)
+        if not tiles or any(len(row) != len(rows[0]) for row in rows) or set(tiles) - set("SFHG"):
+            raise EnvError(
+                f"frozen_lake: map must be rows of equal length in the letters S, F, H, G, "
+                f"got {list(rows)}"
+            )
+        if tiles.count("S") != 1 or "G" not in tiles:
+            raise EnvError(
+                f"frozen_lake: map needs exactly one S (start) and at least one G (goal), "
+                f"got {tiles.count('S')} and {tiles.count('G')}"
+            )
+        return cls(tiles, len(rows[0]))
+
+    @property
+    def start(self) -> int:
+        return self.tiles.index("S")
+
+    def move(self, cell: int, direction: int) -> int:
+        """The cell one step away; the same cell at the edge."""
+        row, col = divmod(cell, self.num_cols)
+        down, right = STEPS[direction]
+        row, col = row + down, col + right
+        if not (0 <= col < self.num_cols and 0 <= row * self.num_cols < len(self.tiles)):
+            return cell
+        return row * self.num_cols + col
+
+    def is_end(self, cell: int) -> bool:
+        return self.tiles[cell] in "HG"
+
+    def outcomes(self, cell: int, direction: int, slip: float) -> list[tuple[float, int]]:
+        """(probability, next cell) of a move: 1 - slip as intended, slip / 2 to either side."""
+        if self.is_end(cell):
+            return [(1.0, cell)]
+        chances = ((slip / 2, direction - 1), (1 - slip, direction), (slip / 2, direction + 1))
+        return [(chance, self.move(cell, aim % 4)) for chance, aim in chances if chance > 0]
+
+    def distance(self) -> int | None:
+        """Moves on the shortest safe path from start to goal; None without a path."""
+        moves = {self.start: 0}
+        queue = [self.start]
+        for cell in queue:
+            if self.tiles[cell] == "G":
+                return moves[cell]
+            for after in (self.move(cell, direction) for direction in range(4)):
+                if after not in moves and self.tiles[after] != "H":
+                    moves[after] = moves[cell] + 1
+                    queue.append(after)
+        return None
+
+
+class FrozenLake(Game[Lake]):
+    """Walk over the ice to the goal; a hole ends the game, and the ice may be slippery.
+
+    An action is Left, Down, Right or Up; walking against the edge changes nothing. With probability
+    `slip` a move goes perpendicular to the chosen direction, to either side equally likely. Each
+    episode draws its own slips. The dynamics are gymnasium's: `slip=2/3` is `is_slippery=True`.
+    Drawn maps have a random start and goal and can be solved within the actions allowed.
+
+    Reward: 1 for reaching the goal, 0 for any other action. A malformed reply earns
+    `format_penalty`.
+
+    Options:
+    - `size=4`: tiles a side of drawn maps.
+    - `frozen=0.9`: probability that a tile is ice, not a hole.
+    - `slip=0.02`: from 0, never, to 1, always.
+    - `map=None`: play this one map, in rows of S, F, H, G as gymnasium writes them; whether the
+      actions allowed reach its goal is not checked.
+    - `view="grid"`: symbols; or positions (`coord`), both (`grid_coord`), a picture (`image`,
+      needs `moored[images]`).
+    - `tile_px=32`: pixels a tile in the picture.
+    - `max_turns=5`, `max_actions=10`, `max_actions_per_turn=2`: limits of an episode.
+    - `format_penalty=-0.1`: reward of a malformed reply.
+    """
+
+    name: ClassVar[str] = "frozen_lake"
+    is_stochastic: ClassVar[bool] = True
+    actions: ClassVar[tuple[str, ...]] = DIRECTIONS
+
+    def __init__(
+        self,
+        *,
+        size: int = 4,
+        frozen: float = 0.9,
+        slip: float = 0.02,
+        map: Sequence[str] | None = None,
+        view: View = "grid",
+        tile_px: int = 32,
+        max_turns: int = 5,
+        max_actions: int = 10,
+        max_actions_per_turn: int = 2,
+        format_penalty: float = -0.1,
+    ) -> None:
+        super().__init__(
+            max_turns=max_turns,
+            max_actions=max_actions,
+            max_actions_per_turn=max_actions_per_turn,
+            format_penalty=format_penalty,
+        )
+        for option, chance in (("frozen", frozen), ("slip", slip)):
+            if not 0 <= chance <= 1:
+                raise EnvError(f"frozen_lake: {option} is a probability in [0, 1], got {chance}")
+        for option, value, least in (("size", size, 2), ("tile_px", tile_px, 8)):
+            if value < least:
+                raise EnvError(f"frozen_lake: {option} must be at least {least}, got {value}")
+        if view not in get_args(View):
+            raise EnvError(f"frozen_lake: view must be one of {get_args(View)}, got {view!r}")
+        self.size = size
+        self.frozen = frozen
+        self.slip = slip
+        self.view = view
+        self.tile_px = tile_px
+        rows = map.split() if isinstance(map, str) else map
+        self._map = None if rows is None else Lake.from_rows(rows)
+
+    def rules(self) -> str:
+        slips = (
+            f"The ice is slippery: with probability {self.slip:g} a move goes perpendicular to the "
+            f"direction you chose, to either side equally likely."
+            if self.slip
+            else "The ice is not slippery: every move goes where you aim."
+        )
+        legend = []
+        if "grid" in self.view:
+            legend.append("P you, _ ice, O hole, G goal, X you in a hole, √ you on the goal.")
+        if "coord" in self.view:
+            legend.append("Positions are (row, column); (0, 0) is the top left tile.")
+        if self.view == "image":
+            legend.append(
+                "You wear a red coat; the ice is pale, holes are dark, the goal is a flag."
+            )
+        return (
+            "You stand on a frozen lake and walk to the goal. Reaching the goal earns 1, any other "
+            "action 0. Falling into a hole ends the game. Walking against the edge leaves you "
+            f"where you are.\n{slips}\n{' '.join(legend)}"
+        )
+
+    def make_task(self, rng: random.Random) -> Lake:
+        """Draw start, goal and tiles until the goal can be reached with the actions allowed."""
+        size, num_cells = self.size, self.size**2
+        for _ in range(MAX_TRIES):
+            start, goal = rng.sample(range(num_cells), 2)
+            (row, col), (goal_row, goal_col) = divmod(start, size), divmod(goal, size)
+            if abs(row - goal_row) + abs(col - goal_col) > self.action_budget:
+                continue
+            tiles = ["F" if rng.random() < self.frozen else "H" for _ in range(num_cells)]
+            tiles[start], tiles[goal] = "S", "G"
+            lake = Lake("".join(tiles), size)
+            distance = lake.distance()
+            if distance is not None and distance <= self.action_budget:
+                return lake
+        raise EnvError(
+            f"frozen_lake: no map of size {size} with frozen={self.frozen} could be solved in "
+            f"{self.action_budget} actions in {MAX_TRIES} draws; raise frozen or max_actions"
+        )
+
+    def task_key(self, task: Lake) -> str:
+        return f"{task.num_cols} {task.tiles}"
+
+    def start(self, task: Lake, noise: random.Random) -> None:
+        self._lake = task
+        self._noise = noise
+        self._cell = task.start
+        self._odds: _Odds | None = None
+
+    def act(self, action: str) -> Outcome:
+        draw = self._noise.random()
+        turn_aside = 0 if draw >= self.slip else 1 if draw < self.slip / 2 else -1
+        direction = (DIRECTIONS.index(action) + turn_aside) % 4
+        before, self._cell = self._cell, self._lake.move(self._cell, direction)
+        success = self._lake.tiles[self._cell] == "G"
+        return Outcome(
+            reward=float(success),
+            done=self._lake.is_end(self._cell),
+            success=success,
+            changed=self._cell != before,
+        )
+
+    def state(self) -> Content:
+        rows = self._symbol_rows()
+        if self.view == "image":
+            return [ImagePart(type="image", image=draw_board(rows, self.tile_px))]
+        grid, coord = "\n".join(rows), self._positions()
+        return {"grid": grid, "coord": coord, "grid_coord": f"{grid}\n{coord}"}[self.view]
+
+    def plan(self) -> list[str]:
+        """The actions most likely to lead to the goal; without slips, the shortest safe path.
+
+        Slips are seen only after the turn, so each action is chosen for all the cells it may start
+        from. Call it again every turn.
+        """
+        turns_left = self.max_turns - self._turn
+        budget = min(self._actions_left, turns_left * self.max_actions_per_turn)
+        if self._odds is None:
+            self._odds = _Odds(self._lake, self.slip, budget)
+        plan, places = [], {self._cell: 1.0}
+        for horizon in range(budget, 0, -1):
+            if all(self._lake.is_end(cell) for cell in places):
+                break
+            action = self._odds.best_action(places, horizon)
+            places = self._odds.after(places, action)
+            plan.append(DIRECTIONS[action])
+        return plan
+
+    def _fixed_task(self) -> Lake | None:
+        return self._map
+
+    def _symbol_rows(self) -> list[str]:
+        here = {"H": "X", "G": "√"}.get(self._lake.tiles[self._cell], "P")
+        symbols = self._lake.tiles.translate(SYMBOLS)
+        symbols = symbols[: self._cell] + here + symbols[self._cell + 1 :]
+        return _rows(symbols, self._lake.num_cols)
+
+    def _positions(self) -> str:
+        tiles, num_cols = self._lake.tiles, self._lake.num_cols
+        cells = {
+            "Player": [self._cell],
+            "Goal": [cell for cell, tile in enumerate(tiles) if tile == "G"],
+            "Holes": [cell for cell, tile in enumerate(tiles) if tile == "H"],
+        }
+        lines = [f"Lake: {len(tiles) // num_cols} rows, {num_cols} columns"]
+        for label, places in cells.items():
+            listed = ", ".join(f"({cell // num_cols}, {cell % num_cols})" for cell in places)
+            lines.append(f"{label}: {listed or 'none'}")
+        return "\n".join(lines)
+
+
+class _Odds:
+    """Exact chances on one lake: `values[h][cell]` is the best chance with h actions to go."""
+
+    def __init__(self, lake: Lake, slip: float, horizon: int) -> None:
+        cells = range(len(lake.tiles))
+        self.outcomes = [[lake.outcomes(cell, aim, slip) for aim in range(4)] for cell in cells]
+        self.values = [[float(tile == "G") for tile in lake.tiles]]
+        for _ in range(horizon):
+            last = self.values[-1]
+            self.values.append(
+                [max(_mean(last, moves) for moves in aims) for aims in self.outcomes]
+            )
+
+    def success(self, places: dict[int, float], horizon: int) -> float:
+        """Chance to reach the goal from `places` (cell -> probability), seeing every slip."""
+        return sum(chance * self.values[horizon][cell] for cell, chance in places.items())
+
+    def after(self, places: dict[int, float], aim: int) -> dict[int, float]:
+        """Where one move leads."""
+        spread: dict[int, float] = {}
+        for before, chance in places.items():
+            for part, cell in self.outcomes[before][aim]:
+                spread[cell] = spread.get(cell, 0.0) + chance * part
+        return spread
+
+    def best_action(self, places: dict[int, float], horizon: int) -> int:
+        """The best move, in no more actions than are of use: without slips, the shortest way."""
+        enough = (1 - NEGLIGIBLE) * self.success(places, horizon)
+        useful = next(h for h in range(1, horizon + 1) if self.success(places, h) >= enough)
+        return max(range(4), key=lambda aim: self.success(self.after(places, aim), useful - 1))
+
+
+def _mean(values: list[float], outcomes: list[tuple[float, int]]) -> float:
+    return sum(chance * values[cell] for chance, cell in outcomes)
+
+
+def _rows(cells: str, num_cols: int) -> list[str]:
+    return [cells[first : first + num_cols] for first in range(0, len(cells), num_cols)]
+
+
+# What each symbol's tile shows: ImageDraw method, x, y, x, y ... on a 32 x 32 plan, colour.
+SHAPES = (
+    ("_OGPX√", "rectangle", (0, 0, 32, 32), "#9cc5dc"),  # ice
+    ("_OGPX√", "rectangle", (1, 1, 31, 31), "#dcf0fa"),
+    ("_GP√", "polygon", (4, 10, 10, 4, 12, 4, 4, 12), "#ffffff"),
+    ("_GP√", "polygon", (20, 28, 28, 20, 28, 22, 22, 28), "#ffffff"),
+    ("OX", "ellipse", (2, 4, 30, 29), "#7fb2cd"),  # hole
+    ("OX", "ellipse", (4, 8, 28, 28), "#0f2c47"),
+    ("G√", "rectangle", (5, 3, 7, 28), "#5a4432"),  # flag
+    ("G√", "polygon", (7, 3, 28, 9, 7, 15), "#149a43"),
+    ("P√", "rectangle", (13, 22, 16, 29), "#27303f"),  # player
+    ("P√", "rectangle", (18, 22, 21, 29), "#27303f"),
+    ("P√", "polygon", (14, 12, 20, 12, 25, 20, 21, 24, 13, 24, 9, 20), "#d8262c"),
+    ("P√", "ellipse", (12, 3, 22, 13), "#27303f"),
+    ("P√", "ellipse", (13, 6, 21, 14), "#f3c39b"),
+    ("X", "polygon", (5, 7, 8, 7, 13, 19, 9, 21), "#d8262c"),  # player in the hole
+    ("X", "polygon", (27, 7, 24, 7, 19, 19, 23, 21), "#d8262c"),
+    ("X", "ellipse", (11, 9, 21, 19), "#27303f"),
+    ("X", "ellipse", (12, 12, 20, 20), "#f3c39b"),
+)
+
+
+def draw_board(rows: Sequence[str], tile_px: int) -> Image:
+    """Picture of a board in symbols, `tile_px` pixels a tile."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise EnvError(
+            "frozen_lake: view='image' needs Pillow; run pip install 'moored[images]'"
+        ) from error
+    board = Image.new("RGB", (len(rows[0]) * tile_px, len(rows) * tile_px))
+    for row, symbols in enumerate(rows):
+        for col, symbol in enumerate(symbols):
+            board.paste(_draw_tile(symbol, tile_px), (col * tile_px, row * tile_px))
+    return board
+
+
+@lru_cache(maxsize=64)
+def _draw_tile(symbol: str, tile_px: int) -> Image:
+    """One tile, drawn large and smoothed down to size."""
+    from PIL import Image, ImageDraw
+
+    scale = 8
+    tile = Image.new("RGB", (32 * scale, 32 * scale))
+    pen = ImageDraw.Draw(tile)
+    for symbols, method, points, colour in SHAPES:
+        if symbol in symbols:
+            getattr(pen, method)([scale * point for point in points], fill=colour)
+    return tile.resize((tile_px, tile_px), Image.Resampling.BOX)

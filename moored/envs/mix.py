@@ -1,0 +1,193 @@
+"""Environments from configuration: one by name and options, or several mixed by weight.
+
+`make_env("sokoban", max_turns=8)` builds one. `EnvMix.parse` reads what a config file says under
+`env:` (a name, a mapping, or a list of them) and tells which environment each group of a run uses.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import random
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import accumulate
+
+from moored.envs import ENVIRONMENTS
+from moored.envs.base import Environment
+from moored.errors import ConfigError, EnvError, MooredError, close_match_hint
+
+EnvSource = str | Callable[..., object]
+"""A registered name, `"module:Class"`, a class, or a function that makes an environment."""
+
+REQUIRED = inspect.Parameter.empty
+"""Stands for the default of an option that has none."""
+
+# 2**64 divided by the golden ratio: the multiples of this number modulo 2**64 spread evenly over
+# any stretch of indices (Weyl sequence).
+_GOLDEN = 0x9E3779B97F4A7C15
+_WORD = 1 << 64
+
+
+def make_env(source: EnvSource, /, **options: object) -> Environment:
+    """Build an environment: `make_env("sokoban", max_turns=8)`, `make_env("my_pkg.env:MyEnv")`."""
+    env = env_maker(source, options)()
+    if not isinstance(env, Environment):
+        members = ("name", "is_stochastic", "max_turns", "reset", "step", "oracle", "close")
+        missing = ", ".join(member for member in members if not hasattr(env, member))
+        raise EnvError(
+            f"{source_name(source)} made a {type(env).__name__}, which is no environment: it "
+            f"lacks {missing}"
+        )
+    return env
+
+
+def env_maker(source: EnvSource, options: Mapping[str, object]) -> Callable[[], object]:
+    """A function that builds `source` with `options`; option names are checked here and now."""
+    factory = ENVIRONMENTS.get_object(source) if isinstance(source, str) else source
+    name = source_name(source)
+    if not callable(factory):
+        raise EnvError(
+            f"an environment is made from a class or function, got {type(factory).__name__} "
+            f"({name}); give the class itself, or a function that returns an instance"
+        )
+    known = option_defaults(factory)
+    for option in options:
+        if option not in known:
+            raise ConfigError(f"{name} has no option {option!r}; {_option_hint(option, known)}")
+    missing = [key for key, value in known.items() if value is REQUIRED and key not in options]
+    if missing:
+        raise ConfigError(f"{name} needs the option {missing[0]!r}; give it a value")
+    return functools.partial(_construct, factory, dict(options))
+
+
+def option_defaults(factory: Callable[..., object]) -> dict[str, object]:
+    """Keyword options and their defaults (`REQUIRED` for none), base classes' included."""
+    if not inspect.isclass(factory):
+        return _keywords(factory)[0]
+    found: dict[str, object] = {}
+    for cls in factory.__mro__:
+        if "__init__" not in vars(cls) or cls is object:
+            continue
+        options, passes_on = _keywords(cls.__init__)
+        found |= {name: value for name, value in options.items() if name not in found}
+        if not passes_on:
+            break
+    return found
+
+
+def source_name(source: object) -> str:
+    """How messages call an environment source."""
+    return source if isinstance(source, str) else getattr(source, "__qualname__", repr(source))
+
+
+def _keywords(function: Callable[..., object]) -> tuple[dict[str, object], bool]:
+    """Named parameters with their defaults, and whether `**kwargs` passes others on."""
+    parameters = list(inspect.signature(function).parameters.values())
+    if parameters and parameters[0].name == "self":
+        parameters = parameters[1:]
+    named = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    passes_on = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+    return {p.name: p.default for p in parameters if p.kind in named}, passes_on
+
+
+def _option_hint(option: str, known: Mapping[str, object]) -> str:
+    return close_match_hint(option, known) if known else "it takes no options"
+
+
+def _construct(factory: Callable[..., object], options: dict[str, object]) -> object:
+    try:
+        return factory(**options)
+    except TypeError as error:
+        # Most often an option of the wrong type, such as max_turns="five".
+        given = ", ".join(f"{key}={value!r}" for key, value in options.items()) or "no options"
+        raise EnvError(f"{source_name(factory)} cannot be made with {given}: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class EnvSpec:
+    """One entry of a mix: which environment, how often, and its options."""
+
+    name: str
+    """A registered name or `"module:Class"`."""
+    weight: float = 1.0
+    """Share of the groups, relative to the other entries."""
+    options: Mapping[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise ConfigError(f"an environment's name must be a non-empty text, got {self.name!r}")
+        is_number = isinstance(self.weight, int | float) and not isinstance(self.weight, bool)
+        if not is_number or not math.isfinite(self.weight) or self.weight <= 0:
+            raise ConfigError(
+                f"the weight of environment {self.name!r} must be a positive number, got "
+                f"{self.weight!r}; leave the entry out to switch it off"
+            )
+        if not isinstance(self.options, Mapping):
+            raise ConfigError(
+                f"the options of environment {self.name!r} must be a mapping of option to value, "
+                f"got {self.options!r}"
+            )
+
+    @classmethod
+    def parse(cls, entry: str | Mapping[str, object]) -> EnvSpec:
+        """Read `"sokoban"` or `{name: sokoban, weight: 2, options: {max_turns: 8}}`."""
+        if isinstance(entry, str):
+            return cls(entry)
+        if not isinstance(entry, Mapping):
+            raise ConfigError(
+                f"an env entry must be a name or a mapping with 'name', got {entry!r}"
+            )
+        known = [item.name for item in fields(cls)]
+        for key in entry:
+            if key not in known:
+                raise ConfigError(f"unknown key {key!r} in env; {close_match_hint(key, known)}")
+        if "name" not in entry:
+            raise ConfigError(f"an env entry needs a 'name', got {dict(entry)!r}")
+        return cls(**entry)  # pyright: ignore[reportArgumentType]
+
+    def make(self) -> Environment:
+        """Build the environment."""
+        return make_env(self.name, **self.options)
+
+
+@dataclass(frozen=True, slots=True)
+class EnvMix:
+    """Environments mixed by weight. The same name may appear twice, with other options."""
+
+    specs: tuple[EnvSpec, ...]
+
+    def __post_init__(self) -> None:
+        if not self.specs:
+            raise ConfigError("env names no environment; give at least one, e.g. env: sokoban")
+
+    @classmethod
+    def parse(cls, spec: str | Mapping[str, object] | Sequence[object]) -> EnvMix:
+        """Read `"sokoban"`, `{name: sokoban}` or a list of such entries."""
+        is_list = isinstance(spec, Sequence) and not isinstance(spec, str)
+        entries = list(spec) if is_list else [spec]
+        return cls(tuple(EnvSpec.parse(entry) for entry in entries))  # pyright: ignore[reportArgumentType]
+
+    def index_of_group(self, group: int, *, seed: int = 0) -> int:
+        """Which of `specs` the `group`-th group of a run uses, a function of its arguments alone.
+
+        Any stretch of n groups in a row holds an entry n · weight / total times, give or take a
+        few, so every training step sees the mix, and a resumed run goes on where it stopped.
+        """
+        if group < 0:
+            raise MooredError(f"groups are counted from 0, got {group}")
+        total = math.fsum(spec.weight for spec in self.specs)
+        bounds = list(accumulate(spec.weight / total for spec in self.specs))
+        offset = random.Random(seed).getrandbits(64)
+        position = (offset + group * _GOLDEN) % _WORD / _WORD
+        return min(bisect_right(bounds, position), len(self.specs) - 1)
+
+    def spec_of_group(self, group: int, *, seed: int = 0) -> EnvSpec:
+        """The entry the `group`-th group of a run uses."""
+        return self.specs[self.index_of_group(group, seed=seed)]
+
+    def make(self) -> tuple[Environment, ...]:
+        """Build every environment once, in the order of `specs`."""
+        return tuple(spec.make() for spec in self.specs)

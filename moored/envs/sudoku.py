@@ -1,0 +1,227 @@
+"""Sudoku, 4×4 or 9×9: puzzles with one solution that fit the action budget.
+
+Cells are numbered row by row; 0 is an empty cell.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import ClassVar
+
+from moored.envs.game import Game, Outcome
+from moored.errors import EnvError
+
+REJECTED_REWARD = -0.1
+MAX_BLANKS = {4: 10, 9: 50}
+"""By size; with more empty cells puzzles with one solution are slow to find."""
+
+
+@dataclass(frozen=True, slots=True)
+class Puzzle:
+    """The given cells and the only way to complete them."""
+
+    cells: tuple[int, ...]
+    solution: tuple[int, ...]
+
+
+class Sudoku(Game[Puzzle]):
+    """Fill the empty cells so that every row, column and box holds each digit once.
+
+    An action writes one digit: `r2c3=4` puts 4 into row 2, column 3. Every puzzle has exactly one
+    solution, and digits are checked against it: a wrong digit is rejected, so the puzzle can
+    always still be solved. Filled cells cannot be changed.
+
+    Reward: 1 / (cells empty at the start) for each right digit, 1 for the whole puzzle. −0.1 for a
+    wrong digit or a cell that is filled already; the board stays as it is.
+
+    Options: `size` (4) or 9, with boxes of 2×2 or 3×3 · `blanks` ((4, 8)) empty cells, a number or
+    a (fewest, most) pair; at most 10 for size 4, 50 for size 9, and never more than the actions an
+    episode can hold · `max_turns` (5), `max_actions` (10), `max_actions_per_turn` (2),
+    `format_penalty` (-0.1).
+    """
+
+    name: ClassVar[str] = "sudoku"
+
+    def __init__(
+        self,
+        *,
+        size: int = 4,
+        blanks: int | Sequence[int] = (4, 8),
+        max_turns: int = 5,
+        max_actions: int = 10,
+        max_actions_per_turn: int = 2,
+        format_penalty: float = -0.1,
+    ) -> None:
+        super().__init__(
+            max_turns=max_turns,
+            max_actions=max_actions,
+            max_actions_per_turn=max_actions_per_turn,
+            format_penalty=format_penalty,
+        )
+        if size not in MAX_BLANKS:
+            raise EnvError(f"sudoku: size must be 4 or 9, got {size!r}")
+        bounds = tuple(blanks) if isinstance(blanks, Sequence) else (blanks, blanks)
+        most = min(MAX_BLANKS[size], self.action_budget)
+        is_pair = len(bounds) == 2 and all(isinstance(bound, int) for bound in bounds)
+        if not is_pair or not 1 <= bounds[0] <= bounds[1] <= most:
+            raise EnvError(
+                f"sudoku: blanks must be a number or a (fewest, most) pair within 1 to {most} "
+                f"(size {size} allows {MAX_BLANKS[size]}, an episode holds {self.action_budget} "
+                f"actions), got {blanks!r}; lower blanks or raise the limits"
+            )
+        self.size = size
+        self.blanks = bounds
+
+    @property
+    def actions(self) -> tuple[str, ...]:
+        return _placements(self.size)
+
+    def rules(self) -> str:
+        box = math.isqrt(self.size)
+        return (
+            f"Complete the {self.size}x{self.size} Sudoku: every row, every column and every "
+            f"{box}x{box} box must hold each digit from 1 to {self.size} once. '.' is an empty "
+            "cell; r1 is the top row, c1 the left column. There is exactly one solution.\n"
+            "Right digits earn equal shares of 1. A digit that differs from the solution, or a "
+            f"cell that is filled already, earns {REJECTED_REWARD:g} and changes nothing."
+        )
+
+    def make_task(self, rng: random.Random) -> Puzzle:
+        num_blanks = rng.randint(*self.blanks)
+        while True:
+            solution = next(solutions([0] * self.size**2, rng))
+            cells = remove_cells(solution, num_blanks, rng)
+            if cells is not None:
+                return Puzzle(cells, solution)
+
+    def task_key(self, task: Puzzle) -> str:
+        return draw_grid(task.cells)
+
+    def start(self, task: Puzzle, noise: random.Random) -> None:
+        self._cells = list(task.cells)
+        self._solution = task.solution
+        self._right_reward = 1.0 / task.cells.count(0)
+
+    def act(self, action: str) -> Outcome:
+        row, column, digit = (int(action[at]) for at in (1, 3, 5))
+        cell = (row - 1) * self.size + column - 1
+        if self._cells[cell] or digit != self._solution[cell]:
+            return Outcome(REJECTED_REWARD, changed=False)
+        self._cells[cell] = digit
+        is_solved = all(self._cells)
+        return Outcome(self._right_reward, done=is_solved, success=is_solved)
+
+    def state(self) -> str:
+        return draw_grid(self._cells)
+
+    def plan(self) -> list[str]:
+        return [
+            f"r{cell // self.size + 1}c{cell % self.size + 1}={digit}"
+            for cell, digit in enumerate(self._solution)
+            if not self._cells[cell]
+        ]
+
+    def parse(self, answer: str) -> list[str] | None:
+        return super().parse(answer.replace(" ", ""))
+
+    def action_text(self) -> str:
+        # All placements by name would be hundreds of words; their pattern says the same.
+        return "r<row>c<column>=<digit>, for example r2c3=4 writes 4 into row 2, column 3"
+
+
+@functools.cache
+def _placements(size: int) -> tuple[str, ...]:
+    digits = range(1, size + 1)
+    return tuple(
+        f"r{row}c{column}={digit}" for row in digits for column in digits for digit in digits
+    )
+
+
+@functools.cache
+def _units(size: int) -> tuple[tuple[int, int, int], ...]:
+    """For each cell the numbers of its row, its column and its box."""
+    box = math.isqrt(size)
+    return tuple(
+        (row, size + column, 2 * size + row // box * box + column // box)
+        for row in range(size)
+        for column in range(size)
+    )
+
+
+def solutions(cells: Sequence[int], rng: random.Random | None = None) -> Iterator[tuple[int, ...]]:
+    """Every way to complete a grid; with `rng`, in random order."""
+    size = math.isqrt(len(cells))
+    used = [0] * (3 * size)
+    for units, digit in zip(_units(size), cells, strict=True):
+        for unit in units:
+            used[unit] |= 1 << digit
+    blanks = [cell for cell, digit in enumerate(cells) if not digit]
+    return _complete(list(cells), blanks, used, rng)
+
+
+def _complete(
+    grid: list[int], blanks: list[int], used: list[int], rng: random.Random | None
+) -> Iterator[tuple[int, ...]]:
+    """Fill `blanks`, the cell with the fewest digits left first; bit d of `used` is digit d."""
+    if not blanks:
+        yield tuple(grid)
+        return
+    size = len(used) // 3
+    units = _units(size)
+    taken = {
+        cell: used[units[cell][0]] | used[units[cell][1]] | used[units[cell][2]] for cell in blanks
+    }
+    cell = max(blanks, key=lambda cell: taken[cell].bit_count())
+    rest = [blank for blank in blanks if blank != cell]
+    free = [digit for digit in range(1, size + 1) if not taken[cell] >> digit & 1]
+    if rng is not None:
+        rng.shuffle(free)
+    for digit in free:
+        grid[cell] = digit
+        for unit in units[cell]:
+            used[unit] ^= 1 << digit
+        yield from _complete(grid, rest, used, rng)
+        for unit in units[cell]:
+            used[unit] ^= 1 << digit
+
+
+def remove_cells(
+    solution: tuple[int, ...], num_blanks: int, rng: random.Random
+) -> tuple[int, ...] | None:
+    """Empty random cells while one solution remains; None when too few can be emptied."""
+    cells = list(solution)
+    for cell in rng.sample(range(len(cells)), len(cells)):
+        if cells.count(0) == num_blanks:
+            break
+        cells[cell] = 0
+        if not has_one_solution(cells):
+            cells[cell] = solution[cell]
+    return tuple(cells) if cells.count(0) == num_blanks else None
+
+
+def has_one_solution(cells: Sequence[int]) -> bool:
+    return len(list(islice(solutions(cells), 2))) == 1
+
+
+def draw_grid(cells: Sequence[int]) -> str:
+    """The grid with row and column labels; lines mark the boxes."""
+    size = math.isqrt(len(cells))
+    box = math.isqrt(size)
+
+    def line(label: str, entries: list[str]) -> str:
+        boxes = [" ".join(entries[at : at + box]) for at in range(0, size, box)]
+        return f"{label} {' | '.join(boxes)}"
+
+    rule = "   " + "-+-".join(["-" * (3 * box - 1)] * box)
+    lines = [line("  ", [f"c{column}" for column in range(1, size + 1)])]
+    for row in range(size):
+        if row % box == 0:
+            lines.append(rule)
+        digits = cells[row * size : (row + 1) * size]
+        lines.append(line(f"r{row + 1}", [f"{digit or '.':>2}" for digit in digits]))
+    return "\n".join(lines)

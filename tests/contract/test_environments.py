@@ -1,0 +1,114 @@
+"""Every registered environment keeps the contract, and says in its docstring what it can do."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moored.envs import ENVIRONMENTS, format_reply
+from moored.envs.check import check_env
+from moored.envs.check_probe import expect_result
+from moored.envs.describe import describe_env
+from moored.envs.mix import EnvMix, make_env, option_defaults
+from moored.envs.nasty import EXECUTED
+
+ROOT = Path(__file__).parents[2]
+every_environment = pytest.mark.parametrize("name", list(ENVIRONMENTS))
+image_environments = pytest.mark.parametrize("name", ["sokoban", "frozen_lake"])
+
+
+@every_environment
+def test_the_rules_are_kept(name: str) -> None:
+    check_env(name).raise_if_failed()
+
+
+@image_environments
+def test_the_rules_are_kept_in_pictures(name: str) -> None:
+    check_env(name, options={"view": "image"}, num_tasks=2, num_split_seeds=20).raise_if_failed()
+
+
+@every_environment
+def test_the_class_has_the_name_it_is_registered_under(name: str) -> None:
+    assert make_env(name).name == name
+
+
+@every_environment
+def test_the_docstring_explains_reward_and_every_option(name: str) -> None:
+    info = describe_env(name)
+    assert len(info.summary) <= 100
+    assert info.reward
+    undocumented = [option for option in info.options if not re.search(rf"\b{option}\b", info.doc)]
+    assert undocumented == []
+
+
+@every_environment
+def test_options_are_keywords(name: str) -> None:
+    factory = ENVIRONMENTS.get_object(name)
+    assert callable(factory)
+    kinds = {item.kind for item in inspect.signature(factory).parameters.values()}
+    assert inspect.Parameter.POSITIONAL_OR_KEYWORD not in kinds
+    assert inspect.Parameter.VAR_POSITIONAL not in kinds
+
+
+@every_environment
+def test_the_prompt_states_the_real_number_of_turns(name: str) -> None:
+    factory = ENVIRONMENTS.get_object(name)
+    assert callable(factory)
+    if "max_turns" not in option_defaults(factory):
+        pytest.skip("the number of turns is fixed")
+    env = make_env(name, max_turns=37)
+    assert any(re.search(r"\b37\b", message.text) for message in env.reset(0))
+
+
+@every_environment
+def test_the_prompt_states_the_real_format_penalty(name: str) -> None:
+    env = make_env(name, format_penalty=-0.37)
+    assert any("-0.37" in message.text for message in env.reset(0))
+    result = env.step("no tags")
+    assert (result.reward, result.is_valid) == (-0.37, False)
+
+
+replies = st.one_of(
+    st.text(max_size=200),
+    st.text(max_size=100).map(lambda answer: format_reply("", answer)),
+    st.text(alphabet="0123456789+-*/()=|. rcUDLRupdownleftight'", max_size=60).map(
+        lambda answer: format_reply("", answer)
+    ),
+)
+
+
+@every_environment
+def test_any_text_is_scored(name: str) -> None:
+    env = make_env(name)
+
+    @settings(max_examples=60, deadline=None)
+    @given(st.integers(0, 999), st.lists(replies, min_size=1, max_size=5))
+    def feed(seed: int, texts: list[str]) -> None:
+        env.reset(seed)
+        for text in texts:
+            result = expect_result(env.step(text))
+            assert math.isfinite(result.reward)
+            if result.done:
+                break
+        assert EXECUTED == []
+
+    feed()
+
+
+def test_all_environments_can_be_mixed() -> None:
+    envs = EnvMix.parse(list(ENVIRONMENTS)).make()
+    assert [env.name for env in envs] == list(ENVIRONMENTS)
+
+
+def test_the_documentation_pages_are_fresh() -> None:
+    command = [sys.executable, ROOT / "docs" / "build_env_pages.py", "--check"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
