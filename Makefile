@@ -14,17 +14,21 @@ test: .venv/installed
 	$(BIN)/pytest -n auto
 
 train: .venv/installed
-	$(BIN)/python examples/01_select_and_diagnose.py
+	$(BIN)/python examples/00_select_and_diagnose.py
 
 check: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/pytest -q tests/test_layers.py tests/test_slim_install.py
+	rm -rf .venv-slim && $(PYTHON) -m venv .venv-slim
+	.venv-slim/bin/pip install --quiet --constraint constraints.txt .
+	cd / && "$(CURDIR)/.venv-slim/bin/moored" check-env bandit
+	rm -rf .venv-slim
 
 fmt: .venv/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-slim .pytest_cache .ruff_cache .hypothesis
