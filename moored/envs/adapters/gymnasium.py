@@ -1,19 +1,27 @@
 """Any gymnasium environment, played in text.
 
-In: an environment id or factory, and three user functions (observation to text, text to action,
-success). Out: a moored environment whose task seed fixes the start and whose episode seed
-drives the noise.
+In: an environment id or factory, and functions that turn observations into text and text into
+actions. Out: a moored environment whose task seed fixes the start and whose episode seed drives
+the noise.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from moored.envs.base import FORMAT_REMINDER, StepResult, draw_task, parse_actions, parse_reply
+from moored.envs.base import (
+    FORMAT_REMINDER,
+    StepResult,
+    draw_task,
+    parse_actions,
+    parse_reply,
+    split_of_seed,
+)
 from moored.errors import EnvError
 from moored.registry import import_object
 from moored.types import Content, Message, TextPart, messages_digest
@@ -22,35 +30,52 @@ if TYPE_CHECKING:
     import gymnasium
 
 MAX_ANSWER_CHARS = 4096
-NUM_START_PROBES = 16
+NUM_PROBES = 16
+"""Resets that tell whether all starts are equal."""
+DISCOUNT = 0.999
+"""Makes the built-in oracle prefer the sooner of two equal rewards."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A start state: the seed that leads to it, and what the model sees of it."""
+
+    seed: int
+    content: Content
+
+    @property
+    def digest(self) -> str:
+        return messages_digest([Message("user", self.content)])
 
 
 class GymnasiumEnv:
-    """Any gymnasium environment in text, one action a reply.
+    """Any gymnasium environment in text, one action a reply (needs `moored[gym]`).
 
-    A task is a start state: `task_seed` seeds the first `reset`. The environment's own generator
-    (`np_random`) is then replaced by one made from `episode_seed`, so that the members of a group
-    start alike and draw their own noise. Rewards are the environment's; a malformed reply costs
-    `format_penalty`, changes nothing and uses up the turn. Termination and truncation both end
-    the episode.
+    Reward: the environment's own; −0.1 for a malformed reply, which changes nothing and uses up
+    the turn. Termination and truncation both end the episode.
+
+    A task is a start state: `task_seed` seeds `reset`. The environment's generator `np_random` is
+    then replaced by one made from `episode_seed`, so the members of a group start alike and each
+    draws its own noise. A simulator that draws from another generator must see to that itself.
 
     Options:
-        env: an id for `gymnasium.make`, or a function that returns an environment.
-        to_text: observation -> text, or a list of text and image parts.
-        to_action: answer text -> action; None or a ValueError means malformed. For discrete
-            actions a list of names, in the order of their numbers, is enough.
-        rules: the system prompt: the goal, the symbols, what actions do, the rewards.
+        env: an id for `gymnasium.make` ("FrozenLake-v1"), or a function that makes one.
+        make_options: keywords for `gymnasium.make` or that function.
+        to_text (str): observation -> text, or a list of text and image parts.
+        to_action: answer -> action; None or a ValueError means malformed. By default the number
+            of a discrete action; a list of names, in the order of the numbers, is enough too.
+        rules: the system prompt: goal, observations, actions, rewards.
         max_turns (20): replies in an episode.
-        success: (total reward, terminated, info) -> bool, asked once at the end; by default a
-            terminated episode with a positive total.
-        oracle: gymnasium environment -> a good answer for its present state.
-        fixed_start: True when every seed gives the same start; such tasks cannot be kept apart,
-            so train, validation and test share them. None (default) finds out by 16 resets.
-        make_options: keywords for `gymnasium.make` or the factory.
-        format_penalty (-0.1): reward of a malformed reply.
+        success: (total reward, terminated, info) -> bool, asked at the end. By default: the
+            episode terminated with a positive total.
+        oracle: gymnasium environment -> a good answer. By default planned from the transition
+            table `P` where there is one (FrozenLake, Taxi, CliffWalking).
+        fixed_start: True when all seeds start alike; train, validation and test then cannot be
+            kept apart and share the one task. None (default) finds out by 16 resets.
+        format_penalty (−0.1): reward of a malformed reply.
 
-    Functions may also be given as "module:attribute". To pickle the environment they must be
-    module-level functions; a copy replays the episode's actions and goes on from there.
+    A function may be given as "module:name". To be pickled it must stand at the top of a module;
+    a pickled copy makes the environment anew and replays the actions of the episode.
     """
 
     name: ClassVar[str] = "gymnasium"
@@ -58,32 +83,30 @@ class GymnasiumEnv:
 
     def __init__(
         self,
-        env: str | Callable[..., gymnasium.Env],
         *,
-        to_text: Callable[..., Content] | str,
-        to_action: Callable[[str], object] | Sequence[str] | str,
-        rules: str,
-        max_turns: int = 20,
-        success: Callable[[float, bool, dict], bool] | str | None = None,
-        oracle: Callable[[gymnasium.Env], str] | str | None = None,
-        fixed_start: bool | None = None,
+        env: str | Callable[..., object] = "FrozenLake-v1",
         make_options: Mapping[str, object] | None = None,
+        to_text: str | Callable[..., Content] = str,
+        to_action: str | Sequence[str] | Callable[[str], object] | None = None,
+        rules: str = "",
+        max_turns: int = 20,
+        success: str | Callable[[float, bool, dict], bool] | None = None,
+        oracle: str | Callable[..., str] | None = None,
+        fixed_start: bool | None = None,
         format_penalty: float = -0.1,
     ) -> None:
         if max_turns < 1:
             raise EnvError(f"gymnasium: max_turns must be at least 1, got {max_turns}")
         self.max_turns = max_turns
         self.format_penalty = format_penalty
-        self.rules = rules
-        self.fixed_start = fixed_start
-        self.make_options = dict(make_options or {})
-        self.actions: tuple[str, ...] = ()
-        if not isinstance(to_action, str) and isinstance(to_action, Sequence):
-            self.actions = tuple(to_action)
-            to_action = self._action_by_name
-        self._source = env if isinstance(env, str) else _load("env", env)
+        self._source = env if isinstance(env, str) and ":" not in env else _load("env", env)
+        self._make_options = dict(make_options or {})
+        self._rules = rules
+        self._fixed_start = fixed_start
+        has_names = isinstance(to_action, Sequence) and not isinstance(to_action, str)
+        self._action_names = tuple(to_action) if has_names else ()
+        self._to_action = None if has_names or to_action is None else _load("to_action", to_action)
         self._to_text = _load("to_text", to_text)
-        self._to_action = _load("to_action", to_action)
         self._success = _load("success", success or _has_won)
         self._oracle = None if oracle is None else _load("oracle", oracle)
         self._env: gymnasium.Env | None = None
@@ -91,26 +114,222 @@ class GymnasiumEnv:
 
     def reset(self, task_seed: int, episode_seed: int = 0) -> list[Message]:
         self._over = True
-        if self.fixed_start is None:
-            digests = {_digest(self._start(seed)) for seed in range(NUM_START_PROBES)}
-            self.fixed_start = len(digests) == 1
-        rng = random.Random(task_seed)
-        # Older simulators take 32-bit signed seeds only.
-        start_seed = rng.getrandbits(31)
-        if self.fixed_start:
-            start = self._start(start_seed)
-        else:
-            start_seed, _ = draw_task(task_seed, lambda rng: rng.getrandbits(31), self._start_key)
-            start = self._start(start_seed)
-        self._seeds = start_seed, episode_seed
+        start = self._draw_start(task_seed)
         self._seed_noise(episode_seed)
+        self._seeds = start.seed, episode_seed
+        self._content = start.content
         self._played: list[object] = []
-        self._turn = 0
-        self._total = 0.0
         self._info: dict = {}
+        self._total = 0.0
+        self._turn = 0
         self._over = False
-        return [Message("system", self._system_text()), Message("user", self._turn(start))]
+        return [Message("system", self._system_text()), Message("user", self._turn_content(""))]
 
     def step(self, reply: str) -> StepResult:
         if self._over:
             raise EnvError("gymnasium: the episode is over; call reset before step")
+        env = self._living_env()
+        action = self._read_action(env, parse_reply(reply).answer)
+        self._turn += 1
+        if action is None:
+            return self._finish(self.format_penalty, is_valid=False)
+        observation, reward, terminated, truncated, self._info = env.step(action)
+        self._played.append(action)
+        self._total += float(reward)
+        self._content = self._to_text(observation)
+        return self._finish(float(reward), terminated=bool(terminated), truncated=bool(truncated))
+
+    def oracle(self) -> str:
+        if self._over:
+            raise EnvError("gymnasium: there is no episode; call reset before oracle")
+        env = self._living_env()
+        if self._oracle is not None:
+            return self._oracle(env)
+        table, state = (getattr(env.unwrapped, name, None) for name in ("P", "s"))
+        if table is None or state is None or self._to_action is not None:
+            raise EnvError(
+                f"gymnasium: no good answer is known for {self._env_name()}; give oracle=, a "
+                f"function from the gymnasium environment to the text of an answer"
+            )
+        action = best_action(table, int(state), self.max_turns - self._turn)
+        return self._action_names[action] if self._action_names else str(action)
+
+    def close(self) -> None:
+        self._over = True
+        if self._env is not None:
+            self._env.close()
+            self._env = None
+
+    def __getstate__(self) -> dict[str, object]:
+        for attribute in ("_source", "_to_text", "_to_action", "_success", "_oracle"):
+            name = getattr(getattr(self, attribute), "__qualname__", "")
+            if "<" in name:
+                raise EnvError(
+                    f"gymnasium: {attribute[1:]} is {name}, which cannot be pickled; write it as "
+                    f"a function at the top of a module"
+                )
+        return {**self.__dict__, "_env": None}
+
+    def _living_env(self) -> gymnasium.Env:
+        """The gymnasium environment; a pickled copy makes it anew and replays the episode."""
+        if self._env is None:
+            self._env = self._make()
+            if not self._over:
+                self._env.reset(seed=self._seeds[0])
+                self._seed_noise(self._seeds[1])
+                for action in self._played:
+                    self._env.step(action)
+        return self._env
+
+    def _make(self) -> gymnasium.Env:
+        try:
+            import gymnasium
+        except ModuleNotFoundError as error:
+            raise EnvError("gymnasium is not installed; pip install 'moored[gym]'") from error
+        # The checker's warnings are for those who write the simulator.
+        defaults = {} if callable(self._source) else {"disable_env_checker": True}
+        make = self._source if callable(self._source) else gymnasium.make
+        arguments = () if callable(self._source) else (self._source,)
+        try:
+            env = make(*arguments, **defaults | self._make_options)
+        except gymnasium.error.Error as error:
+            raise EnvError(f"gymnasium cannot make {self._env_name()}: {error}") from error
+        if not isinstance(env, gymnasium.Env):
+            raise EnvError(f"gymnasium: env must make a gymnasium.Env, got {type(env).__name__}")
+        if self._to_action is None:
+            self._check_discrete(env.action_space)
+        return env
+
+    def _check_discrete(self, space: gymnasium.Space) -> None:
+        size = getattr(space, "n", None)
+        if size is None or getattr(space, "start", None) is None:
+            raise EnvError(
+                f"gymnasium: {self._env_name()} takes actions in {space}; give to_action=, a "
+                f"function from the answer's text to an action"
+            )
+        if self._action_names and len(self._action_names) != size:
+            raise EnvError(
+                f"gymnasium: {self._env_name()} has {size} actions, but to_action names "
+                f"{len(self._action_names)}"
+            )
+
+    def _draw_start(self, task_seed: int) -> Start:
+        split = split_of_seed(task_seed)
+        if self._fixed_start is None:
+            starts = {self._start(random.Random(seed)).digest for seed in range(NUM_PROBES)}
+            self._fixed_start = len(starts) == 1
+        if self._fixed_start:
+            return self._start(random.Random(task_seed))
+        try:
+            return draw_task(task_seed, self._start, lambda start: start.digest)[0]
+        except EnvError as error:
+            raise EnvError(
+                f"gymnasium: {self._env_name()} has too few starts for a {split} split; set "
+                f"fixed_start=True to let all splits share them"
+            ) from error
+
+    def _start(self, rng: random.Random) -> Start:
+        seed = rng.getrandbits(31)
+        observation, _ = self._living_env().reset(seed=seed)
+        return Start(seed, self._to_text(observation))
+
+    def _seed_noise(self, episode_seed: int) -> None:
+        self._living_env().unwrapped.np_random = np.random.default_rng(episode_seed)
+
+    def _read_action(self, env: gymnasium.Env, answer: str | None) -> object | None:
+        if answer is None or len(answer) > MAX_ANSWER_CHARS:
+            return None
+        try:
+            read = self._to_action or self._read_discrete
+            action = read(answer)
+        except (ValueError, RecursionError):  # int("up"), json.loads("[[[[…")
+            return None
+        return None if action is None or not env.action_space.contains(action) else action
+
+    def _read_discrete(self, answer: str) -> int | None:
+        if not self._action_names:
+            return int(answer)
+        named = parse_actions(answer, self._action_names)
+        return self._action_names.index(named[0]) if named and len(named) == 1 else None
+
+    def _finish(
+        self,
+        reward: float,
+        *,
+        is_valid: bool = True,
+        terminated: bool = False,
+        truncated: bool = False,
+    ) -> StepResult:
+        self._over = terminated or truncated or self._turn >= self.max_turns
+        success = self._over and bool(self._success(self._total, terminated, self._info))
+        lead = f"Reward: {reward:g}." if is_valid else f"Malformed reply. Reward: {reward:g}."
+        closing = f"{lead} {'Solved.' if success else 'Game over.'}"
+        return StepResult(
+            observation=closing if self._over else self._turn_content(f"{lead}\n"),
+            reward=reward,
+            done=self._over,
+            is_valid=is_valid,
+            success=success,
+            metrics={"terminated": float(terminated), "truncated": float(truncated)},
+        )
+
+    def _system_text(self) -> str:
+        env = self._living_env()
+        rules = self._rules or f"You play {self._env_name()}; you see {env.observation_space}."
+        if self._action_names:
+            rules += f"\nActions: {', '.join(self._action_names)}."
+        elif self._to_action is None:
+            rules += f"\nActions: the numbers of {env.action_space}."
+        return (
+            f"{rules}\nGive one action a turn, in at most {self.max_turns} turns.\n"
+            f"A malformed reply earns {self.format_penalty:g}, changes nothing and uses up the "
+            f"turn.\n{FORMAT_REMINDER}."
+        )
+
+    def _turn_content(self, lead: str) -> Content:
+        head = f"{lead}Turn {self._turn + 1} of {self.max_turns}.\n"
+        tail = f"\n{FORMAT_REMINDER}."
+        if isinstance(self._content, str):
+            return f"{head}{self._content}{tail}"
+        return [TextPart(type="text", text=head), *self._content, TextPart(type="text", text=tail)]
+
+    def _env_name(self) -> str:
+        return self._source if isinstance(self._source, str) else _name_of(self._source)
+
+
+def best_action(
+    table: Mapping[int, Mapping[int, Sequence[tuple]]], state: int, horizon: int
+) -> int:
+    """The action with the largest expected reward over `horizon` steps, by value iteration.
+
+    `table[state][action]` lists (probability, next state, reward, terminated), as gymnasium's toy
+    texts give it.
+    """
+    values = dict.fromkeys(table, 0.0)
+
+    def gain(outcomes: Sequence[tuple]) -> float:
+        return sum(
+            chance * (reward + (0.0 if over else DISCOUNT * values[after]))
+            for chance, after, reward, over in outcomes
+        )
+
+    for _ in range(horizon - 1):
+        values = {s: max(map(gain, moves.values())) for s, moves in table.items()}
+    moves = table[state]
+    return max(moves, key=lambda action: gain(moves[action]))
+
+
+def _has_won(total: float, terminated: bool, info: dict) -> bool:
+    return terminated and total > 0
+
+
+def _load(option: str, function: str | Callable) -> Callable:
+    """A function as it is, or imported from "module:name"."""
+    loaded = import_object(function, kind=option) if isinstance(function, str) else function
+    if not callable(loaded):
+        raise EnvError(f"gymnasium: {option} must be a function or 'module:name', got {loaded!r}")
+    return loaded
+
+
+def _name_of(function: object) -> str:
+    return getattr(function, "__name__", type(function).__name__)

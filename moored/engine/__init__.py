@@ -1,0 +1,1 @@
+"""Where things run: samplers write replies, learners score and update."""

@@ -1,0 +1,79 @@
+"""The two protocols that hide where things run: `Sampler` writes, `Learner` scores and updates.
+
+No torch here: whatever crosses these borders is numpy or plain Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from moored.types import Completion, Prompt
+
+if TYPE_CHECKING:
+    from moored.batch import Sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How replies are drawn."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    """0 takes the likeliest token."""
+    stop_ids: tuple[int, ...] = ()
+    """Tokens that end a reply; the stop token is part of it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Request:
+    """One reply to write."""
+
+    session: int
+    """The episode: a later request of the same session extends its earlier prompt and reply, so a
+    sampler can keep what it computed."""
+    prompt: Prompt
+    """Everything before the reply."""
+    seed: int
+    """The reply is a function of weights, prompt and seed."""
+
+
+class Sampler(Protocol):
+    """Writes replies with some policy."""
+
+    def generate(
+        self, requests: Sequence[Request], params: SamplingParams
+    ) -> list[Completion]: ...
+
+    def end_sessions(self, sessions: Sequence[int]) -> None:
+        """Forget what was kept for these episodes."""
+        ...
+
+
+class Learner(Protocol):
+    """Holds the policy that is trained."""
+
+    @property
+    def version(self) -> int:
+        """Number of optimiser updates so far."""
+        ...
+
+    def score(self, prompt: Prompt, continuations: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Log-probability of every token of each continuation after one prompt."""
+        ...
+
+    def values(self, samples: Sequence[Sample]) -> list[np.ndarray]:
+        """The critic's value before each continuation token; needs a critic."""
+        ...
+
+    def step(self, samples: Sequence[Sample]) -> Mapping[str, float]:
+        """One optimiser update on weighted token streams; returns its statistics."""
+        ...
+
+    def save(self, folder: Path) -> None: ...
+
+    def load(self, folder: Path) -> None: ...
