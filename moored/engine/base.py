@@ -5,7 +5,7 @@ No torch here: whatever crosses these borders is numpy or plain Python.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -15,6 +15,8 @@ import numpy as np
 from moored.types import Completion, Prompt
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from moored.batch import Sample
 
 
@@ -45,12 +47,14 @@ class Request:
 class Sampler(Protocol):
     """Writes replies with some policy."""
 
-    def generate(
-        self, requests: Sequence[Request], params: SamplingParams
-    ) -> list[Completion]: ...
+    def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Completion]: ...
 
     def end_sessions(self, sessions: Sequence[int]) -> None:
         """Forget what was kept for these episodes."""
+        ...
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Take over the learner's weights; a sampler that shares them only notes the version."""
         ...
 
 
@@ -68,6 +72,10 @@ class Learner(Protocol):
 
     def values(self, samples: Sequence[Sample]) -> list[np.ndarray]:
         """The critic's value before each continuation token; needs a critic."""
+        ...
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Names and tensors of the policy, as a sampler takes them."""
         ...
 
     def step(self, samples: Sequence[Sample]) -> Mapping[str, float]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -84,7 +85,7 @@ class GymnasiumEnv:
     def __init__(
         self,
         *,
-        env: str | Callable[..., object] = "FrozenLake-v1",
+        env: str | Callable[..., gymnasium.Env] = "FrozenLake-v1",
         make_options: Mapping[str, object] | None = None,
         to_text: str | Callable[..., Content] = str,
         to_action: str | Sequence[str] | Callable[[str], object] | None = None,
@@ -99,13 +100,16 @@ class GymnasiumEnv:
             raise EnvError(f"gymnasium: max_turns must be at least 1, got {max_turns}")
         self.max_turns = max_turns
         self.format_penalty = format_penalty
-        self._source = env if isinstance(env, str) and ":" not in env else _load("env", env)
+        self._source = env
         self._make_options = dict(make_options or {})
         self._rules = rules
         self._fixed_start = fixed_start
-        has_names = isinstance(to_action, Sequence) and not isinstance(to_action, str)
-        self._action_names = tuple(to_action) if has_names else ()
-        self._to_action = None if has_names or to_action is None else _load("to_action", to_action)
+        self._action_names: tuple[str, ...] = ()
+        self._to_action = None
+        if isinstance(to_action, Sequence) and not isinstance(to_action, str):
+            self._action_names = tuple(to_action)
+        elif to_action is not None:
+            self._to_action = _load("to_action", to_action)
         self._to_text = _load("to_text", to_text)
         self._success = _load("success", success or _has_won)
         self._oracle = None if oracle is None else _load("oracle", oracle)
@@ -168,7 +172,7 @@ class GymnasiumEnv:
                     f"gymnasium: {attribute[1:]} is {name}, which cannot be pickled; write it as "
                     f"a function at the top of a module"
                 )
-        return {**self.__dict__, "_env": None}
+        return {**self.__dict__, "_env": None, "_info": {}}
 
     def _living_env(self) -> gymnasium.Env:
         """The gymnasium environment; a pickled copy makes it anew and replays the episode."""
@@ -178,23 +182,13 @@ class GymnasiumEnv:
                 self._env.reset(seed=self._seeds[0])
                 self._seed_noise(self._seeds[1])
                 for action in self._played:
-                    self._env.step(action)
+                    *_, self._info = self._env.step(action)
         return self._env
 
     def _make(self) -> gymnasium.Env:
-        try:
-            import gymnasium
-        except ModuleNotFoundError as error:
-            raise EnvError("gymnasium is not installed; pip install 'moored[gym]'") from error
-        # The checker's warnings are for those who write the simulator.
-        defaults = {} if callable(self._source) else {"disable_env_checker": True}
-        make = self._source if callable(self._source) else gymnasium.make
-        arguments = () if callable(self._source) else (self._source,)
-        try:
-            env = make(*arguments, **defaults | self._make_options)
-        except gymnasium.error.Error as error:
-            raise EnvError(f"gymnasium cannot make {self._env_name()}: {error}") from error
-        if not isinstance(env, gymnasium.Env):
+        make = self._source if callable(self._source) else partial(_make_by_id, self._source)
+        env = make(**self._make_options)
+        if not hasattr(env, "action_space"):
             raise EnvError(f"gymnasium: env must make a gymnasium.Env, got {type(env).__name__}")
         if self._to_action is None:
             self._check_discrete(env.action_space)
@@ -294,7 +288,7 @@ class GymnasiumEnv:
         return [TextPart(type="text", text=head), *self._content, TextPart(type="text", text=tail)]
 
     def _env_name(self) -> str:
-        return self._source if isinstance(self._source, str) else _name_of(self._source)
+        return str(getattr(self._source, "__name__", self._source))
 
 
 def best_action(
@@ -331,5 +325,14 @@ def _load(option: str, function: str | Callable) -> Callable:
     return loaded
 
 
-def _name_of(function: object) -> str:
-    return getattr(function, "__name__", type(function).__name__)
+def _make_by_id(env_id: str, **options: object) -> gymnasium.Env:
+    try:
+        import gymnasium
+    except ModuleNotFoundError as error:
+        raise EnvError("gymnasium is not installed; pip install 'moored[gym]'") from error
+    # The checker's warnings are for those who write the simulator.
+    options = {"disable_env_checker": True} | options
+    try:
+        return gymnasium.make(env_id, **options)  # pyright: ignore[reportArgumentType]
+    except gymnasium.error.Error as error:
+        raise EnvError(f"gymnasium cannot make {env_id!r}: {error}") from error

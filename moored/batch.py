@@ -1,0 +1,242 @@
+"""Groups to training samples to packed tensors.
+
+A sample is one prompt and what followed it: sampled tokens (trained) and observation tokens (not).
+Samples with the same prompt are packed behind one copy of it, so a group's prompt is computed once,
+forwards and backwards. Shape legend: T tokens of a continuation, L of a row, S scored tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from moored.errors import MooredError
+from moored.types import Group, Prompt, Trajectory
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Sample:
+    """One training row. Arrays over the continuation are zero where `loss_mask` is not set."""
+
+    prompt: Prompt
+    ids_T: np.ndarray
+    loss_mask_T: np.ndarray
+    """True exactly on sampled tokens."""
+    old_logprobs_T: np.ndarray
+    turn_ends_T: np.ndarray
+    """True on the last sampled token of each turn."""
+    rewards_T: np.ndarray
+    """Turn rewards, on the last sampled token of their turn."""
+    group: int
+    """Index of the group in the batch."""
+    trajectory: int
+    """Index of the trajectory in the batch; several samples may share one."""
+    advantages_T: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    weights_T: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    """Share of each token in the loss of its update; set by `set_weights`."""
+    returns_T: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    old_values_T: np.ndarray = field(default_factory=lambda: np.zeros(0))
+
+    @property
+    def num_loss_tokens(self) -> int:
+        return int(self.loss_mask_T.sum())
+
+
+def build_samples(groups: Sequence[Group]) -> list[Sample]:
+    """One sample a trajectory; a trajectory whose history was re-rendered gives several."""
+    samples, number = [], 0
+    for index, group in enumerate(groups):
+        for trajectory in group.trajectories:
+            samples += _trajectory_samples(trajectory, index, number)
+            number += 1
+    return samples
+
+
+def _trajectory_samples(trajectory: Trajectory, group: int, number: int) -> list[Sample]:
+    if trajectory.stop.is_error:
+        return []
+    samples: list[Sample] = []
+    pieces: list[tuple[np.ndarray, bool, np.ndarray, float]] = []
+    start: np.ndarray | None = None
+    stream = np.zeros(0, dtype=np.int64)
+    for turn in trajectory.turns:
+        if start is not None and _extends(turn.prompt_ids, stream):
+            seen = turn.prompt_ids[len(stream) :]
+            pieces.append((seen, False, np.zeros(len(seen)), 0.0))
+        else:
+            if start is not None:
+                samples.append(_sample(Prompt(start), pieces, group, number))
+            start, pieces = turn.prompt_ids, []
+        pieces.append((turn.completion_ids, True, turn.logprobs, turn.reward))
+        stream = np.concatenate([turn.prompt_ids, turn.completion_ids])
+    if start is not None:
+        samples.append(_sample(Prompt(start), pieces, group, number))
+    return samples
+
+
+def _extends(ids: np.ndarray, stream: np.ndarray) -> bool:
+    return len(ids) >= len(stream) and np.array_equal(ids[: len(stream)], stream)
+
+
+def _sample(
+    prompt: Prompt,
+    pieces: Sequence[tuple[np.ndarray, bool, np.ndarray, float]],
+    group: int,
+    number: int,
+) -> Sample:
+    lengths = [len(ids) for ids, *_ in pieces]
+    ids = np.concatenate([ids for ids, *_ in pieces]).astype(np.int64)
+    mask = np.repeat([sampled for _, sampled, *_ in pieces], lengths)
+    ends, rewards = np.zeros(len(ids), dtype=bool), np.zeros(len(ids))
+    for stop, (_, sampled, _, reward) in zip(np.cumsum(lengths), pieces, strict=True):
+        if sampled:
+            ends[stop - 1] = True
+            rewards[stop - 1] = reward
+    return Sample(
+        prompt=prompt,
+        ids_T=ids,
+        loss_mask_T=mask,
+        old_logprobs_T=np.concatenate([logprobs for *_, logprobs, _ in pieces]),
+        turn_ends_T=ends,
+        rewards_T=rewards,
+        group=group,
+        trajectory=number,
+    )
+
+
+def set_weights(
+    samples: Sequence[Sample], how: str, *, max_length: int, scale: float = 1.0
+) -> None:
+    """Give every loss token its share of the loss of one update, as `algo.aggregate` defines it.
+
+    The denominators are of the whole update, so the result does not depend on how it is cut into
+    micro-batches or spread over devices.
+    """
+    used = [sample for sample in samples if sample.num_loss_tokens]
+    total = sum(sample.num_loss_tokens for sample in used)
+    for sample in samples:
+        share = {
+            "token_mean": 1.0 / max(total, 1),
+            "seq_mean_token_mean": 1.0 / max(len(used) * sample.num_loss_tokens, 1),
+            "seq_mean_token_sum": 1.0 / max(len(used), 1),
+            "constant": 1.0 / max(len(used) * max_length, 1),
+        }[how]
+        sample.weights_T = np.where(sample.loss_mask_T, share * scale, 0.0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Row:
+    """One prompt and some continuations in a line; a continuation sees the prompt and itself."""
+
+    prompt: Prompt
+    items: tuple[int, ...]
+    """Indices of the continuations in the caller's list."""
+    lengths: tuple[int, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt.ids) + sum(self.lengths)
+
+
+def pack(prompts: Sequence[Prompt], lengths: Sequence[int], *, max_tokens: int) -> list[Row]:
+    """Put continuations with equal prompts into rows of at most `max_tokens`, longest first.
+
+    A single continuation that is longer than the limit gets a row of its own.
+    """
+    by_prompt: dict[bytes, list[int]] = {}
+    for index, prompt in enumerate(prompts):
+        by_prompt.setdefault(prompt.key, []).append(index)
+    rows = []
+    for items in by_prompt.values():
+        prompt = prompts[items[0]]
+        row: list[int] = []
+        size = len(prompt.ids)
+        for index in sorted(items, key=lambda i: -lengths[i]):
+            if row and size + lengths[index] > max_tokens:
+                rows.append(Row(prompt, tuple(row), tuple(lengths[i] for i in row)))
+                row, size = [], len(prompt.ids)
+            row.append(index)
+            size += lengths[index]
+        rows.append(Row(prompt, tuple(row), tuple(lengths[i] for i in row)))
+    return sorted(rows, key=lambda row: -row.num_tokens)
+
+
+def micro_batches(rows: Sequence[Row], *, max_tokens: int) -> Iterator[list[Row]]:
+    """Rows of similar length together, at most `max_tokens` with padding (one row at least)."""
+    batch: list[Row] = []
+    for row in rows:
+        widest = batch[0].num_tokens if batch else row.num_tokens
+        if batch and widest * (len(batch) + 1) > max_tokens:
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Packed:
+    """Tensors of one micro-batch. S counts every continuation token, row by row, item by item."""
+
+    input_ids: torch.Tensor
+    """(B, L), padded with 0."""
+    position_ids: torch.Tensor
+    """(B, L): each continuation counts on from the end of the prompt."""
+    segments: torch.Tensor
+    """(B, L): 0 prompt, 1, 2, … its continuations, -1 padding."""
+    sources: torch.Tensor
+    """(S,) flat index into B * L of the position whose output predicts the token."""
+    targets: torch.Tensor
+    """(S,) the token."""
+    items: tuple[tuple[int, int], ...]
+    """(index in the caller's list, number of tokens) in the order of S."""
+
+    def split(self, values_S: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+        """Cut a flat result back into continuations."""
+        start = 0
+        for index, length in self.items:
+            yield index, values_S[start : start + length]
+            start += length
+
+
+def to_tensors(
+    rows: Sequence[Row], continuations: Sequence[np.ndarray], device: torch.device
+) -> Packed:
+    """Lay out rows as padded tensors."""
+    width = max(row.num_tokens for row in rows)
+    ids = np.zeros((len(rows), width), dtype=np.int64)
+    positions = np.zeros((len(rows), width), dtype=np.int64)
+    segments = np.full((len(rows), width), -1, dtype=np.int64)
+    sources, targets, items = [], [], []
+    for b, row in enumerate(rows):
+        base = len(row.prompt.ids)
+        if base == 0:
+            raise MooredError("a prompt needs at least one token to predict the next from")
+        ids[b, :base], positions[b, :base], segments[b, :base] = row.prompt.ids, np.arange(base), 0
+        at = base
+        for segment, (item, length) in enumerate(zip(row.items, row.lengths, strict=True), start=1):
+            stop = at + length
+            ids[b, at:stop] = continuations[item]
+            positions[b, at:stop] = base + np.arange(length)
+            segments[b, at:stop] = segment
+            # The first token is predicted by the end of the prompt, the others by their forerunner.
+            before = np.concatenate([[base - 1], np.arange(at, stop - 1)])[:length]
+            sources.append(b * width + before)
+            targets.append(continuations[item])
+            items.append((item, length))
+            at = stop
+
+    def tensor(array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(device)
+
+    return Packed(
+        tensor(ids),
+        tensor(positions),
+        tensor(segments),
+        tensor(np.concatenate(sources)),
+        tensor(np.concatenate(targets).astype(np.int64)),
+        tuple(items),
+    )

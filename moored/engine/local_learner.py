@@ -1,0 +1,326 @@
+"""Learner in this process: scores and updates a Hugging Face causal LM, with or without a critic.
+
+The learner is blind to algorithms: a sample brings advantages and weights for each of its tokens,
+an update minimises the weighted sum. Micro-batches only bound memory; they change no result.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from moored.batch import Packed, Sample, micro_batches, pack, to_tensors
+from moored.engine.forward import hidden_states, token_logprobs, trunk_of
+from moored.errors import MooredError
+from moored.losses import LossOptions, TokenStream, policy_loss, value_loss
+from moored.types import Prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerOptions:
+    """How updates are made."""
+
+    lr: float = 1e-6
+    critic_lr: float = 1e-5
+    weight_decay: float = 0.0
+    grad_clip: float = 1.0
+    micro_batch_tokens: int = 16384
+    """Bound on the tokens of one forward pass, padding included."""
+    row_tokens: int = 2048
+    """Bound on one packed row: attention masks are square in it."""
+    temperature: float = 1.0
+    """The sampler's: log-probabilities are of the distribution that was sampled from."""
+    bf16: bool = False
+    """Compute in bfloat16 (the weights stay float32)."""
+
+
+class Critic(nn.Module):
+    """A value for every position: a copy of the policy's trunk and a linear head."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.trunk = copy.deepcopy(trunk_of(model))
+        width = next(reversed(list(self.trunk.parameters()))).shape[-1]
+        self.head = nn.Linear(width, 1)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, packed: Packed) -> torch.Tensor:
+        """(S,) value before each continuation token."""
+        return self.head(hidden_states(self.trunk, packed)).squeeze(-1).float()
+
+
+class LocalLearner:
+    """Trains `model` in place."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        options: LearnerOptions | None = None,
+        loss: LossOptions | None = None,
+        *,
+        with_critic: bool = False,
+    ) -> None:
+        self.model = model
+        self.options = options or LearnerOptions()
+        self.loss = loss or LossOptions()
+        self.critic = Critic(model).to(self.device) if with_critic else None
+        # A reference model exists only while KL is on.
+        self.reference = copy.deepcopy(model).eval() if self.loss.kl_coef > 0.0 else None
+        self._optimizer = self._make_optimizer(model, self.options.lr)
+        self._critic_optimizer = None
+        if self.critic is not None:
+            self._critic_optimizer = self._make_optimizer(self.critic, self.options.critic_lr)
+        self._version = 0
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self.model.state_dict().items()
+
+    @torch.no_grad()
+    def score(self, prompt: Prompt, continuations: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return self._logprobs(self.model, [prompt] * len(continuations), continuations)
+
+    @torch.no_grad()
+    def reference_logprobs(self, samples: Sequence[Sample]) -> list[np.ndarray]:
+        """Log-probabilities of the continuations under the reference model."""
+        if self.reference is None:
+            raise MooredError("there is no reference model because kl_coef is 0")
+        prompts = [sample.prompt for sample in samples]
+        return self._logprobs(self.reference, prompts, [sample.ids_T for sample in samples])
+
+    @torch.no_grad()
+    def values(self, samples: Sequence[Sample]) -> list[np.ndarray]:
+        if self.critic is None:
+            raise MooredError("this learner has no critic; algorithms with GAE need one")
+        critic = self.critic
+        prompts = [sample.prompt for sample in samples]
+        ids = [sample.ids_T for sample in samples]
+        return self._map_tokens(prompts, ids, critic)
+
+    def step(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """One optimiser update of the policy, and of the critic if there is one."""
+        if not samples:
+            raise MooredError("an update needs at least one sample")
+        reference = self.reference_logprobs(samples) if self.reference is not None else None
+        totals: dict[str, float] = {}
+        self.model.train()
+        for packed in self._packed(samples):
+            fields = _Fields(packed, samples, reference)
+            with self._autocast():
+                loss, parts = self._policy_loss(packed, fields)
+                critic_loss = self._critic_loss(packed, fields)
+            loss.backward()
+            if critic_loss is not None:
+                critic_loss.backward()
+                parts["value_loss"] = critic_loss.detach()
+            for name, value in parts.items():
+                totals[name] = totals.get(name, 0.0) + float(value)
+        totals["grad_norm"] = self._update(self.model, self._optimizer)
+        if self.critic is not None and self._critic_optimizer is not None:
+            totals["critic_grad_norm"] = self._update(self.critic, self._critic_optimizer)
+        self._version += 1
+        return totals
+
+    def _policy_loss(
+        self, packed: Packed, fields: _Fields
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        hidden = hidden_states(trunk_of(self.model), packed)[fields.chosen]
+        logp, entropy = token_logprobs(
+            self.model,
+            hidden,
+            packed.targets[fields.chosen],
+            temperature=self.options.temperature,
+            with_entropy=True,
+        )
+        stream = TokenStream(
+            logp=logp,
+            entropy=entropy,
+            old_logp=fields.of("old_logprobs_T"),
+            ref_logp=fields.reference,
+            advantages=fields.of("advantages_T"),
+            weights=fields.of("weights_T"),
+            sequence=fields.sequence,
+        )
+        loss, parts = policy_loss(stream, self.loss)
+        with torch.no_grad():
+            log_ratio = logp - stream.old_logp
+            ratio = log_ratio.exp()
+            low, high = 1.0 - self.loss.clip_low, 1.0 + self.loss.clip_high
+            clipped = ((ratio < low) | (ratio > high)).float()
+            parts["clip_fraction"] = (stream.weights * clipped).sum()
+            parts["old_policy_kl"] = (stream.weights * (ratio - 1.0 - log_ratio)).sum()
+        return loss, parts
+
+    def _critic_loss(self, packed: Packed, fields: _Fields) -> torch.Tensor | None:
+        if self.critic is None:
+            return None
+        values = self.critic(packed)[fields.chosen]
+        error = value_loss(
+            values, fields.of("old_values_T"), fields.of("returns_T"), self.loss.value_clip
+        )
+        return (fields.of("weights_T") * error).sum()
+
+    def _update(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> float:
+        norm = float(nn.utils.clip_grad_norm_(module.parameters(), self.options.grad_clip))
+        if math.isfinite(norm):
+            optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def _make_optimizer(self, module: nn.Module, lr: float) -> torch.optim.AdamW:
+        trained = [p for p in module.parameters() if p.requires_grad]
+        return torch.optim.AdamW(trained, lr=lr, weight_decay=self.options.weight_decay)
+
+    def _packed(self, samples: Sequence[Sample]) -> Iterator[Packed]:
+        ids = [sample.ids_T for sample in samples]
+        return self._pack([sample.prompt for sample in samples], ids)
+
+    def _pack(
+        self, prompts: Sequence[Prompt], continuations: Sequence[np.ndarray]
+    ) -> Iterator[Packed]:
+        lengths = [len(ids) for ids in continuations]
+        rows = pack(prompts, lengths, max_tokens=self.options.row_tokens)
+        for batch in micro_batches(rows, max_tokens=self.options.micro_batch_tokens):
+            yield to_tensors(batch, continuations, self.device)
+
+    def _logprobs(
+        self, model: nn.Module, prompts: Sequence[Prompt], continuations: Sequence[np.ndarray]
+    ) -> list[np.ndarray]:
+        was_training = model.training
+        model.eval()
+
+        def logp(packed: Packed) -> torch.Tensor:
+            hidden = hidden_states(trunk_of(model), packed)
+            return token_logprobs(
+                model,
+                hidden,
+                packed.targets,
+                temperature=self.options.temperature,
+                with_entropy=False,
+            )[0]
+
+        result = self._map_tokens(prompts, continuations, logp)
+        model.train(was_training)
+        return result
+
+    def _map_tokens(
+        self,
+        prompts: Sequence[Prompt],
+        continuations: Sequence[np.ndarray],
+        of_tokens: Callable[[Packed], torch.Tensor],
+    ) -> list[np.ndarray]:
+        """Apply a per-token function to all continuations, micro-batch by micro-batch."""
+        found: dict[int, np.ndarray] = {}
+        for packed in self._pack(prompts, continuations):
+            with self._autocast():
+                values = of_tokens(packed)
+            found.update(packed.split(values.float().cpu().numpy()))
+        return [found[i] for i in range(len(continuations))]
+
+    def _autocast(self):
+        if not self.options.bf16:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+    def save(self, folder: Path) -> None:
+        """Write weights and optimiser state; what `load` needs to go on as if nothing happened."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, module, optimizer in self._stateful():
+            weights = {key: value.contiguous() for key, value in module.state_dict().items()}
+            save_file(_untied(weights), folder / f"{name}.safetensors")
+            save_file(_optimizer_tensors(optimizer), folder / f"{name}_optimizer.safetensors")
+        (folder / "learner.json").write_text(json.dumps({"version": self._version}) + "\n")
+
+    def load(self, folder: Path) -> None:
+        for name, module, optimizer in self._stateful():
+            state = load_file(folder / f"{name}.safetensors", device=str(self.device))
+            missing, unexpected = module.load_state_dict(state, strict=False)
+            tied = getattr(module, "_tied_weights_keys", None) or []
+            if unexpected or set(missing) - set(tied):
+                raise MooredError(
+                    f"checkpoint {str(folder)!r} does not fit the {name}: missing {missing}, "
+                    f"unexpected {unexpected}"
+                )
+            _load_optimizer(optimizer, load_file(folder / f"{name}_optimizer.safetensors"))
+        self._version = json.loads((folder / "learner.json").read_text())["version"]
+
+    def _stateful(self) -> Iterator[tuple[str, nn.Module, torch.optim.Optimizer]]:
+        yield "policy", self.model, self._optimizer
+        if self.critic is not None and self._critic_optimizer is not None:
+            yield "critic", self.critic, self._critic_optimizer
+
+
+class _Fields:
+    """Per-token arrays of samples in the order of a packed batch, loss tokens only."""
+
+    def __init__(
+        self, packed: Packed, samples: Sequence[Sample], reference: list[np.ndarray] | None
+    ) -> None:
+        self._samples = [samples[index] for index, _ in packed.items]
+        self._device = packed.targets.device
+        mask = np.concatenate([sample.loss_mask_T for sample in self._samples])
+        self.chosen = torch.from_numpy(np.flatnonzero(mask)).to(self._device)
+        counts = [sample.num_loss_tokens for sample in self._samples]
+        self.sequence = self._tensor(np.repeat(np.arange(len(counts)), counts))
+        self.reference = None
+        if reference is not None:
+            arrays = [reference[index] for index, _ in packed.items]
+            self.reference = self._flat(arrays)
+
+    def of(self, name: str) -> torch.Tensor:
+        """(S,) one field of the samples."""
+        return self._flat([getattr(sample, name) for sample in self._samples])
+
+    def _flat(self, arrays: Sequence[np.ndarray]) -> torch.Tensor:
+        pairs = zip(arrays, self._samples, strict=True)
+        flat = np.concatenate([array[sample.loss_mask_T] for array, sample in pairs])
+        return self._tensor(flat.astype(np.float32))
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+
+
+def _untied(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Each storage once: safetensors refuses tensors that share memory."""
+    seen: set[int] = set()
+    kept = {}
+    for name, tensor in weights.items():
+        if tensor.data_ptr() not in seen:
+            seen.add(tensor.data_ptr())
+            kept[name] = tensor
+    return kept
+
+
+def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    state = optimizer.state_dict()["state"]
+    return {
+        f"{index}.{name}": torch.as_tensor(value).contiguous()
+        for index, entry in state.items()
+        for name, value in entry.items()
+    }
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> None:
+    state: dict[int, dict[str, torch.Tensor]] = {}
+    for key, tensor in tensors.items():
+        index, _, name = key.partition(".")
+        state.setdefault(int(index), {})[name] = tensor
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
