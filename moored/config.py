@@ -80,6 +80,8 @@ class AlgorithmConfig(Section):
     """0 turns KL off, and no reference model is loaded."""
     kl_estimator: KLEstimator = "k3"
     entropy_coef: float = Field(default=0.001, ge=0.0)
+    overlong_buffer: int = Field(default=0, ge=0)
+    """DAPO: tokens before max_response_tokens over which a reply loses up to 1 of its reward."""
 
     @field_validator("kl_estimator")
     @classmethod
@@ -87,6 +89,26 @@ class AlgorithmConfig(Section):
         if value == "k1":
             raise ValueError("k1 as a loss has zero expected gradient; choose k2 or k3")
         return value
+
+
+class OptimizerConfig(Section):
+    """How the policy is updated."""
+
+    lr: float = Field(default=1e-6, gt=0.0)
+    critic_lr: float = Field(default=1e-5, gt=0.0)
+    weight_decay: float = Field(default=0.0, ge=0.0)
+    grad_clip: float = Field(default=1.0, gt=0.0)
+    num_minibatches: int = Field(default=4, ge=1)
+    """Updates an epoch; the samples of a step are dealt out among them."""
+    num_epochs: int = Field(default=1, ge=1)
+    micro_batch_tokens: int = Field(default=16384, ge=1)
+    """Bound on the tokens of one forward pass; changes no result."""
+    row_tokens: int = Field(default=2048, ge=1)
+    """Bound on one packed row; changes no result."""
+    lora_rank: int = Field(default=0, ge=0)
+    """0 trains all weights."""
+    lora_alpha: float = Field(default=64.0, gt=0.0)
+    gradient_checkpointing: bool = False
 
 
 class FilterConfig(Section):
@@ -104,6 +126,8 @@ class FilterConfig(Section):
     loss_scale: LossScale = "none"
     max_empty_steps: int = Field(default=5, ge=1)
     """Steps in a row without a kept group after which the run stops."""
+    max_refills: int = Field(default=4, ge=0)
+    """Extra rounds of sampling under `refill`."""
 
     @model_validator(mode="after")
     def _value_fits_rule(self) -> FilterConfig:
@@ -123,6 +147,30 @@ class CollapseConfig(Section):
     bootstrap: int = Field(default=0, ge=0)
     permutations: int = Field(default=0, ge=0)
     ema_decay: float = Field(default=0.9, ge=0.0, lt=1.0)
+    views: list[typing.Literal["first_turn", "trajectory", "positions", "chain"]] = [
+        "first_turn",
+        "trajectory",
+    ]
+
+
+class EvaluationConfig(Section):
+    """Success on validation tasks while training."""
+
+    every: int = Field(default=0, ge=0)
+    """Steps between evaluations, the last step included; 0 turns them off."""
+    num_tasks: int = Field(default=512, ge=1)
+    temperature: float = Field(default=0.5, ge=0.0)
+
+
+class StopConfig(Section):
+    """When a run ends early."""
+
+    low_variance: float = Field(default=0.1, ge=0.0)
+    """Stop when RV stays below this share of its mean over the first 10 steps; 0: never."""
+    low_variance_steps: int = Field(default=10, ge=1)
+    min_success: float = Field(default=0.01, ge=0.0)
+    """Stop when validation success stays below this; 0: never."""
+    min_success_evaluations: int = Field(default=5, ge=1)
 
 
 class Config(Section):
@@ -130,11 +178,23 @@ class Config(Section):
 
     seed: int = Field(default=0, ge=0)
     num_steps: int = Field(default=400, ge=1)
+    model: str = "nano"
+    """`nano`, `mini`, `smollm2`, a folder, or a hub id."""
+    device: str = "auto"
+    """`auto` takes a GPU when there is one."""
+    dtype: typing.Literal["auto", "float32", "bfloat16"] = "auto"
+    """What is computed in; `auto` is bfloat16 on a GPU."""
+    max_context: int = Field(default=2048, ge=16)
+    """Longest dialogue in tokens; an episode that outgrows it is cut off."""
+    checkpoint_every: int = Field(default=50, ge=1)
     env: list[EnvConfig] = Field(default=[EnvConfig(name="sokoban")], min_length=1)
     rollout: RolloutConfig = RolloutConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
     filter: FilterConfig = FilterConfig()
     collapse: CollapseConfig = CollapseConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    stop: StopConfig = StopConfig()
 
     @field_validator("env", mode="before")
     @classmethod

@@ -1,4 +1,4 @@
-"""The run directory: `config.yaml`, `metrics.jsonl`, `collapse.jsonl`.
+"""The run directory: `config.yaml`, `metrics.jsonl`, `collapse.jsonl`, `timing.jsonl`.
 
 Streams are append-only JSON lines, one record a line, each with its schema number and step. A
 process killed at any moment leaves at most one torn last line, which readers skip and the next
@@ -19,7 +19,9 @@ import numpy as np
 from moored.errors import RunLogError
 
 SCHEMA = 1
-Stream = Literal["metrics", "collapse"]
+Stream = Literal["metrics", "collapse", "timing"]
+STREAMS: tuple[Stream, ...] = ("metrics", "collapse", "timing")
+"""Timing is apart, so that a resumed run writes the same metrics as one that never stopped."""
 
 
 class RunLog:
@@ -27,7 +29,7 @@ class RunLog:
 
     def __init__(self, path: str | Path, *, resume: bool = False) -> None:
         self.path = Path(path)
-        streams = [self._file("metrics"), self._file("collapse")]
+        streams = [self._file(stream) for stream in STREAMS]
         if not resume and any(file.exists() for file in streams):
             raise RunLogError(
                 f"{str(self.path)!r} already holds a run; resume it or give another name"
@@ -52,7 +54,7 @@ class RunLog:
 
     def rewind(self, step: int) -> None:
         """Forget everything after `step`: what a resumed run will write again."""
-        for stream in ("metrics", "collapse"):
+        for stream in STREAMS:
             file = self._file(stream)
             if not file.exists():
                 continue

@@ -25,14 +25,14 @@ OPENERS = (
 
 MIDDLES = (
     "I should {avoid|not make} {mistakes|careless errors|a wrong turn}.",
-    "The {best|safest|simplest} {way|idea|choice} is {often|usually|mostly} the {short|direct} one.",
+    "The {best|safest|simplest} {way|idea|choice} is {often|mostly} the {short|direct} one.",
     "{Each|Every} {step|part} should {help|count|bring me closer|make sense}.",
     "I {want|try} to {use|save|spend} as {few|little} as {needed|possible}.",
     "{Going|Working} {one step at a time|from the start|in order} {helps|works|is good} here.",
     "{Some|A few|Most} {choices|options|ideas} are {better|worse|safer} than {others|the rest}.",
     "It {helps|pays} to {plan|think|look} {ahead|first|before acting}.",
     "I {know|remember} {this kind of task|such tasks|how this goes} {well|from before}.",
-    "{Nothing|Little} {here|in this} is {hidden|random|new|hard} {if|when} I {look|think} {well|twice}.",
+    "{Nothing|Little} here is {hidden|random|new|hard} {if|when} I {look|think} {well|twice}.",
     "{Being|Staying} {careful|patient|quick|simple} {pays off|is the key|matters most}.",
     "I {weigh|compare} {the options|what can be done} and {trust|follow} {my plan|good sense}.",
     "The {reward|result|rest} {will follow|comes with time|depends on this}.",

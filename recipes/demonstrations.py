@@ -8,6 +8,7 @@ the same text everywhere. Only task seeds of the train split are used.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -59,6 +60,8 @@ class TaskSpec:
 
 REASONED = TraceMix(grounded=0.6, noised=0.3)
 """For tasks that guessing does not solve."""
+UNSURE = TraceMix(grounded=0.5, noised=0.4)
+"""For a choice of two, where a noised answer is the wrong one."""
 
 MIX: tuple[TaskSpec, ...] = (
     TaskSpec("sokoban", 30, ONE_TURN),
@@ -74,8 +77,8 @@ MIX: tuple[TaskSpec, ...] = (
     TaskSpec("frozen_lake", 2, {"slip": 0.1, "view": "grid_coord", "format_penalty": -0.5}),
     TaskSpec("countdown", 9, traces=REASONED),
     TaskSpec("countdown", 3, {"num_numbers": 3, "format_penalty": -0.5}, REASONED),
-    TaskSpec("bandit", 3),
-    TaskSpec("bandit", 1, {"format_penalty": -0.5, "safe_reward": 0.2}),
+    TaskSpec("bandit", 3, traces=UNSURE),
+    TaskSpec("bandit", 1, {"format_penalty": -0.5, "safe_reward": 0.2}, UNSURE),
     TaskSpec("metamath", 8, {"level": 1, "max_turns": 1}, REASONED),
     TaskSpec("metamath", 3, {"level": 1}, REASONED),
     TaskSpec("metamath", 1, {"level": 1, "max_turns": 2, "format_penalty": -0.5}, REASONED),
@@ -95,14 +98,15 @@ class Dialogue:
 def make_dialogue(seed: int, index: int, mix: tuple[TaskSpec, ...] = MIX) -> Dialogue:
     """The `index`-th dialogue of a seed, a function of its arguments alone."""
     rng = random.Random(f"demonstration {seed} {index}")
-    place = rng.choices(range(len(mix)), weights=[spec.weight for spec in mix])[0]
-    return play(_environment(mix, place), mix[place], rng)
+    spec = rng.choices(mix, weights=[spec.weight for spec in mix])[0]
+    return play(_environment(spec.env, tuple(spec.options.items())), spec, rng)
 
 
 def play(env: Environment, spec: TaskSpec, rng: random.Random) -> Dialogue:
     """Play one train episode as a teacher of a drawn kind would."""
     teacher = TEACHERS[spec.env]
-    kind: Kind = rng.choices(list(spec.traces.shares), weights=spec.traces.shares.values())[0]
+    kinds = spec.traces.shares
+    kind = rng.choices(list(kinds), weights=list(kinds.values()))[0]
     task_seed = _draw_seed(teacher, rng)
     messages = env.reset(task_seed, episode_seed=rng.getrandbits(31))
     while True:
@@ -136,21 +140,17 @@ def write_reply(
 
 
 def _with_answer(moment: Moment, answer: str) -> Moment:
-    return Moment(moment.task_seed, moment.system, moment.first, moment.observation, answer)
+    return dataclasses.replace(moment, answer=answer)
 
 
 def _draw_seed(teacher: Teacher, rng: random.Random) -> int:
     while True:
-        task_seed = rng.randrange(1, SPLIT_SEEDS["train"].stop)
+        task_seed = rng.choice(SPLIT_SEEDS["train"])
         if teacher.suits(task_seed):
             return task_seed
 
 
 @lru_cache(maxsize=64)
-def _environment_of(env: str, options: tuple[tuple[str, object], ...]) -> Environment:
+def _environment(env: str, options: tuple[tuple[str, object], ...]) -> Environment:
+    """Environments are reused: making one costs more than an episode."""
     return make_env(env, **dict(options))
-
-
-def _environment(mix: tuple[TaskSpec, ...], place: int) -> Environment:
-    spec = mix[place]
-    return _environment_of(spec.env, tuple(sorted(spec.options.items())))

@@ -1,7 +1,8 @@
 """Import layers: a module may import only what stands to its left, never a sibling.
 
 `types errors registry names config` <- `algo diagnostics envs runlog` <-
-`render rollout batch losses engine/base` <- `engine/*` <- `train evaluate` <- `cli`.
+`render rollout batch losses algorithms models engine/base` <- `engine/*` <- `train evaluate build`
+<- `cli`.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "moored"
 BASE = {"types", "errors", "registry", "names", "config"}
 MATHS = BASE | {"algo", "diagnostics", "envs", "runlog"}
-PARTS = MATHS | {"render", "rollout", "batch", "losses", "engine.base", "models"}
+PARTS = MATHS | {"render", "rollout", "batch", "losses", "algorithms", "engine.base", "models"}
 ENGINES = PARTS | {"engine"}
-LOOPS = ENGINES | {"train", "evaluate"}
+LOOPS = ENGINES | {"train", "evaluate", "build"}
 
 ALLOWED: dict[str, set[str]] = {
     **dict.fromkeys(BASE, BASE),
@@ -24,10 +25,9 @@ ALLOWED: dict[str, set[str]] = {
     "diagnostics": BASE | {"diagnostics"},
     "envs": BASE | {"envs"},
     "runlog": BASE,
-    **dict.fromkeys(["render", "rollout", "batch", "losses", "engine.base", "models"], PARTS),
+    **dict.fromkeys(PARTS - MATHS, PARTS),
     "engine": ENGINES,
-    "train": LOOPS,
-    "evaluate": LOOPS,
+    **dict.fromkeys(LOOPS - ENGINES, LOOPS),
     "analysis": BASE | {"runlog", "analysis", "algo", "diagnostics"},
     "board": BASE | {"runlog", "analysis", "board"},
     "integrations": BASE | {"algo", "diagnostics", "integrations"},

@@ -50,11 +50,10 @@ class _Live:
 class LocalSampler:
     """Writes replies with `model`; the same weights, prompt and seed give the same reply."""
 
-    def __init__(self, model: nn.Module, *, shares_weights: bool = True, pad_id: int = 0) -> None:
+    def __init__(self, model: nn.Module, *, shares_weights: bool = True) -> None:
         self.model = model
         self.version = 0
         self._shares_weights = shares_weights
-        self._pad_id = pad_id
         self._sessions: dict[int, _Session] = {}
 
     @property
@@ -140,7 +139,7 @@ class LocalSampler:
         """Run new tokens of all rows through the model; outputs at, and lengths after, the last."""
         counts = torch.tensor([len(ids) for ids in tokens], device=self.device)
         width = int(counts.max())
-        padded = np.full((len(tokens), width), self._pad_id, dtype=np.int64)
+        padded = np.zeros((len(tokens), width), dtype=np.int64)
         for row, ids in enumerate(tokens):
             padded[row, : len(ids)] = ids
         positions = start[:, None] + torch.arange(width, device=self.device)
@@ -174,7 +173,7 @@ class LocalSampler:
         uniforms = torch.from_numpy(
             np.stack([_uniforms(r.seed, params.max_tokens) for r in requests])
         ).to(device)
-        tokens = torch.full((num_rows, params.max_tokens), self._pad_id, device=device)
+        tokens = torch.zeros((num_rows, params.max_tokens), dtype=torch.long, device=device)
         logps = torch.zeros((num_rows, params.max_tokens), device=device)
         stops = torch.tensor(params.stop_ids, dtype=torch.long, device=device)
         running = torch.ones(num_rows, dtype=torch.bool, device=device)

@@ -13,10 +13,10 @@ import importlib.util
 import json
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -26,6 +26,7 @@ from moored.errors import EnvError
 from moored.types import Message
 
 SUCCESS_SCORE = 0.99
+EXIT_CODE_LATE = -int(getattr(signal, "SIGALRM", 0))
 WORKER = "moored.envs.adapters.reasoning_gym_worker"
 
 
@@ -58,12 +59,12 @@ class ReasoningGym:
         config: keywords of that dataset, such as {"min_terms": 3, "max_terms": 5}; its `size` is
             the number of tasks all splits share out (2**20, fewer where the dataset builds them
             in advance), its `seed` (0) gives other ones.
-        time_limit_s (2.0): scoring that takes longer is stopped.
+        time_limit_s (2.0): scoring that takes longer is stopped (not on Windows).
         format_penalty (−0.1): reward of a malformed reply.
 
-    An answer scores 0 without being looked at when it has over 8,192 characters or could make the
-    scorer run it as code (metric `answers_refused`), when the scorer fails on it
-    (`scorer_errors`) and when scoring takes too long (`scorer_timeouts`).
+    An answer scores 0, and a metric counts it, when it has over 8,192 characters or could be run
+    as code by the scorer (`answers_refused`), when the scorer fails on it (`scorer_errors`) and
+    when scoring takes too long (`scorer_timeouts`).
     """
 
     name: ClassVar[str] = "reasoning_gym"
@@ -90,9 +91,9 @@ class ReasoningGym:
         self._task = None
         self._task = _CHILD.draw(self.dataset, self.config, task_seed)
         system = (
-            f"Solve the problem. A right answer earns 1, a partly right one less, a wrong one 0, "
-            f"a malformed reply {self.format_penalty:g}. You have one turn. Between the answer "
-            f"tags write the answer alone, in the form the problem asks for.\n{FORMAT_REMINDER}."
+            f"Solve the problem. A right answer earns 1, any other less, a malformed reply "
+            f"{self.format_penalty:g}. You have one turn. Between the answer tags write the answer "
+            f"alone, in the form the problem asks for.\n{FORMAT_REMINDER}."
         )
         return [Message("system", system), Message("user", self._task.question)]
 
@@ -138,7 +139,7 @@ class ReasoningGym:
 
 
 class _Child:
-    """The child process and its life: started at first use, replaced when it dies."""
+    """The child process and its life: started at first use, replaced when it has ended."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -146,8 +147,13 @@ class _Child:
         self._owner_pid = 0
 
     def draw(self, dataset: str, config: Mapping[str, object], task_seed: int) -> Task:
-        with self._lock:
-            return Task(**self._ask(("draw", dataset, config, task_seed)))
+        reply = self._ask("draw", dataset, config, task_seed)
+        if isinstance(reply, int):
+            raise EnvError(
+                f"reasoning_gym: the child process ended with code {reply} over {dataset}; try "
+                f"`python -c 'import reasoning_gym'`"
+            )
+        return Task(**reply)
 
     def score(
         self,
@@ -158,15 +164,10 @@ class _Child:
         *,
         limit_s: float,
     ) -> Verdict:
-        with self._lock:
-            self._ask(("score", dataset, config, index, answer))
-            start_s = time.monotonic()
-            verdict = self._read(limit_s)
-            if verdict is not None:
-                return Verdict(**verdict)
-            self.stop()
-            is_late = time.monotonic() - start_s >= limit_s
-            return Verdict(0.0, "timeout" if is_late else "error")
+        reply = self._ask("score", dataset, config, index, answer, limit_s)
+        if isinstance(reply, int):
+            return Verdict(0.0, "timeout" if reply == EXIT_CODE_LATE else "error")
+        return Verdict(**reply)
 
     def stop(self) -> None:
         """End the child; after a fork it belongs to the other process and is left alone."""
@@ -175,36 +176,26 @@ class _Child:
             process.kill()
             process.communicate()
 
-    def _ask(self, request: tuple) -> dict:
-        """Send a request and return the first line of the answer."""
-        for _ in range(2):  # the first may find that the child died since it was last used
+    def _ask(self, *request: object) -> dict | int:
+        """Send a request and return the reply, or the exit code when the child ended instead."""
+        data = pickle.dumps(request)
+        with self._lock:
             process = self._living_process()
-            assert process.stdin is not None
-            with contextlib.suppress(OSError):
-                pickle.dump(request, process.stdin)
-                process.stdin.flush()
-            reply = self._read()
-            if reply is None:
+            assert process.stdin is not None and process.stdout is not None
+            try:
+                with contextlib.suppress(BrokenPipeError):
+                    process.stdin.write(data)
+                    process.stdin.flush()
+                line = process.stdout.readline()
+            except BaseException:  # Ctrl-C: the next request must not read this one's reply
                 self.stop()
-            elif "problem" in reply:
-                raise EnvError(f"reasoning_gym: {reply['problem']}")
-            else:
-                return reply
-        raise EnvError(
-            f"reasoning_gym: the child process died over dataset {request[1]!r}; try "
-            f"`python -c 'import reasoning_gym'`"
-        )
-
-    def _read(self, limit_s: float = threading.TIMEOUT_MAX) -> dict | None:
-        """The next line; None when the child died or was killed at the limit."""
-        assert self._process is not None and self._process.stdout is not None
-        timer = threading.Timer(limit_s, self._process.kill)
-        timer.start()
-        try:
-            line = self._process.stdout.readline()
-        finally:
-            timer.cancel()
-        return json.loads(line) if line else None
+                raise
+            if not line:
+                return process.wait()
+        reply = json.loads(line)
+        if "problem" in reply:
+            raise EnvError(f"reasoning_gym: {reply['problem']}")
+        return reply
 
     def _living_process(self) -> subprocess.Popen[bytes]:
         if self._process and self._owner_pid == os.getpid() and self._process.poll() is None:

@@ -1,8 +1,8 @@
 """The child process in which `ReasoningGym` keeps the reasoning-gym package.
 
 In: pickled requests on standard input, `("draw", dataset, config, task_seed)` or
-`("score", dataset, config, index, answer)`. Out: JSON lines, one for a draw, two for a score: the
-first says that the task is at hand and the clock may start.
+`("score", dataset, config, index, answer, limit_s)`. Out: one JSON line for each. Scoring that
+takes longer than `limit_s` ends the process.
 """
 
 from __future__ import annotations
@@ -62,25 +62,41 @@ def serve() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     with contextlib.suppress(EOFError):
         while True:
-            for reply in answer_request(pickle.load(sys.stdin.buffer)):
-                print(json.dumps(reply), file=replies, flush=True)
+            reply = answer_request(*pickle.load(sys.stdin.buffer))
+            print(json.dumps(reply), file=replies, flush=True)
 
 
-def answer_request(request: tuple) -> Iterator[dict[str, object]]:
-    """The replies to one request; what fails becomes `{"problem": text}`."""
-    kind, name, config, *rest = request
+def answer_request(kind: str, name: str, config: dict, *rest) -> dict[str, object]:
+    """The reply to one request; what cannot be done becomes `{"problem": text}`."""
     try:
         dataset = load_dataset(name, pickle.dumps(config))
         if kind == "draw":
-            yield draw(dataset, *rest)
-            return
-        index, answer = rest
+            (task_seed,) = rest
+            return draw(dataset, task_seed)
+        index, answer, limit_s = rest
         entry = entry_at(dataset, index)
     except EnvError as error:
-        yield {"problem": str(error)}
+        return {"problem": str(error)}
+    with death_after(limit_s):
+        return score(dataset, entry, answer)
+
+
+@contextlib.contextmanager
+def death_after(limit_s: float) -> Iterator[None]:
+    """Have the system kill this process unless the block ends in time.
+
+    SIGALRM without a handler ends a process even within one long call into C, which neither an
+    exception nor a thread could. Windows has no such timer.
+    """
+    if not hasattr(signal, "setitimer"):
+        yield
         return
-    yield {}
-    yield score(dataset, entry, answer)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
 
 
 @lru_cache(maxsize=64)
@@ -95,7 +111,7 @@ def load_dataset(name: str, config: bytes) -> ProceduralDataset:
     options = {"seed": 0, "size": FEWER_TASKS.get(name, NUM_TASKS)} | pickle.loads(config)
     try:
         return create_dataset(name, **options)
-    except (TypeError, ValueError, AssertionError) as error:
+    except Exception as error:
         raise EnvError(f"{name} cannot be made with config {options}: {error}") from error
 
 
@@ -127,7 +143,9 @@ def reference(entry: dict) -> str | None:
     """An answer that scores 1, as text; None when the dataset gives none."""
     answers = (entry["answer"], *(entry["metadata"].get(key) for key in REFERENCE_KEYS))
     answer = next((answer for answer in answers if answer is not None), None)
-    return answer.strip() if isinstance(answer, str) else answer and json.dumps(answer)
+    if answer is None:
+        return None
+    return answer.strip() if isinstance(answer, str) else json.dumps(answer)
 
 
 def score(dataset: ProceduralDataset, entry: dict, answer: str) -> dict[str, object]:

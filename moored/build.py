@@ -1,0 +1,120 @@
+"""From a configuration to a `Run`: model, sampler, learner, monitor and run directory."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from moored.algorithms import ALGORITHMS
+from moored.config import Config
+from moored.diagnostics.monitor import CollapseMonitor
+from moored.engine.local_learner import LearnerOptions, LocalLearner
+from moored.engine.local_sampler import LocalSampler
+from moored.envs.mix import EnvMix
+from moored.errors import MooredError
+from moored.losses import LossOptions
+from moored.models.load import LoadedModel, load_model
+from moored.render import Renderer
+from moored.runlog import RunLog
+from moored.train import Run
+
+
+def build(config: Config, folder: Path, *, resume: bool = False) -> Run:
+    """Assemble a run that trains in this process."""
+    device = pick_device(config.device)
+    mix = EnvMix.parse([env.model_dump() for env in config.env])
+    for env in mix.make():
+        env.close()
+    loaded = load_model(config.model, device)
+    renderer = Renderer(loaded.tokenizer)
+    bf16 = uses_bf16(config.dtype, device)
+    learner = _learner(config, loaded, bf16)
+    monitor = CollapseMonitor(
+        score=learner.score,
+        views=config.collapse.views,
+        num_pairs=config.collapse.num_pairs,
+        num_prompts=config.collapse.num_prompts or config.rollout.num_groups,
+        bootstrap=config.collapse.bootstrap,
+        permutations=config.collapse.permutations,
+        ema_decay=config.collapse.ema_decay,
+        seed=config.seed,
+    )
+    return Run(
+        config=config,
+        algorithm=ALGORITHMS[config.algorithm.name],
+        mix=mix,
+        renderer=renderer,
+        sampler=make_sampler(learner.model, bf16=bf16),
+        learner=learner,
+        monitor=monitor,
+        log=RunLog(folder, resume=resume),
+    )
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` is the GPU when there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise MooredError(f"unknown device {name!r}; use auto, cpu or cuda") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise MooredError("device is cuda, but no GPU is visible; use device=cpu or auto")
+    return device
+
+
+def uses_bf16(dtype: str, device: torch.device) -> bool:
+    return dtype == "bfloat16" or (dtype == "auto" and device.type == "cuda")
+
+
+def make_sampler(model: nn.Module, *, bf16: bool) -> LocalSampler:
+    """A sampler on the learner's own weights, or on a bfloat16 copy of them."""
+    if not bf16:
+        return LocalSampler(model)
+    twin = copy.deepcopy(model).to(torch.bfloat16).requires_grad_(False)
+    return LocalSampler(twin, shares_weights=False)
+
+
+def _learner(config: Config, loaded: LoadedModel, bf16: bool) -> LocalLearner:
+    model: nn.Module = loaded.model
+    optimizer, algorithm = config.optimizer, config.algorithm
+    if optimizer.gradient_checkpointing:
+        loaded.model.gradient_checkpointing_enable()
+    if optimizer.lora_rank:
+        from peft import LoraConfig, get_peft_model
+
+        lora = LoraConfig(
+            r=optimizer.lora_rank,
+            lora_alpha=optimizer.lora_alpha,  # pyright: ignore[reportArgumentType]
+            target_modules="all-linear",
+            task_type="CAUSAL_LM",
+        )
+        model = get_peft_model(loaded.model, lora)  # pyright: ignore[reportArgumentType]
+    return LocalLearner(
+        model,
+        LearnerOptions(
+            lr=optimizer.lr,
+            critic_lr=optimizer.critic_lr,
+            weight_decay=optimizer.weight_decay,
+            grad_clip=optimizer.grad_clip,
+            micro_batch_tokens=optimizer.micro_batch_tokens,
+            row_tokens=optimizer.row_tokens,
+            temperature=config.rollout.temperature,
+            bf16=bf16,
+        ),
+        LossOptions(
+            clip_low=algorithm.clip_low,
+            clip_high=algorithm.clip_high,
+            dual_clip=algorithm.dual_clip,
+            kl_coef=algorithm.kl_coef,
+            kl_estimator=algorithm.kl_estimator,
+            entropy_coef=algorithm.entropy_coef,
+            sequence_ratio=ALGORITHMS[algorithm.name].sequence_ratio,
+            value_clip=algorithm.value_clip,
+        ),
+        with_critic=ALGORITHMS[algorithm.name].needs_critic,
+    )

@@ -1,0 +1,117 @@
+"""How well a policy does on held-out tasks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from moored.engine.base import Sampler, SamplingParams
+from moored.envs.base import SPLIT_SEEDS, Split
+from moored.envs.mix import EnvMix
+from moored.errors import MooredError
+from moored.render import Renderer
+from moored.rollout import EnvPool, Task, roll_out
+from moored.types import Group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """Success on `num_tasks` tasks, `num_samples` episodes each."""
+
+    num_tasks: int
+    num_samples: int
+    success_rate: float
+    interval: tuple[float, float]
+    """95 % Wilson interval of the success rate over episodes (tasks when there are several)."""
+    pass_at: dict[int, float]
+    """k -> chance that at least one of k episodes of a task succeeds (unbiased)."""
+    reward_mean: float
+    validity_rate: float
+    """Share of turns with a well-formed reply."""
+    mean_turns: float
+    mean_reply_tokens: float
+
+
+def evaluate(
+    mix: EnvMix,
+    *,
+    sampler: Sampler,
+    renderer: Renderer,
+    params: SamplingParams,
+    max_context: int,
+    num_tasks: int = 512,
+    num_samples: int = 1,
+    split: Split = "validation",
+    seed: int = 0,
+    pool: EnvPool | None = None,
+) -> Evaluation:
+    """Play `num_samples` episodes of each of the first `num_tasks` tasks of a split."""
+    if num_tasks < 1 or num_samples < 1:
+        raise MooredError(
+            f"an evaluation needs at least 1 task and 1 sample, got {num_tasks} and {num_samples}"
+        )
+    first = SPLIT_SEEDS[split].start
+    tasks = []
+    for index in range(num_tasks):
+        spec = mix.spec_of_group(index, seed=seed)
+        tasks.append(
+            Task(
+                group_id=index,
+                env=spec.name,
+                make_env=spec.make,
+                task_seed=first + index,
+                episode_seeds=tuple(range(num_samples)),
+            )
+        )
+    groups = roll_out(
+        tasks,
+        sampler=sampler,
+        renderer=renderer,
+        params=params,
+        max_context=max_context,
+        seed=(seed, 1),
+        pool=pool,
+    )
+    return summarize(groups, num_samples)
+
+
+def summarize(groups: Sequence[Group], num_samples: int) -> Evaluation:
+    """Rates over all episodes; an episode that ended in an error did not succeed."""
+    wins = np.array([[t.success for t in group.trajectories] for group in groups])
+    trajectories = [t for group in groups for t in group.trajectories]
+    turns = [turn for t in trajectories for turn in t.turns]
+    rewards = np.array([t.reward for t in trajectories])
+    ks = [k for k in (1, 2, 4, 8, 16, 32, 64) if k <= num_samples]
+    right = wins.sum(axis=1).tolist()
+    # Episodes of one task are not independent: with several, the task is the unit.
+    trials = wins.size if num_samples == 1 else len(groups)
+    return Evaluation(
+        num_tasks=len(groups),
+        num_samples=num_samples,
+        success_rate=float(wins.mean()),
+        interval=wilson_interval(float(wins.mean()) * trials, trials),
+        pass_at={k: float(np.mean([pass_at_k(num_samples, c, k) for c in right])) for k in ks},
+        reward_mean=float(np.nanmean(rewards)) if np.isfinite(rewards).any() else math.nan,
+        validity_rate=float(np.mean([turn.is_valid for turn in turns])) if turns else 0.0,
+        mean_turns=len(turns) / max(len(trajectories), 1),
+        mean_reply_tokens=float(np.mean([len(t.completion_ids) for t in turns])) if turns else 0.0,
+    )
+
+
+def wilson_interval(successes: float, trials: int, z: float = 1.959964) -> tuple[float, float]:
+    """Wilson score interval: honest for rates near 0 and 1."""
+    share = successes / trials
+    centre = (share + z * z / (2 * trials)) / (1 + z * z / trials)
+    spread = math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
+    half = z * spread / (1 + z * z / trials)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
+    """1 - C(n - c, k) / C(n, k): chance that k draws without replacement hit a success."""
+    if num_samples - num_right < k:
+        return 1.0
+    return 1.0 - math.comb(num_samples - num_right, k) / math.comb(num_samples, k)

@@ -1,0 +1,165 @@
+"""The tokenizer of the embedded models: byte-level BPE of 1,024 tokens with a ChatML template.
+
+Text that never changes in the prompts of an environment is one token a phrase, so that a prompt
+costs few tokens; whatever a task is made of (grid symbols, digits, brackets, actions) is one token
+each; all other words are BPE. Any text can be written and comes back exactly.
+
+    python recipes/tokenizer.py        prints what prompts and replies cost
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from statistics import mean
+from typing import TYPE_CHECKING
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from moored.types import Message
+from recipes.demonstrations import MIX, Dialogue, make_dialogue
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+PAD, START, END = "<|pad|>", "<|im_start|>", "<|im_end|>"
+TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+VOCAB_SIZE = 1024
+MAX_POSITIONS = 2048
+NUM_SAMPLES = 3000
+"""Dialogues the tokenizer is trained on; always those of seed 0, so all models share it."""
+
+MIN_PHRASE_CHARS = 8
+MIN_PHRASE_SHARE = 0.1
+"""A phrase is seen in at least this share of an environment's dialogues."""
+
+PIECES = "|".join(
+    (
+        r"\n",
+        r"[0-9]",
+        r" \|\| ",
+        r", (?=[0-9])",
+        r"[#_√,]",
+        r" ?[()\[\]{}]",
+        r"[OXPSG](?![a-z])",
+        r" ?(?![OXPSG](?![a-z]))[A-Za-z]+",
+        r"[ \t\r]+(?=[ \t\r])",
+        r" ?[^\sA-Za-z0-9]",
+    )
+)
+"""What BPE never merges across: symbols of the boards stand alone, words take their space along."""
+
+CHAT_TEMPLATE = (
+    "{%- for message in messages -%}"
+    "{{- '<|im_start|>' + message.role + '\\n' -}}"
+    "{%- if message.content is string -%}{{- message.content -}}"
+    "{%- else -%}"
+    "{%- for part in message.content if part.type == 'text' -%}{{- part.text -}}{%- endfor -%}"
+    "{%- endif -%}"
+    "{{- '<|im_end|>\\n' -}}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
+)
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """Train the tokenizer and wrap it for transformers."""
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(
+        tokenizer_object=train_bpe(sample_dialogues()),
+        chat_template=CHAT_TEMPLATE,
+        eos_token=END,
+        pad_token=PAD,
+        additional_special_tokens=[START],
+        clean_up_tokenization_spaces=False,
+        model_max_length=MAX_POSITIONS,
+        padding_side="left",
+    )
+
+
+def sample_dialogues(num_samples: int = NUM_SAMPLES) -> list[Dialogue]:
+    """The dialogues every tokenizer is trained on."""
+    return [make_dialogue(0, index) for index in range(num_samples)]
+
+
+def train_bpe(dialogues: Sequence[Dialogue]) -> Tokenizer:
+    """Train BPE on what is left of the dialogues when phrases and tags are cut out."""
+    phrases = constant_phrases(dialogues)
+    added = [*TAGS, "√", *phrases]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE - len(added),
+        special_tokens=[PAD, START, END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    cut = re.compile("|".join(map(re.escape, sorted(added, key=len, reverse=True))))
+    texts = [text for d in dialogues for m in d.messages for text in cut.split(m.text)]
+    roles = [message.role for dialogue in dialogues for message in dialogue.messages]
+    tokenizer.train_from_iterator([*texts, *roles], trainer)
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in added])
+    return tokenizer
+
+
+def constant_phrases(dialogues: Sequence[Dialogue]) -> list[str]:
+    """Text all prompts of an environment share: whole lines, or what stands between numbers."""
+    phrases: dict[str, None] = {}
+    for env in dict.fromkeys(dialogue.spec.env for dialogue in dialogues):
+        prompts = [_prompt_lines(d.messages) for d in dialogues if d.spec.env == env]
+        line_counts = Counter(line for lines in prompts for line in set(lines))
+        fixed = {line for line, count in line_counts.items() if count == len(prompts)}
+        counts = Counter(part for lines in prompts for part in set(_parts(lines, fixed)))
+        enough = MIN_PHRASE_SHARE * len(prompts)
+        phrases |= dict.fromkeys(sorted(part for part in counts if counts[part] >= enough))
+    return [text for text in phrases if len(text) >= MIN_PHRASE_CHARS and re.search("[a-z]", text)]
+
+
+def _prompt_lines(messages: Sequence[Message]) -> list[str]:
+    """Lines of the system and user messages, cut at the tags."""
+    text = "\n".join(message.text for message in messages if message.role != "assistant")
+    return re.split("|".join(("\n", *TAGS)), text)
+
+
+def _parts(lines: Iterable[str], fixed: set[str]) -> list[str]:
+    """Fixed lines whole, the others cut at their digits."""
+    return [part for line in lines for part in ([line] if line in fixed else re.split(r"\d", line))]
+
+
+def render(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message]) -> list[int]:
+    """Token ids of a prompt, the header of the reply included."""
+    chat = [message.to_dict() for message in messages]
+    text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)  # pyright: ignore[reportArgumentType]
+    assert isinstance(text, str)
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+def count_tokens(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message]) -> int:
+    """Tokens of a prompt, the header of the reply included."""
+    return len(render(tokenizer, messages))
+
+
+def print_costs() -> None:
+    """Tokens of first prompts and replies, by environment and options."""
+    tokenizer = build_tokenizer()
+    dialogues = sample_dialogues()
+    print(f"{len(tokenizer)} tokens, {len(constant_phrases(dialogues))} of them phrases")
+    print(f"{'system':>6} {'prompt':>6} {'reply':>6}  task")
+    for spec in MIX:
+        prompts = [d.messages for d in dialogues if d.spec == spec]
+        system = count_tokens(tokenizer, prompts[0][:1])
+        prompt = mean(count_tokens(tokenizer, messages[:2]) for messages in prompts)
+        reply = mean(len(tokenizer.encode(messages[2].text + END)) for messages in prompts)
+        print(f"{system:6} {prompt:6.0f} {reply:6.0f}  {spec.env} {dict(spec.options)}")
+
+
+if __name__ == "__main__":
+    print_costs()
