@@ -9,12 +9,13 @@ Text only: an image needs a processor that knows its placeholder ids; it would t
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby, takewhile
-from typing import TYPE_CHECKING, NamedTuple, cast
+from itertools import accumulate, pairwise, takewhile
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -25,9 +26,8 @@ from moored.types import Content, Message, Prompt, Span, content_images, content
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-CACHED_TEXTS = 1024
+CACHED_CHUNKS = 4096
 CACHED_PIECES = 1 << 16
-TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
 # Words of the dialogues that find out what a template does.
 _SYSTEM, _USER, _REPLY, _NEXT = "SYSTEMPROBE", "USERPROBE", "REPLYPROBE", "NEXTPROBE"
@@ -40,13 +40,6 @@ class Spans:
 
     think: Span | None = None
     answer: Span | None = None
-
-
-class _Mark(NamedTuple):
-    """A place between tokens where characters are whole."""
-
-    num_tokens: int
-    num_chars: int
 
 
 class Renderer:
@@ -74,7 +67,8 @@ class Renderer:
             )
         self.tokenizer = tokenizer
         self._options = dict(template_options or {})
-        self._encode = lru_cache(CACHED_TEXTS)(self._encode_text)
+        self._borders = self._find_borders()
+        self._chunk_ids = lru_cache(CACHED_CHUNKS)(self._encode_chunk)
         self._piece = lru_cache(CACHED_PIECES)(self._decode_piece)
         self._anchor = self._encode("a").tolist()
         self._anchor_chars = len(self._decode(self._anchor))
@@ -82,7 +76,7 @@ class Renderer:
 
     def start(self, messages: Sequence[Message]) -> Prompt:
         """The first prompt, up to where the model begins to write."""
-        return Prompt(self._encode(self._render(messages)).copy())
+        return Prompt(self._encode(self._render(messages)))
 
     def extend(
         self,
@@ -115,57 +109,47 @@ class Renderer:
         """
         if not parse_reply(text).is_valid:
             return Spans()
-        body = text[len(self._opening) :]
-        marks = self._marks(self._without_stop(completion_ids), body)
-        begin, close, answer_begin, answer_close = (
-            text.find(tag) - len(self._opening) + len(tag) * (not tag.startswith("</"))
-            for tag in TAGS
-        )
-        return Spans(
-            _token_span(marks, max(begin, 0), close),
-            _token_span(marks, answer_begin, answer_close),
-        )
+        shift = len(self._opening)
+        ends = self._ends(self._without_stop(completion_ids), text[shift:])
+        parts = ("think", "answer")
+        return Spans(*(_token_span(ends, _inner_chars(text, part), shift) for part in parts))
 
-    def _marks(self, ids: list[int], body: str) -> list[_Mark]:
-        """All places where whole characters end, from cached texts of the tokens."""
-        pieces = list(self._whole_pieces(ids))
-        joined = "".join(text for _, text in pieces)
+    def _ends(self, ids: list[int], body: str) -> list[int]:
+        """How many characters are whole after 0, 1, 2, … tokens, from cached texts of tokens."""
+        texts = [self._piece(token) for token in ids]
+        joined = "".join(texts)
+        if _BROKEN in joined:
+            self._join_broken(ids, texts)
+            joined = "".join(texts)
         if not joined.endswith(body):
-            return self._marks_by_prefix(ids, body)
+            return self._ends_by_prefix(ids, body)
         # Some decoders strip the space before the first word.
-        num_tokens, num_chars = 0, len(body) - len(joined)
-        marks = [_Mark(0, 0)]
-        for length, text in pieces:
-            num_tokens, num_chars = num_tokens + length, num_chars + len(text)
-            marks.append(_Mark(num_tokens, max(num_chars, 0)))
-        return marks
+        num_stripped = len(joined) - len(body)
+        return [max(end - num_stripped, 0) for end in accumulate(map(len, texts), initial=0)]
 
-    def _whole_pieces(self, ids: list[int]) -> Iterator[tuple[int, str]]:
-        """Shortest runs of tokens that make whole characters: how many tokens, their text."""
-        for is_broken, run in groupby(ids, key=lambda token: _BROKEN in self._piece((token,))):
-            if not is_broken:
-                yield from ((1, self._piece((token,))) for token in run)
+    def _join_broken(self, ids: list[int], texts: list[str]) -> None:
+        """Where several tokens make one character, give the text of all to the last of them."""
+        run: list[int] = []
+        for index, text in enumerate(texts):
+            if _BROKEN not in text:
+                run = []
                 continue
-            pending: tuple[int, ...] = ()
-            for token in run:
-                pending += (token,)
-                if not self._piece(pending).endswith(_BROKEN):
-                    yield len(pending), self._piece(pending)
-                    pending = ()
-            if pending:
-                yield len(pending), self._piece(pending)
+            if run:
+                texts[index - 1] = ""
+            run.append(ids[index])
+            texts[index] = self._piece(*run)
+            if not texts[index].endswith(_BROKEN):
+                run = []
 
-    def _marks_by_prefix(self, ids: list[int], body: str) -> list[_Mark]:
+    def _ends_by_prefix(self, ids: list[int], body: str) -> list[int]:
         """The same for decoders whose tokens change each other's text; quadratic."""
-        marks, num_chars = [], 0
-        for stop in range(len(ids) + 1):
-            num_chars = max(num_chars, _common_length(self._decode(ids[:stop]), body))
-            marks.append(_Mark(stop, num_chars))
-        if num_chars < len(body):
+        prefixes = (self._decode(ids[:stop]) for stop in range(len(ids) + 1))
+        ends = list(accumulate((_common_length(text, body) for text in prefixes), max))
+        if ends[-1] < len(body):
             raise MooredError(
                 f"spans was given another text than its ids decode to: {body[:200]!r}"
             )
-        return marks
+        return ends
 
     def _probe_template(self) -> None:
         """Find out how the template treats system prompts, replies and earlier turns."""
@@ -211,12 +195,19 @@ class Renderer:
     def _keeps_history(self) -> bool:
         """True when a dialogue's text is its first prompt and what was appended turn by turn."""
         reply = f"{self._opening or '<think>'}one</think><answer>two</answer>"
+        written = self._reply_lead() + reply.removeprefix(self._opening)
         dialogue = [Message("system", _SYSTEM), _user()]
         stream = self._render(dialogue)
         for _ in range(2):
             dialogue += [Message("assistant", reply), Message("user", _NEXT)]
-            stream += reply.removeprefix(self._opening) + self._text_after_reply(_NEXT)
+            stream += written + self._text_after_reply(_NEXT)
         return stream == self._render(dialogue)
+
+    def _reply_lead(self) -> str:
+        """White space the template puts before a reply but leaves to the model to write."""
+        whole = self._render([_user(), Message("assistant", _REPLY), Message("user", _NEXT)])
+        lead = whole.partition(_REPLY)[0].removeprefix(self._render([_user()]))
+        return lead if lead.isspace() else ""
 
     def _text_after_reply(self, observation: Content) -> str:
         """What stands between a reply and the next one: end of turn, user message, header."""
@@ -239,8 +230,24 @@ class Renderer:
         assert isinstance(text, str)
         return text
 
-    def _encode_text(self, text: str) -> np.ndarray:
+    def _encode(self, text: str) -> np.ndarray:
+        """Token ids, chunk by chunk: most of a dialogue was encoded before."""
+        starts = [match.start() for match in self._borders.finditer(text)] if self._borders else []
+        cuts = [0, *(start for start in starts if start), len(text)]
+        return np.concatenate([self._chunk_ids(text[a:b]) for a, b in pairwise(cuts)])
+
+    def _encode_chunk(self, text: str) -> np.ndarray:
         return np.array(self.tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
+
+    def _find_borders(self) -> re.Pattern[str] | None:
+        """Special tokens: what stands on either side of one is encoded independently."""
+        special = [
+            token.content
+            for token in self.tokenizer.added_tokens_decoder.values()
+            if token.special and not (token.lstrip or token.single_word)
+        ]
+        longest_first = sorted(special, key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, longest_first))) if special else None
 
     def _decode(self, ids: list[int]) -> str:
         # Special tokens are kept: the tags may be such tokens.
@@ -250,7 +257,7 @@ class Renderer:
         assert isinstance(text, str)
         return text
 
-    def _decode_piece(self, ids: tuple[int, ...]) -> str:
+    def _decode_piece(self, *ids: int) -> str:
         """Text of tokens inside a reply; the anchor keeps decoders from stripping a first space."""
         return self._decode([*self._anchor, *ids])[self._anchor_chars :]
 
@@ -259,12 +266,17 @@ class Renderer:
         return ids[:-1] if ids and ids[-1] in self.stop_ids else ids
 
 
-def _token_span(marks: Sequence[_Mark], begin: int, close: int) -> Span:
-    """The tokens wholly inside characters [begin, close)."""
-    first = bisect_left(marks, begin, key=lambda mark: mark.num_chars)
-    last = bisect_right(marks, close, key=lambda mark: mark.num_chars) - 1
-    start = marks[first].num_tokens
-    return start, max(start, marks[last].num_tokens)
+def _inner_chars(text: str, tag: str) -> Span:
+    """Where the text between `<tag>` and `</tag>` lies."""
+    return text.find(f"<{tag}>") + len(f"<{tag}>"), text.find(f"</{tag}>")
+
+
+def _token_span(ends: Sequence[int], chars: Span, shift: int) -> Span:
+    """The tokens wholly inside `chars`; the first `shift` characters have no tokens."""
+    start = bisect_left(ends, chars[0] - shift)
+    # Of several places with the same text before them, the first: not inside a character.
+    stop = bisect_left(ends, ends[bisect_right(ends, chars[1] - shift) - 1])
+    return start, max(start, stop)
 
 
 def _common_length(a: str, b: str) -> int:

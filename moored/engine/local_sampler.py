@@ -238,6 +238,11 @@ class LocalSampler:
         self._park(requests, live)
         completions = []
         all_tokens, all_logps = tokens.cpu().numpy(), logps.cpu().numpy()
+        if not np.isfinite(all_logps).all():
+            raise MooredError(
+                "the model's log-probabilities are not finite: its weights are damaged; go back to "
+                "an earlier checkpoint"
+            )
         is_stop = np.isin(all_tokens, params.stop_ids)
         for row, request in enumerate(requests):
             stopped = bool(is_stop[row].any())

@@ -26,6 +26,12 @@ STABLE = (
     "no_system",
 )
 REWRITING = ("qwen3", "mistral_nemo")
+KINDS = {
+    "byte_level": {},
+    "fused": {"fused": True, "vocab_size": 560},
+    "tag_tokens": {"tag_tokens": True},
+    "sentencepiece": {"sentencepiece": True},
+}
 FIRST = [Message("system", "You push boxes."), Message("user", "Turn 1 of 5.")]
 REPLY = "<think>The box is at (1, 2).</think><answer>Up || Left</answer>"
 
@@ -49,14 +55,34 @@ def sampled(renderer: Renderer, reply: str, *, ended: bool) -> np.ndarray:
     return np.append(ids, renderer.stop_ids[0]) if ended else ids
 
 
-@pytest.mark.parametrize("style", ["chatml", "llama3"])
-def test_first_prompt_is_what_the_template_renders(toy_tokenizer, style):
-    tokenizer = toy_tokenizer.make_tokenizer(style)
-    chat = [message.to_dict() for message in FIRST]
+STYLES = (*STABLE, *REWRITING, "llama2")
+NO_SYSTEM_ROLE = ("gemma", "mistral", "llama2", "no_system")
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("style", STYLES)
+def test_prompt_is_what_the_tokenizer_makes_of_the_dialogue(toy_tokenizer, style, kind):
+    tokenizer = toy_tokenizer.make_tokenizer(style, **KINDS[kind])
+    history = [*FIRST, Message("assistant", REPLY), Message("user", "  Größe √2\n 🙂  ")]
+    chat = [message.to_dict() for message in history]
+    if style in NO_SYSTEM_ROLE:
+        chat[:2] = [{"role": "user", "content": "You push boxes.\n\nTurn 1 of 5."}]
     expected = tokenizer.apply_chat_template(
         chat, tokenize=True, return_dict=True, add_generation_prompt=True
     )["input_ids"]
-    assert Renderer(tokenizer).start(FIRST).ids.tolist() == expected
+    assert Renderer(tokenizer).start(history).ids.tolist() == expected
+
+
+def test_special_tokens_that_swallow_spaces_do_not_change_the_ids(toy_tokenizer):
+    from tokenizers import AddedToken
+
+    tokenizer = toy_tokenizer.make_tokenizer("chatml")
+    tokenizer.chat_template = tokenizer.chat_template.replace("<|im_end|>", " <|end|> ")
+    tokenizer.add_special_tokens(
+        {"eos_token": AddedToken("<|end|>", lstrip=True, rstrip=True, special=True)}
+    )
+    expected = encode(tokenizer, template_text(tokenizer, FIRST))
+    assert Renderer(tokenizer).start(FIRST).ids.tolist() == expected.tolist()
 
 
 def test_hand_written_chatml_dialogue(toy_tokenizer):
@@ -92,6 +118,18 @@ def test_appending_two_turns_gives_the_text_of_the_whole_dialogue(
         if style in ("chatml", "chatml_default_system", "llama3", "glm", "opens_think"):
             whole = template_text(tokenizer, history)
             assert tokenizer.decode(stream) == tokenizer.decode(encode(tokenizer, whole))
+
+
+def test_white_space_before_a_reply_is_the_models_to_write(toy_tokenizer):
+    renderer = Renderer(toy_tokenizer.make_tokenizer("llama2"))
+    assert renderer.is_prefix_stable
+    start, ids = renderer.start(FIRST).ids, sampled(renderer, " Up", ended=True)
+    extended = renderer.extend(start, ids, renderer.decode(ids), "Next.", FIRST)
+    assert renderer.tokenizer.decode(extended) == (
+        "<s>[INST] You push boxes.\n\nTurn 1 of 5. [/INST] Up</s><s>[INST] Next. [/INST]"
+    )
+    extended = renderer.extend(start, ids[:-1], renderer.decode(ids), "Next.", FIRST)
+    assert " [/INST] Up </s><s>[INST] Next. [/INST]" in renderer.tokenizer.decode(extended)
 
 
 def test_end_of_turn_is_supplied_after_a_cut_reply_and_never_doubled(toy_tokenizer):
@@ -163,7 +201,7 @@ def test_stop_ids_are_the_templates_end_of_turn_and_the_end_of_text(toy_tokenize
     assert tokenizer.convert_ids_to_tokens(list(Renderer(tokenizer).stop_ids)) == tokens
 
 
-@pytest.mark.parametrize("style", ["gemma", "mistral", "no_system"])
+@pytest.mark.parametrize("style", NO_SYSTEM_ROLE)
 def test_system_text_goes_into_the_first_user_message_where_there_is_no_system_role(
     toy_tokenizer, style
 ):
@@ -291,6 +329,16 @@ def test_token_across_a_tag_border_belongs_to_the_tag(toy_tokenizer):
     assert think is not None and think[0] == think[1]
 
 
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_spans_of_known_tokens_decode_nothing(toy_tokenizer, monkeypatch, kind):
+    renderer = Renderer(toy_tokenizer.make_tokenizer(**KINDS[kind]))
+    ids = encode(renderer.tokenizer, "<think>Größe √2 推 🙂</think><answer>Up</answer>")
+    text = renderer.decode(ids)
+    first = renderer.spans(ids, text)
+    monkeypatch.setattr(renderer, "tokenizer", None)
+    assert renderer.spans(ids, text) == first
+
+
 def test_spans_are_right_when_tokens_change_each_others_text(toy_tokenizer):
     from tokenizers import decoders
 
@@ -309,12 +357,6 @@ def test_spans_are_right_when_tokens_change_each_others_text(toy_tokenizer):
         renderer.spans(ids, text + "!")
 
 
-KINDS = {
-    "byte_level": {},
-    "fused": {"fused": True, "vocab_size": 560},
-    "tag_tokens": {"tag_tokens": True},
-    "sentencepiece": {"sentencepiece": True},
-}
 INNER = st.text(alphabet=st.sampled_from("ab c\n<>/UpLeft|√推🙂éß▁\ufffdthinkanswer"), max_size=24)
 OUTSIDE = st.sampled_from(["", " ", "\n", "so: ", "é", "🙂 "])
 

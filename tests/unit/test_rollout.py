@@ -13,7 +13,7 @@ import pytest
 
 from moored.engine.base import Request, SamplingParams
 from moored.envs.base import Environment, StepResult, format_reply, parse_reply
-from moored.envs.mix import make_env
+from moored.envs.mix import EnvMix, make_env
 from moored.errors import EnvError, MooredError
 from moored.types import Completion, FinishReason, Group, Message, StopReason
 
@@ -63,7 +63,7 @@ class Walk:
     """Three turns, reward 1 each; what `plan` names for a turn is done instead."""
 
     name: ClassVar[str] = "walk"
-    is_stochastic: ClassVar[bool] = False
+    is_stochastic: bool = False
     max_turns: int = 3
 
     def __init__(self, plan: dict[int, str] | None = None, ends: bool = True) -> None:
@@ -355,6 +355,16 @@ def test_a_pool_reuses_environments_and_drops_those_that_raised(renderer):
         assert [env.num_closed for env in made] == [1, 0, 0]
     assert [env.num_resets for env in made] == [1, 2, 1]
     assert [env.num_closed for env in made] == [1, 1, 1]
+
+
+def test_a_pool_knows_the_entry_of_a_mix_that_made_an_environment():
+    mix = EnvMix.parse(["sokoban", {"name": "sokoban", "options": {"max_turns": 2}}])
+    first, second = mix.specs
+    with EnvPool() as pool:
+        env = pool.take(first.make)
+        pool.give_back(first.make, env)
+        assert pool.take(second.make).max_turns == 2
+        assert pool.take(first.make) is env
 
 
 def test_without_a_pool_environments_are_closed_and_a_failing_close_loses_nothing(renderer, caplog):

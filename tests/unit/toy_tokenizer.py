@@ -47,6 +47,12 @@ TEMPLATES: dict[str, str] = {
         "[INST] {{ m.content }} [/INST]{% else %}{{ m.content }}{{ eos_token }}{% endif %}"
         "{% endfor %}"
     ),
+    # Spaces around a reply: the first is for the model to write.
+    "llama2": (
+        _ALTERNATE + "{% for m in messages %}{% if m.role == 'user' %}"
+        "{{ bos_token }}[INST] {{ m.content }} [/INST]{% else %} {{ m.content | trim }} "
+        "{{ eos_token }}{% endif %}{% endfor %}"
+    ),
     # The system prompt moves along: it always stands in the last user message.
     "mistral_nemo": (
         "{{ bos_token }}{% if messages[0].role == 'system' %}{% set system = messages[0].content %}"
@@ -88,11 +94,12 @@ _TOKENS: dict[str, tuple[str, ...]] = {
     ),
     "gemma": ("<bos>", "<start_of_turn>", "<end_of_turn>", "<eos>"),
     "mistral": ("<s>", "[INST]", "[/INST]", "</s>"),
+    "llama2": ("<s>", "[INST]", "[/INST]", "</s>"),
     "mistral_nemo": ("<s>", "[INST]", "[/INST]", "</s>"),
     "glm": ("<|system|>", "<|user|>", "<|assistant|>", "<|endoftext|>"),
 }
 """Special tokens of a style, the end of text last; with a beginning of text, that one first."""
-_WITH_BOS = ("llama3", "gemma", "mistral", "mistral_nemo")
+_WITH_BOS = ("llama3", "gemma", "mistral", "llama2", "mistral_nemo")
 
 _CORPUS = [
     "<think>The player is at (1, 2), the box at (3, 4): push.</think><answer>Up || Left</answer>",

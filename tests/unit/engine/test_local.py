@@ -1,0 +1,354 @@
+"""Sampler and learner against plain forward passes of the same model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from moored import algo
+from moored.batch import Sample, build_samples, micro_batches, pack, set_weights
+from moored.engine.base import Request, SamplingParams
+from moored.engine.local_learner import LearnerOptions, LocalLearner
+from moored.engine.local_sampler import LocalSampler
+from moored.errors import MooredError
+from moored.losses import LossOptions
+from moored.types import Group, Prompt, StopReason, Trajectory, Turn
+
+VOCABULARY = 64
+STOPS = (1, 2)
+
+
+def tiny_model(seed: int = 0, **options):
+    torch.manual_seed(seed)
+    config = transformers.LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        **options,
+    )
+    model = transformers.LlamaForCausalLM(config)
+    with torch.no_grad():  # sharper than a fresh model, so that mistakes show
+        for parameter in model.parameters():
+            parameter.mul_(4.0)
+    return model
+
+
+def plain_logprobs(model, prompt: np.ndarray, reply: np.ndarray, temperature=1.0) -> np.ndarray:
+    ids = torch.from_numpy(np.concatenate([prompt, reply]))[None]
+    with torch.no_grad():
+        logp = torch.log_softmax(model(ids).logits[0].float() / temperature, dim=-1)
+    return logp[np.arange(len(prompt) - 1, len(ids[0]) - 1), reply].numpy()
+
+
+def dialogues(model, num=12, turns=3, max_tokens=10, temperature=1.0):
+    """Multi-turn streams of unequal length: (prompt ids, completion) per turn."""
+    rng = np.random.default_rng(0)
+    sampler = LocalSampler(model)
+    first = [rng.integers(3, VOCABULARY, size=length) for length in (5, 9, 14)]
+    streams = [first[i % 3] for i in range(num)]
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, stop_ids=STOPS)
+    records = [[] for _ in range(num)]
+    for turn in range(turns):
+        requests = [
+            Request(session=i, prompt=Prompt(s), seed=100 * turn + i) for i, s in enumerate(streams)
+        ]
+        for i, completion in enumerate(sampler.generate(requests, params)):
+            records[i].append((streams[i], completion))
+            seen = rng.integers(3, VOCABULARY, size=rng.integers(1, 6))
+            streams[i] = np.concatenate([streams[i], completion.token_ids, seen])
+    return records
+
+
+@pytest.mark.parametrize("options", [{}, {"num_key_value_heads": 2}], ids=["heads", "grouped"])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_sampled_logprobs_equal_a_plain_forward_pass_over_cached_turns(options, temperature):
+    model = tiny_model(**options)
+    lengths = set()
+    for record in dialogues(model, temperature=temperature):
+        for prompt, completion in record:
+            expected = plain_logprobs(model, prompt, completion.token_ids, temperature)
+            np.testing.assert_allclose(completion.logprobs, expected, atol=1e-4)
+            lengths.add(len(completion.token_ids))
+    assert len(lengths) > 3  # rows stopped at different times, so rows were parked and compacted
+
+
+def test_a_reply_depends_on_its_own_seed_and_prompt_alone():
+    model, rng = tiny_model(), np.random.default_rng(1)
+    prompts = [Prompt(rng.integers(3, VOCABULARY, size=7)) for _ in range(9)]
+    requests = [Request(session=i, prompt=p, seed=i) for i, p in enumerate(prompts)]
+    params = SamplingParams(max_tokens=12, stop_ids=STOPS)
+    together = LocalSampler(model).generate(requests, params)
+    alone = [LocalSampler(model).generate([request], params)[0] for request in requests]
+    for a, b in zip(together, alone, strict=True):
+        np.testing.assert_array_equal(a.token_ids, b.token_ids)
+    again = LocalSampler(model).generate([Request(session=0, prompt=prompts[0], seed=77)], params)[
+        0
+    ]
+    assert not np.array_equal(again.token_ids, together[0].token_ids)
+
+
+def test_tokens_are_drawn_from_the_models_distribution():
+    model = tiny_model()
+    prompt = Prompt(np.array([5, 6, 7]))
+    requests = [Request(session=i, prompt=prompt, seed=i) for i in range(4000)]
+    drawn = LocalSampler(model).generate(requests, SamplingParams(max_tokens=1))
+    counts = np.bincount([c.token_ids[0] for c in drawn], minlength=VOCABULARY) / 4000
+    with torch.no_grad():
+        logits = model(torch.tensor([[5, 6, 7]])).logits[0, -1]
+    np.testing.assert_allclose(counts, torch.softmax(logits, -1).numpy(), atol=0.03)
+
+
+def test_temperature_zero_takes_the_likeliest_token_and_stops_are_kept():
+    model = tiny_model()
+    prompt = np.array([5, 6, 7])
+    params = SamplingParams(max_tokens=20, temperature=0.0, stop_ids=STOPS)
+    reply = LocalSampler(model).generate(
+        [Request(session=0, prompt=Prompt(prompt), seed=0)], params
+    )
+    ids = torch.from_numpy(prompt)[None]
+    for token in reply[0].token_ids:
+        with torch.no_grad():
+            assert int(model(ids).logits[0, -1].argmax()) == token
+        ids = torch.cat([ids, torch.tensor([[token]])], dim=1)
+    if reply[0].finish_reason == "stop":
+        assert reply[0].token_ids[-1] in STOPS
+
+
+def test_a_session_whose_history_was_rewritten_is_computed_afresh():
+    model = tiny_model()
+    sampler = LocalSampler(model)
+    params = SamplingParams(max_tokens=6, stop_ids=STOPS)
+    sampler.generate([Request(session=0, prompt=Prompt(np.array([5, 6, 7])), seed=0)], params)
+    other = np.array([5, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9])
+    reply = sampler.generate([Request(session=0, prompt=Prompt(other), seed=1)], params)[0]
+    expected = plain_logprobs(model, other, reply.token_ids)
+    np.testing.assert_allclose(reply.logprobs, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("row_tokens", [1, 24, 4096])
+def test_scores_equal_concatenating_and_running_again(row_tokens):
+    model, rng = tiny_model(), np.random.default_rng(2)
+    prompt = rng.integers(0, VOCABULARY, size=11)
+    replies = [rng.integers(0, VOCABULARY, size=length) for length in (1, 2, 7, 15, 3)]
+    learner = LocalLearner(model, LearnerOptions(row_tokens=row_tokens, micro_batch_tokens=64))
+    for reply, logp in zip(replies, learner.score(Prompt(prompt), replies), strict=True):
+        np.testing.assert_allclose(logp, plain_logprobs(model, prompt, reply), atol=1e-4)
+
+
+def recorded_groups(model) -> list[Group]:
+    """Three groups of four multi-turn trajectories with random rewards."""
+    rng = np.random.default_rng(3)
+    records = dialogues(model)
+    groups = []
+    for start in range(3):
+        trajectories = []
+        for index in range(start, 12, 3):
+            turns = [
+                Turn(
+                    prompt_ids=prompt,
+                    completion_ids=completion.token_ids,
+                    logprobs=completion.logprobs,
+                    reply="",
+                    reward=float(rng.normal()),
+                )
+                for prompt, completion in records[index]
+            ]
+            trajectories.append(
+                Trajectory(
+                    env="toy",
+                    task_seed=start,
+                    episode_seed=index,
+                    turns=tuple(turns),
+                    stop=StopReason.DONE,
+                )
+            )
+        groups.append(
+            Group(group_id=start, env="toy", task_seed=start, trajectories=tuple(trajectories))
+        )
+    return groups
+
+
+def ready_samples(model, how="token_mean") -> list[Sample]:
+    groups = recorded_groups(model)
+    samples = build_samples(groups)
+    rng = np.random.default_rng(4)
+    for sample in samples:
+        zeros = np.zeros(len(sample.ids_T))
+        sample.advantages_T = np.where(sample.loss_mask_T, rng.normal(), 0.0)
+        sample.returns_T, sample.old_values_T = sample.advantages_T, zeros
+        # An old policy that differs, so that ratios are not all one.
+        sample.old_logprobs_T = sample.old_logprobs_T + 0.2 * rng.normal(size=len(zeros))
+    set_weights(samples, how, max_length=10)
+    return samples
+
+
+def test_samples_hold_exactly_the_sampled_tokens_as_trained():
+    model = tiny_model()
+    groups = recorded_groups(model)
+    trajectories = [t for group in groups for t in group.trajectories]
+    samples = build_samples(groups)
+    assert len(samples) == len(trajectories)
+    for sample, trajectory in zip(samples, trajectories, strict=True):
+        trained = sample.ids_T[sample.loss_mask_T]
+        sampled = np.concatenate([turn.completion_ids for turn in trajectory.turns])
+        np.testing.assert_array_equal(trained, sampled)
+        assert sample.turn_ends_T.sum() == trajectory.num_turns
+        assert sample.rewards_T.sum() == pytest.approx(trajectory.reward)
+        whole = np.concatenate([sample.prompt.ids, sample.ids_T])
+        last = trajectory.turns[-1]
+        np.testing.assert_array_equal(whole, np.concatenate([last.prompt_ids, last.completion_ids]))
+
+
+def test_a_rewritten_history_opens_a_new_sample():
+    turns = [
+        Turn(
+            prompt_ids=np.array(prompt),
+            completion_ids=np.array([7, 8]),
+            logprobs=np.zeros(2),
+            reply="",
+        )
+        for prompt in ([3, 4], [3, 4, 7, 8, 5], [3, 9, 9, 9, 9, 9, 9, 9])
+    ]
+    trajectory = Trajectory(
+        env="toy", task_seed=0, episode_seed=0, turns=tuple(turns), stop=StopReason.DONE
+    )
+    group = Group(group_id=0, env="toy", task_seed=0, trajectories=(trajectory,))
+    first, second = build_samples([group])
+    assert first.ids_T.tolist() == [7, 8, 5, 7, 8]
+    assert first.loss_mask_T.tolist() == [True, True, False, True, True]
+    assert second.prompt.ids.tolist() == [3, 9, 9, 9, 9, 9, 9, 9]
+    assert first.trajectory == second.trajectory == 0
+
+
+def test_errored_trajectories_are_not_trained():
+    group = recorded_groups(tiny_model())[0]
+    failed = Trajectory(
+        env="toy",
+        task_seed=0,
+        episode_seed=9,
+        turns=group.trajectories[0].turns,
+        stop=StopReason.ENV_ERROR,
+    )
+    broken = Group(group_id=0, env="toy", task_seed=0, trajectories=(failed,))
+    assert build_samples([broken]) == []
+
+
+def gradients(learner: LocalLearner, samples: list[Sample]) -> dict[str, np.ndarray]:
+    """Gradients of one update, caught by an optimiser that does nothing."""
+    caught: dict[str, np.ndarray] = {}
+    for name, module in (("policy", learner.model), ("critic", learner.critic)):
+        if module is None:
+            continue
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
+
+        def step(module=module, name=name):
+            caught.update(
+                {f"{name}.{k}": p.grad.clone().numpy() for k, p in module.named_parameters()}
+            )
+
+        optimizer.step = step
+        setattr(learner, "_optimizer" if name == "policy" else "_critic_optimizer", optimizer)
+    learner.step(samples)
+    return caught
+
+
+@pytest.mark.parametrize("how", ["token_mean", "seq_mean_token_mean", "constant"])
+def test_gradients_depend_on_neither_micro_batches_nor_packing(how):
+    loss = LossOptions(kl_coef=0.1, entropy_coef=0.05)
+    results = []
+    for micro, row in ((10_000, 10_000), (1, 1), (120, 60)):
+        model = tiny_model()
+        options = LearnerOptions(micro_batch_tokens=micro, row_tokens=row, grad_clip=1e9)
+        learner = LocalLearner(model, options, loss, with_critic=True)
+        results.append(gradients(learner, ready_samples(model, how)))
+    for other in results[1:]:
+        for name, gradient in results[0].items():
+            np.testing.assert_allclose(other[name], gradient, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("how", ["token_mean", "seq_mean_token_mean", "seq_mean_token_sum"])
+def test_policy_loss_equals_the_numpy_oracle(how):
+    model = tiny_model()
+    samples = ready_samples(model, how)
+    learner = LocalLearner(model, LearnerOptions(lr=1e-12))
+    new = [plain_logprobs(model, s.prompt.ids, s.ids_T) for s in samples]
+    width = max(len(s.ids_T) for s in samples)
+    rows = [
+        [np.pad(x, (0, width - len(x))) for x in (logp, s.old_logprobs_T, s.advantages_T)]
+        + [np.pad(s.loss_mask_T, (0, width - len(s.ids_T)))]
+        for logp, s in zip(new, samples, strict=True)
+    ]
+    logp, old, advantages, mask = (np.stack(part) for part in zip(*rows, strict=True))
+    expected = algo.aggregate(algo.clip_loss(logp, old, advantages), mask, how)
+    assert learner.step(samples)["policy_loss"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_sequence_ratio_equals_the_numpy_oracle():
+    model = tiny_model()
+    samples = ready_samples(model)
+    learner = LocalLearner(model, LearnerOptions(lr=1e-12), LossOptions(sequence_ratio=True))
+    losses, tokens = 0.0, 0
+    for sample in samples:
+        logp = plain_logprobs(model, sample.prompt.ids, sample.ids_T)[None]
+        old, mask = sample.old_logprobs_T[None], sample.loss_mask_T[None]
+        loss = algo.clip_loss(algo.sequence_logp(logp, old, mask), old, sample.advantages_T[None])
+        losses += float(loss[mask].sum())
+        tokens += int(mask.sum())
+    assert learner.step(samples)["policy_loss"] == pytest.approx(losses / tokens, abs=1e-5)
+
+
+def test_values_start_at_zero_and_learn():
+    model = tiny_model()
+    samples = ready_samples(model)
+    learner = LocalLearner(model, LearnerOptions(critic_lr=1e-2), with_critic=True)
+    assert all((v == 0).all() for v in learner.values(samples))
+    first = learner.step(samples)["value_loss"]
+    for _ in range(10):
+        last = learner.step(samples)["value_loss"]
+    assert last < first
+
+
+def test_no_reference_model_exists_while_kl_is_off():
+    assert LocalLearner(tiny_model()).reference is None
+    assert LocalLearner(tiny_model(), loss=LossOptions(kl_coef=0.1)).reference is not None
+    with pytest.raises(MooredError, match="no critic"):
+        LocalLearner(tiny_model()).values([])
+    with pytest.raises(MooredError, match="at least one sample"):
+        LocalLearner(tiny_model()).step([])
+
+
+def test_a_saved_learner_goes_on_bit_for_bit(tmp_path):
+    def fresh() -> LocalLearner:
+        options = LearnerOptions(lr=1e-3, critic_lr=1e-3)
+        return LocalLearner(tiny_model(), options, with_critic=True)
+
+    samples = ready_samples(tiny_model())
+    whole, begun, resumed = fresh(), fresh(), fresh()
+    for _ in range(4):
+        whole.step(samples)
+    for _ in range(2):
+        begun.step(samples)
+    begun.save(tmp_path / "checkpoint")
+    resumed.load(tmp_path / "checkpoint")
+    assert resumed.version == 2
+    for _ in range(2):
+        resumed.step(samples)
+    for (name, a), (_, b) in zip(whole.weights(), resumed.weights(), strict=True):
+        assert torch.equal(a, b), name
+    assert all(map(np.array_equal, whole.values(samples), resumed.values(samples)))
+
+
+def test_rows_and_micro_batches_keep_their_bounds():
+    prompts = [Prompt(np.arange(10)), Prompt(np.arange(10)), Prompt(np.arange(5))]
+    rows = pack(prompts, [30, 30, 30], max_tokens=50)
+    assert sorted(row.num_tokens for row in rows) == [35, 40, 40]
+    shared = pack(prompts, [30, 30, 30], max_tokens=100)
+    assert sorted(row.num_tokens for row in shared) == [35, 70]
+    sizes = [[row.num_tokens for row in batch] for batch in micro_batches(rows, max_tokens=80)]
+    assert sizes == [[40, 40], [35]]
