@@ -9,12 +9,16 @@ import torch
 from torch import nn
 
 from moored.algorithms import ALGORITHMS
-from moored.config import Config
+from moored.config import Config, load_config
 from moored.diagnostics.monitor import CollapseMonitor
+from moored.engine.base import SamplingParams
+from moored.engine.checkpoint import newest_weights
 from moored.engine.local_learner import LearnerOptions, LocalLearner
 from moored.engine.local_sampler import LocalSampler
+from moored.envs.base import Split
 from moored.envs.mix import EnvMix
 from moored.errors import MooredError
+from moored.evaluate import Evaluation, evaluate
 from moored.losses import LossOptions
 from moored.models.load import LoadedModel, load_model
 from moored.render import Renderer
@@ -117,4 +121,43 @@ def _learner(config: Config, loaded: LoadedModel, bf16: bool) -> LocalLearner:
             value_clip=algorithm.value_clip,
         ),
         with_critic=ALGORITHMS[algorithm.name].needs_critic,
+    )
+
+
+def evaluate_source(
+    source: str,
+    mix: EnvMix | None,
+    *,
+    num_tasks: int,
+    num_samples: int,
+    temperature: float,
+    max_tokens: int,
+    split: Split,
+    seed: int,
+) -> Evaluation:
+    """Evaluate a run directory (its newest checkpoint) or a model by name."""
+    folder = Path(source)
+    is_run = (folder / "config.yaml").is_file()
+    config = load_config(folder / "config.yaml" if is_run else {"model": source})
+    if mix is None and not is_run:
+        raise MooredError("a model has no environment of its own; give --env, e.g. --env sokoban")
+    mix = mix or EnvMix.parse([env.model_dump() for env in config.env])
+    device = pick_device(config.device)
+    loaded = load_model(config.model, device)
+    if is_run:
+        loaded.model.load_state_dict(newest_weights(folder), strict=False)
+    renderer = Renderer(loaded.tokenizer)
+    params = SamplingParams(
+        max_tokens=max_tokens, temperature=temperature, stop_ids=renderer.stop_ids
+    )
+    return evaluate(
+        mix,
+        sampler=make_sampler(loaded.model, bf16=uses_bf16(config.dtype, device)),
+        renderer=renderer,
+        params=params,
+        max_context=config.max_context,
+        num_tasks=num_tasks,
+        num_samples=num_samples,
+        split=split,
+        seed=seed,
     )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moored import __version__
+from moored import __version__, cli_train
 from moored.errors import ConfigError, MooredError
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+cli_train.register(app)
+
 EnvName = Annotated[str, typer.Argument(help="A name from `moored envs`, or module:Class.")]
 EnvOptions = Annotated[
     list[str] | None,
@@ -41,6 +43,8 @@ EnvOptions = Annotated[
         help="An option of the environment, such as max_turns=8; may be given several times.",
     ),
 ]
+NARROW = 70
+"""Columns below which a table of environments cannot be read."""
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
 
@@ -79,9 +83,9 @@ def envs_command(as_json: AsJson = False) -> None:
 
     infos = [describe_env(name) for name in ENVIRONMENTS]
     if as_json:
-        print(json.dumps([_info_dict(info) for info in infos], indent=2))
+        print(json.dumps([_info_dict(info) for info in infos], indent=2, default=repr))
     else:
-        _print(_envs_table(infos))
+        _print_envs(infos)
 
 
 @app.command("play")
@@ -91,7 +95,11 @@ def play_command(
     episode: Annotated[int, typer.Option(help="Episode seed: the noise, where there is any.")] = 0,
     oracle: Annotated[bool, typer.Option("--oracle", help="Let the oracle play.")] = False,
     image: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Save the pictures of an image view here.")
+        bool, typer.Option("--image", help="Play in pictures; save them, each game in a folder.")
+    ] = False,
+    folder: Annotated[
+        Path | None,
+        typer.Argument(metavar="DIR", help="Where --image saves; frames/ if not given."),
     ] = None,
     option: EnvOptions = None,
 ) -> None:
@@ -99,17 +107,22 @@ def play_command(
     from rich.console import Console
 
     from moored.envs.mix import make_env
-    from moored.play import ask_in_terminal, play_episode
+    from moored.play import ask_in_terminal, new_game_folder, play_episode
 
+    if folder is not None and not image:
+        raise ConfigError(f"a folder ({folder}) is for pictures only; add --image")
     _let_import_from_here(name)
-    with closing(make_env(name, **parse_options(option or []))) as env:
+    options = parse_options(option or [])
+    if image:
+        options = _with_pictures(name, options)
+    with closing(make_env(name, **options)) as env:
         play_episode(
             env,
             Console(),
             task_seed=seed,
             episode_seed=episode,
             ask=None if oracle else ask_in_terminal,
-            image_dir=image,
+            image_dir=new_game_folder(folder or Path("frames")) if image else None,
         )
 
 
@@ -149,6 +162,16 @@ def parse_options(pairs: list[str]) -> dict[str, object]:
     return options
 
 
+def _with_pictures(name: str, options: dict[str, object]) -> dict[str, object]:
+    """Ask for the image view, where there are views and none was chosen."""
+    from moored.envs import ENVIRONMENTS
+    from moored.envs.mix import option_defaults
+
+    factory = ENVIRONMENTS.get_object(name)
+    has_views = callable(factory) and "view" in option_defaults(factory)
+    return {"view": "image", **options} if has_views else options
+
+
 def _let_import_from_here(name: str) -> None:
     """Find the user's `module:Class` in the folder the command was started in."""
     if ":" in name and os.getcwd() not in sys.path:
@@ -161,6 +184,29 @@ def _print(table: Table) -> None:
     Console().print(table)
 
 
+def _print_envs(infos: list[EnvInfo]) -> None:
+    """A table, or on a narrow terminal one paragraph for each."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.padding import Padding
+
+    console = Console()
+    if console.width >= NARROW:
+        console.print(_envs_table(infos))
+        return
+    for info in infos:
+        turns = "1 turn" if info.max_turns == 1 else f"{info.max_turns} turns"
+        console.print(f"[bold]{info.name}[/] · {turns}", highlight=False)
+        needs = ["Needs: " + ", ".join(map(_short_extra, info.extras))] if info.extras else []
+        for text in (info.summary, f"Reward: {info.reward}", *needs):
+            console.print(Padding(escape(text), (0, 0, 0, 2)), highlight=False)
+
+
+def _short_extra(extra: str) -> str:
+    """`images` for `moored[images]`."""
+    return extra.partition("[")[2].rstrip("]")
+
+
 def _envs_table(infos: list[EnvInfo]) -> Table:
     from rich import box
     from rich.markup import escape
@@ -170,7 +216,7 @@ def _envs_table(infos: list[EnvInfo]) -> Table:
     for column, share in (("name", 0), ("turns", 0), ("task", 4), ("reward", 5), ("needs", 0)):
         table.add_column(column, ratio=share or None, no_wrap=not share)
     for info in infos:
-        extras = "\n".join(extra.partition("[")[2].rstrip("]") for extra in info.extras)
+        extras = "\n".join(map(_short_extra, info.extras))
         cells = (info.summary, info.reward, extras or "–")
         table.add_row(f"[bold]{info.name}[/]", str(info.max_turns), *map(escape, cells))
     return table

