@@ -14,8 +14,12 @@ BIN := .venv/bin
 test: .venv/installed
 	$(BIN)/pytest -n auto
 
+# The main job on the embedded model: reasoning collapses without the filter and stays with it.
+train: BOTTLE := runs/bottle-$(shell date +%Y%m%d-%H%M%S)
 train: .venv/installed
-	$(BIN)/python examples/00_select_and_diagnose.py
+	$(BIN)/moored train collapse no_filter --run $(BOTTLE)/no_filter
+	$(BIN)/moored train collapse --run $(BOTTLE)/top_p
+	$(BIN)/moored compare $(BOTTLE)/no_filter $(BOTTLE)/top_p
 
 check: .venv/installed
 	$(BIN)/ruff check .

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from moored.algo import loss_scale, reward_variance, select_groups
+from moored.algo import loss_scale, select_groups
 from moored.algorithms import (
     Algorithm,
     overlong_penalty,
@@ -31,17 +31,9 @@ from moored.evaluate import Evaluation, evaluate
 from moored.render import Renderer
 from moored.rollout import EnvPool, Task, roll_out
 from moored.runlog import RunLog
+from moored.step_metrics import step_metrics
+from moored.stopping import LoopState, stop_reason
 from moored.types import Group, Selection
-
-
-@dataclass(slots=True)
-class LoopState:
-    """What the loop itself remembers; saved with every checkpoint."""
-
-    empty_steps: int = 0
-    first_variances: list[float] = field(default_factory=list)
-    low_variance_steps: int = 0
-    low_evaluations: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -103,7 +95,7 @@ def train_step(run: Run, step: int) -> StepRecord:
     ):
         with run.timed("evaluation"):
             evaluation = _evaluate(run)
-    metrics = _metrics(groups, selection, samples, stats, evaluation)
+    metrics = step_metrics(groups, selection, samples, stats, evaluation)
     record = StepRecord(
         step=step, metrics=metrics, collapse=collapse, evaluation=evaluation, seconds=run.seconds
     )
@@ -116,7 +108,7 @@ def train(run: Run, on_step: Callable[[StepRecord], bool | None] | None = None) 
     config = run.config
     for step in range(run.next_step, config.num_steps + 1):
         record = train_step(run, step)
-        reason = _stop_reason(run, record)
+        reason = stop_reason(config, run.state, record.metrics, record.evaluation)
         run.next_step = step + 1
         if on_step is not None and on_step(record) and not reason:
             reason = f"stopped on request after step {step}"
@@ -316,44 +308,6 @@ def _evaluate(run: Run) -> Evaluation:
     )
 
 
-def _metrics(
-    groups: Sequence[Group],
-    selection: Selection,
-    samples: Sequence[Sample],
-    stats: Mapping[str, float],
-    evaluation: Evaluation | None,
-) -> dict[str, float]:
-    """The numbers of one step."""
-    trajectories = [t for group in groups for t in group.trajectories]
-    turns = [turn for t in trajectories for turn in t.turns]
-    generated = sum(len(turn.completion_ids) for turn in turns)
-    trained = sum(sample.num_loss_tokens for sample in samples)
-    rewards = np.array([t.reward for t in trajectories])
-    rv = reward_variance([group.rewards for group in groups])
-    metrics = {
-        "rollout/reward_mean": float(np.nanmean(rewards)) if np.isfinite(rewards).any() else np.nan,
-        "rollout/success_rate": float(np.mean([t.success for t in trajectories])),
-        "rollout/validity_rate": float(np.mean([turn.is_valid for turn in turns] or [0.0])),
-        "rollout/turns_mean": len(turns) / len(trajectories),
-        "rollout/reply_tokens_mean": generated / max(len(turns), 1),
-        "rollout/error_count": float(sum(t.stop.is_error for t in trajectories)),
-        "rollout/truncated_count": float(sum(t.stop.is_truncation for t in trajectories)),
-        "rollout/reward_variance_mean": rv.mean,
-        "rollout/reward_variance_std_over_mean": rv.std_over_mean,
-        "tokens/generated": float(generated),
-        "tokens/trained": float(trained),
-        "tokens/discarded": float(generated - trained),
-        "update/is_empty": float(not samples),
-        **selection.metrics(),
-        **stats,
-    }
-    if evaluation is not None:
-        metrics["evaluation/success_rate"] = evaluation.success_rate
-        metrics["evaluation/reward_mean"] = evaluation.reward_mean
-        metrics["evaluation/validity_rate"] = evaluation.validity_rate
-    return metrics
-
-
 def _write(run: Run, record: StepRecord) -> None:
     if record.collapse is not None:
         found = record.collapse
@@ -370,31 +324,3 @@ def _write(run: Run, record: StepRecord) -> None:
         )
     run.log.append("timing", record.step, {f"{k}_s": v for k, v in record.seconds.items()})
     run.log.append("metrics", record.step, record.metrics)
-
-
-def _stop_reason(run: Run, record: StepRecord) -> str:
-    """Why the run should end now; empty to go on."""
-    config, state = run.config, run.state
-    state.empty_steps = state.empty_steps + 1 if record.metrics["update/is_empty"] else 0
-    if state.empty_steps >= config.filter.max_empty_steps:
-        return f"{state.empty_steps} steps in a row had no group with reward variance to train on"
-    variance = record.metrics["rollout/reward_variance_mean"]
-    if len(state.first_variances) < 10:
-        state.first_variances.append(variance)
-    else:
-        floor = config.stop.low_variance * float(np.mean(state.first_variances))
-        state.low_variance_steps = state.low_variance_steps + 1 if variance < floor else 0
-    if config.stop.low_variance and state.low_variance_steps >= config.stop.low_variance_steps:
-        return (
-            f"reward variance stayed below {config.stop.low_variance:.0%} of its start for "
-            f"{state.low_variance_steps} steps"
-        )
-    if record.evaluation is not None:
-        is_low = record.evaluation.success_rate < config.stop.min_success
-        state.low_evaluations = state.low_evaluations + 1 if is_low else 0
-    if config.stop.min_success and state.low_evaluations >= config.stop.min_success_evaluations:
-        return (
-            f"validation success stayed below {config.stop.min_success:.0%} for "
-            f"{state.low_evaluations} evaluations"
-        )
-    return ""

@@ -13,7 +13,8 @@ from transformers import LlamaForCausalLM
 
 from recipes.corpus import Corpus
 from recipes.demonstrations import MIX, TaskSpec, TraceMix
-from recipes.finetune import StartRates, Training
+from recipes.finetune import Training
+from recipes.start_rates import StartRates
 
 TEMPLATE = Path(__file__).with_name("model_card.md")
 

@@ -65,7 +65,7 @@ UNSURE = TraceMix(grounded=0.5, noised=0.4)
 
 MIX: tuple[TaskSpec, ...] = (
     TaskSpec("sokoban", 30, ONE_TURN),
-    TaskSpec("sokoban", 14),
+    TaskSpec("sokoban", 12),
     TaskSpec("sokoban", 2, {"view": "grid", **ONE_TURN}),
     TaskSpec("sokoban", 2, {"view": "coord", **ONE_TURN}),
     TaskSpec("sokoban", 2, {"rows": 5, "cols": 7, "max_turns": 3, "max_actions_per_turn": 3}),
@@ -77,8 +77,8 @@ MIX: tuple[TaskSpec, ...] = (
     TaskSpec("frozen_lake", 2, {"slip": 0.1, "view": "grid_coord", "format_penalty": -0.5}),
     TaskSpec("countdown", 9, traces=REASONED),
     TaskSpec("countdown", 3, {"num_numbers": 3, "format_penalty": -0.5}, REASONED),
-    TaskSpec("bandit", 3, traces=UNSURE),
-    TaskSpec("bandit", 1, {"format_penalty": -0.5, "safe_reward": 0.2}, UNSURE),
+    TaskSpec("bandit", 4, traces=UNSURE),
+    TaskSpec("bandit", 2, {"format_penalty": -0.5, "safe_reward": 0.2}, UNSURE),
     TaskSpec("metamath", 8, {"level": 1, "max_turns": 1}, REASONED),
     TaskSpec("metamath", 3, {"level": 1}, REASONED),
     TaskSpec("metamath", 1, {"level": 1, "max_turns": 2, "format_penalty": -0.5}, REASONED),

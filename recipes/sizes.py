@@ -21,6 +21,6 @@ class Size:
 
 
 SIZES = {
-    "nano": Size(128, 5, 4, 384, learning_rate=3e-3, num_steps=4000, num_dialogues=200_000),
-    "mini": Size(256, 6, 8, 768, learning_rate=1.5e-3, num_steps=6000, num_dialogues=300_000),
+    "nano": Size(128, 5, 4, 384, learning_rate=3e-3, num_steps=8000, num_dialogues=250_000),
+    "mini": Size(256, 6, 8, 768, learning_rate=1.5e-3, num_steps=8000, num_dialogues=300_000),
 }

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from statistics import mean
 from typing import TYPE_CHECKING
 
@@ -79,9 +80,11 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def sample_dialogues(num_samples: int = NUM_SAMPLES) -> list[Dialogue]:
-    """The dialogues every tokenizer is trained on."""
-    return [make_dialogue(0, index) for index in range(num_samples)]
+def sample_dialogues() -> list[Dialogue]:
+    """The dialogues the tokenizer is trained on, about as many of each environment."""
+    num_specs = Counter(spec.env for spec in MIX)
+    mix = tuple(replace(spec, weight=1 / num_specs[spec.env]) for spec in MIX)
+    return [make_dialogue(0, index, mix) for index in range(NUM_SAMPLES)]
 
 
 def train_bpe(dialogues: Sequence[Dialogue]) -> Tokenizer:
@@ -154,7 +157,11 @@ def print_costs() -> None:
     print(f"{len(tokenizer)} tokens, {len(constant_phrases(dialogues))} of them phrases")
     print(f"{'system':>6} {'prompt':>6} {'reply':>6}  task")
     for spec in MIX:
-        prompts = [d.messages for d in dialogues if d.spec == spec]
+        prompts = [
+            d.messages
+            for d in dialogues
+            if (d.spec.env, d.spec.options) == (spec.env, spec.options)
+        ]
         system = count_tokens(tokenizer, prompts[0][:1])
         prompt = mean(count_tokens(tokenizer, messages[:2]) for messages in prompts)
         reply = mean(len(tokenizer.encode(messages[2].text + END)) for messages in prompts)

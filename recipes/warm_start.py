@@ -37,13 +37,20 @@ def main() -> None:
     import torch
 
     from recipes.card import Making, rates_table, write_card
-    from recipes.finetune import build_model, measure_start, train
+    from recipes.finetune import build_model, train
+    from recipes.start_rates import measure_start
 
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     model = build_model(size, tokenizer, options.seed)
     print(f"{options.name}: {model.num_parameters():,} parameters on {device}")
     training = train(
-        model, corpus, size, seed=options.seed, device=device, max_minutes=options.minutes
+        model,
+        corpus,
+        size,
+        seed=options.seed,
+        device=device,
+        max_minutes=options.minutes,
+        use_graphs=device.startswith("cuda") and not options.no_graphs,
     )
     rates = measure_start(model, tokenizer, num_tasks=options.tasks, seed=options.seed)
     model.save_pretrained(options.out)
@@ -73,6 +80,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=math.inf, help="limit of the training")
     parser.add_argument("--dialogues", type=int, help="demonstrations to make")
     parser.add_argument("--batch-tokens", type=int, help="tokens of one step, padding included")
+    parser.add_argument("--no-graphs", action="store_true", help="do not record CUDA graphs")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--tasks", type=int, default=128, help="validation tasks an environment")
     return parser.parse_args()

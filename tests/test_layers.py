@@ -17,7 +17,7 @@ BASE = {"types", "errors", "registry", "names", "config"}
 MATHS = BASE | {"algo", "diagnostics", "envs", "runlog"}
 PARTS = MATHS | {"render", "rollout", "batch", "losses", "algorithms", "engine.base", "models"}
 ENGINES = PARTS | {"engine"}
-LOOPS = ENGINES | {"train", "evaluate", "build"}
+LOOPS = ENGINES | {"train", "evaluate", "build", "stopping", "step_metrics"}
 
 ALLOWED: dict[str, set[str]] = {
     **dict.fromkeys(BASE, BASE),

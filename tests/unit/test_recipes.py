@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from moored.envs.base import parse_reply, split_of_seed
 from moored.envs.mix import make_env
-from recipes.boilerplate import fill, write_boilerplate
+from recipes.boilerplate import write_boilerplate
 from recipes.demonstrations import MIX, ONE_TURN, TaskSpec, TraceMix, make_dialogue
 from recipes.facts import (
     TEACHERS,
@@ -219,14 +219,6 @@ def test_boilerplate_is_varied_and_names_no_input():
     assert not any(mark in text for text in texts for mark in "0123456789{}|()")
 
 
-def test_fill_settles_every_choice():
-    filled = {fill("{a|b} c {d}", random.Random(seed)) for seed in range(20)}
-    assert filled == {"a c d", "b c d"}
-
-
-# --- tokenizer ---
-
-
 @pytest.fixture(scope="module")
 def tokenizer():
     pytest.importorskip("transformers")
@@ -235,28 +227,17 @@ def tokenizer():
     return build_tokenizer()
 
 
-def test_the_vocabulary_is_small(tokenizer):
-    assert len(tokenizer) == 1024
-
-
 @pytest.mark.parametrize("text", [*"#_√OXPSG\n0123456789()[],", "Up", "Down", " || ", " Left"])
 def test_what_tasks_are_made_of_is_one_token(tokenizer, text):
     assert len(tokenizer.encode(text)) == 1
 
 
 def test_grid_symbols_digits_and_actions_stand_alone_in_context(tokenizer):
+    symbols = {*"#_√OXPSG\n0123456789()", ", ", " || ", "Up", "Down", "Left", "Right"}
     for text in ("######\n#P__##\n#√XOSG", "(10, 25)", "Up || Down || Left || Right"):
         pieces = [tokenizer.decode([token]) for token in tokenizer.encode(text)]
         assert "".join(pieces) == text
-        assert set(pieces) <= {
-            *"#_√OXPSG\n0123456789()",
-            ", ",
-            " || ",
-            "Up",
-            "Down",
-            "Left",
-            "Right",
-        }
+        assert set(pieces) <= symbols
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -271,29 +252,28 @@ def test_prompts_and_replies_come_back_exactly(tokenizer, dialogues):
 
 
 def test_decoding_keeps_tags_and_drops_specials(tokenizer):
-    reply = "<think>So.</think><answer>Up</answer>"
+    reply = "<think>First.</think><answer>Up</answer>"
     ids = tokenizer.encode(reply + "<|im_end|><|pad|>")
     assert len(ids) == 4 + 2 + 1 + 2
     assert tokenizer.decode(ids, skip_special_tokens=True) == reply
 
 
-def test_a_sokoban_prompt_is_cheap(tokenizer):
+def test_a_sokoban_prompt_is_cheap_for_a_small_vocabulary(tokenizer):
     from recipes.tokenizer import count_tokens
 
     messages = make_env("sokoban", **ONE_TURN).reset(5)
     assert count_tokens(tokenizer, messages[:1]) <= 48
     assert count_tokens(tokenizer, messages) <= 140
+    assert len(tokenizer) == 1024
 
 
 def test_an_option_not_trained_on_costs_no_more_than_its_digits(tokenizer):
     from recipes.tokenizer import count_tokens
 
-    usual = count_tokens(tokenizer, make_env("sokoban").reset(5))
-    other = count_tokens(
-        tokenizer, make_env("sokoban", format_penalty=-0.25, max_turns=12).reset(5)
-    )
+    usual = make_env("sokoban").reset(5)
+    other = make_env("sokoban", format_penalty=-0.25, max_turns=12).reset(5)
     # -0.25 has one digit more; 12 has one more in the rules and one in "Turn 1 of 12".
-    assert other == usual + 3
+    assert count_tokens(tokenizer, other) == count_tokens(tokenizer, usual) + 3
 
 
 def test_the_chat_template_is_prefix_stable_and_adds_no_system_message(tokenizer, dialogues):
@@ -312,6 +292,23 @@ def test_the_chat_template_is_prefix_stable_and_adds_no_system_message(tokenizer
         assert whole[: len(part)] == part
     alone = tokenizer.apply_chat_template(chat[1:2], tokenize=False)
     assert alone == f"<|im_start|>user\n{chat[1]['content']}<|im_end|>\n"
+
+
+@pytest.mark.parametrize("name", ["nano", "mini"])
+def test_embedded_models_know_the_prompts(name):
+    """Fails when prompts have changed much since the model was made: then make it again."""
+    folder = ROOT / "moored" / "models" / name
+    transformers = pytest.importorskip("transformers")
+    if not (folder / "tokenizer.json").exists():
+        pytest.skip(f"{name} is not made yet")
+    from recipes.tokenizer import count_tokens
+
+    embedded = transformers.AutoTokenizer.from_pretrained(folder)
+    costs = {
+        str(spec): count_tokens(embedded, make_env(spec.env, **spec.options).reset(0)[:1])
+        for spec in MIX
+    }
+    assert max(costs.values()) <= 64, costs
 
 
 def test_the_template_takes_text_parts(tokenizer):
@@ -338,9 +335,6 @@ def test_training_the_tokenizer_again_gives_the_same_file(dialogues):
     assert train_bpe(dialogues).to_str() == train_bpe(dialogues).to_str()
 
 
-# --- corpus and training ---
-
-
 def test_the_encoder_writes_what_the_chat_template_writes(tokenizer, dialogues):
     from recipes.corpus import Encoder
 
@@ -365,16 +359,18 @@ def test_the_corpus_does_not_depend_on_the_number_of_workers(tokenizer):
     assert len(one.lengths) == 300 and one.lengths.sum() == len(one.ids)
 
 
-def test_an_epoch_takes_every_dialogue_once_within_the_budget():
+def test_an_epoch_takes_every_dialogue_within_the_budget():
     pytest.importorskip("torch")
-    from recipes.finetune import split_epoch
+    from recipes.finetune import batch_widths, split_epoch
 
-    lengths = np.random.default_rng(0).integers(50, 700, size=1000)
-    batches = split_epoch(lengths, 4096, np.random.default_rng(1))
-    assert sorted(np.concatenate(batches).tolist()) == list(range(1000))
-    assert all(lengths[rows].max() * len(rows) <= 4096 for rows in batches)
-    padded = sum(lengths[rows].max() * len(rows) for rows in batches)
-    assert padded < 1.1 * lengths.sum()
+    lengths = np.random.default_rng(0).integers(50, 700, size=5000)
+    epoch = split_epoch(lengths, batch_widths(lengths), 4096, np.random.default_rng(1))
+    counts = np.bincount(np.concatenate([rows for _, rows in epoch]), minlength=5000)
+    assert counts.min() == 1 and counts.mean() < 1.05
+    assert all(lengths[rows].max() <= width for width, rows in epoch)
+    assert all(width * len(rows) <= 4096 for width, rows in epoch)
+    assert len({(width, len(rows)) for width, rows in epoch}) <= 16
+    assert sum(width * len(rows) for width, rows in epoch) < 1.1 * lengths.sum()
 
 
 def test_labels_are_the_replies_alone(tokenizer):
@@ -383,12 +379,36 @@ def test_labels_are_the_replies_alone(tokenizer):
     from recipes.finetune import IGNORED, batches
 
     corpus = make_corpus(tokenizer.backend_tokenizer, 40, 2, num_workers=1)
-    stream = batches(corpus, 10_000_000, 0, "cpu")
-    ids, labels = next(stream)
-    assert ids.shape == (40, corpus.lengths.max())
-    assert (labels != IGNORED).sum() == corpus.is_target.sum()
-    text = tokenizer.decode(labels[0][labels[0] != IGNORED].tolist())
-    assert text.startswith("<think>") and text.endswith("</answer><|im_end|>")
+    ids, labels = next(batches(corpus, 4096, 0, "cpu"))
+    assert ids.shape == labels.shape
+    assert ((labels == ids) | (labels == IGNORED)).all()
+    for row in labels:
+        text = tokenizer.decode(row[row != IGNORED].tolist())
+        assert text.startswith("<think>") and text.endswith("</answer><|im_end|>")
+
+
+def test_padding_changes_no_gradient(tokenizer):
+    torch = pytest.importorskip("torch")
+    from recipes.finetune import build_model
+    from recipes.gradients import CAUSAL, IGNORED, add_gradients
+    from recipes.sizes import Size
+
+    model = build_model(Size(16, 2, 2, 32, 1e-2, 1, 1), tokenizer, seed=0)
+    model.set_attn_implementation(CAUSAL)
+    ids = torch.randint(0, 1000, (2, 12), generator=torch.Generator().manual_seed(0))
+    labels = ids.clone()
+    labels[:, :4] = IGNORED
+    found = []
+    for num_pad in (0, 5):
+        model.zero_grad()
+        padded = (
+            torch.nn.functional.pad(ids, (0, num_pad)),
+            torch.nn.functional.pad(labels, (0, num_pad), value=IGNORED),
+        )
+        loss = add_gradients(model, *padded)
+        found.append([loss, *(torch.clone(parameter.grad) for parameter in model.parameters())])
+    for plain, padded in zip(*found, strict=True):
+        torch.testing.assert_close(plain, padded)
 
 
 def test_the_schedule_warms_up_and_ends_low():
@@ -400,16 +420,17 @@ def test_the_schedule_warms_up_and_ends_low():
     assert schedule(999, 1.0) == pytest.approx(0.02)
 
 
-def test_the_command_makes_a_loadable_model_and_a_card(tmp_path, monkeypatch, capsys):
+def test_the_command_makes_a_loadable_model_and_a_card(tokenizer, tmp_path, monkeypatch, capsys):
     pytest.importorskip("torch")
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from recipes import finetune, warm_start
+    from recipes import finetune, start_rates, warm_start
     from recipes.sizes import Size
 
-    tiny = Size(16, 1, 2, 32, learning_rate=1e-2, num_steps=25, num_dialogues=60, batch_tokens=2048)
+    tiny = Size(16, 1, 2, 32, learning_rate=1e-2, num_steps=20, num_dialogues=60, batch_tokens=2048)
+    monkeypatch.setattr(warm_start, "build_tokenizer", lambda: tokenizer)
     monkeypatch.setitem(warm_start.SIZES, "nano", tiny)
-    monkeypatch.setattr(finetune, "MAX_REPLY_TOKENS", 6)
+    monkeypatch.setattr(start_rates, "MAX_REPLY_TOKENS", 6)
     monkeypatch.setattr(finetune, "WARMUP_STEPS", 5)
     out = tmp_path / "nano"
     argv = ["warm_start.py", "nano", "--out", str(out), "--workers", "1", "--tasks", "2"]

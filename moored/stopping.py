@@ -1,0 +1,53 @@
+"""When a run ends early: nothing to learn from, or nothing learnt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from moored.config import Config
+from moored.evaluate import Evaluation
+
+
+@dataclass(slots=True)
+class LoopState:
+    """What the loop itself remembers; saved with every checkpoint."""
+
+    empty_steps: int = 0
+    first_variances: list[float] = field(default_factory=list)
+    low_variance_steps: int = 0
+    low_evaluations: int = 0
+
+
+def stop_reason(
+    config: Config,
+    state: LoopState,
+    metrics: Mapping[str, float],
+    evaluation: Evaluation | None,
+) -> str:
+    """Why the run should end now; empty to go on. Takes the step into `state`."""
+    state.empty_steps = state.empty_steps + 1 if metrics["update/is_empty"] else 0
+    if state.empty_steps >= config.filter.max_empty_steps:
+        return f"{state.empty_steps} steps in a row had no group with reward variance to train on"
+    variance = metrics["rollout/reward_variance_mean"]
+    if len(state.first_variances) < 10:
+        state.first_variances.append(variance)
+    else:
+        floor = config.stop.low_variance * float(np.mean(state.first_variances))
+        state.low_variance_steps = state.low_variance_steps + 1 if variance < floor else 0
+    if config.stop.low_variance and state.low_variance_steps >= config.stop.low_variance_steps:
+        return (
+            f"reward variance stayed below {config.stop.low_variance:.0%} of its start for "
+            f"{state.low_variance_steps} steps"
+        )
+    if evaluation is not None:
+        is_low = evaluation.success_rate < config.stop.min_success
+        state.low_evaluations = state.low_evaluations + 1 if is_low else 0
+    if config.stop.min_success and state.low_evaluations >= config.stop.min_success_evaluations:
+        return (
+            f"validation success stayed below {config.stop.min_success:.0%} for "
+            f"{state.low_evaluations} evaluations"
+        )
+    return ""
