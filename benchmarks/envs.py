@@ -5,8 +5,8 @@
 Exit code 1 when a target is missed. One process, one core, wall clock (time.perf_counter);
 rates are the best of three:
 reset+render   median of 300 resets of different tasks: draw the task, write both messages
-replies/s      whole steps: parse a reply of the oracle, act, score, render (reset not counted)
-actions/s      `act` alone, random actions: the board's dynamics without text
+replies/s      `step`: parse a reply of the oracle, act, score, render (reset not counted)
+actions/s      in whole replies: the same, counted in actions; board alone: `act` on random actions
 rooms/s        Sokoban rooms: `make_task` alone, and whole resets (which also draw for the split)
 """
 
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import platform
 import random
 import sys
@@ -28,10 +27,9 @@ from rich.console import Console
 from rich.table import Table
 
 from moored.envs import ENVIRONMENTS, Environment, format_reply
-from moored.envs.check_probe import expect_result, time_reply
+from moored.envs.check_probe import Probe, time_fuzzed_replies
 from moored.envs.game import Game
 from moored.envs.mix import make_env
-from moored.envs.nasty import EXECUTED, fuzz_replies
 
 NUM_RESETS = 300
 REPEATS = 3
@@ -71,19 +69,26 @@ def measure_reset(name: str) -> Measurement:
     return Measurement(name, "reset+render", value, "ms", limit, more_is_better=False)
 
 
-def measure_replies(name: str) -> Measurement:
+def measure_replies(name: str) -> list[Measurement]:
     env = make_env(name)
     scripts = [(seed, _oracle_replies(env, seed)) for seed in range(50)]
 
-    def rate() -> float:
-        elapsed, num_replies = 0.0, 0
+    def rates() -> tuple[float, float]:
+        elapsed, num_replies, num_actions = 0.0, 0, 0.0
         for seed, replies in scripts:
             env.reset(seed)
-            elapsed += _seconds(lambda replies=replies: [env.step(reply) for reply in replies])
+            start = time.perf_counter()
+            results = [env.step(reply) for reply in replies]
+            elapsed += time.perf_counter() - start
             num_replies += len(replies)
-        return num_replies / elapsed
+            num_actions += sum(result.metrics.get("num_actions", 0.0) for result in results)
+        return num_replies / elapsed, num_actions / elapsed
 
-    return Measurement(name, "replies/s", max(rate() for _ in range(REPEATS)), "1/s")
+    replies, actions = (max(best) for best in zip(*(rates() for _ in range(REPEATS)), strict=True))
+    found = [Measurement(name, "replies/s", replies, "1/s")]
+    if actions:
+        found.append(Measurement(name, "actions/s, whole replies", actions, "1/s"))
+    return found
 
 
 def measure_actions(name: str, game: Game) -> Measurement:
@@ -101,7 +106,7 @@ def measure_actions(name: str, game: Game) -> Measurement:
         return num_actions / elapsed
 
     best = max(rate(repeat) for repeat in range(REPEATS))
-    return Measurement(name, "actions/s", best, "1/s", ACTIONS_PER_S.get(name))
+    return Measurement(name, "actions/s, board alone", best, "1/s", ACTIONS_PER_S.get(name))
 
 
 def measure_rooms(label: str) -> list[Measurement]:
@@ -131,29 +136,13 @@ def measure_rooms(label: str) -> list[Measurement]:
 
 def measure_fuzz(name: str, count: int) -> Measurement:
     """Slowest of `count` hostile replies in ms; any exception ends the program."""
-    env = make_env(name)
-    answers = [reply.partition("<answer>")[2][:-9] for reply in _oracle_replies(env, 0)]
-    slowest_s, seed, done = 0.0, 0, True
-    for reply in fuzz_replies(random.Random(0), count, answers=answers):
-        if done:
-            seed += 1
-            env.reset(seed)
-        start = time.perf_counter()
-        result = env.step(reply)
-        elapsed_s = time.perf_counter() - start
-        if elapsed_s > REPLY_LIMIT_S:  # the machine may have been busy: once more, by itself
-            elapsed_s = time_reply(env, seed, reply, REPLY_LIMIT_S)
-            done = True
-        else:
-            done = expect_result(result).done
-        assert math.isfinite(result.reward) and not EXECUTED, (name, reply[:200])
-        slowest_s = max(slowest_s, elapsed_s)
+    slowest_s = time_fuzzed_replies(Probe(make_env(name)), count, REPLY_LIMIT_S)
     what = f"slowest of {count} replies"
     return Measurement(name, what, slowest_s * 1e3, "ms", REPLY_LIMIT_S * 1e3, False)
 
 
-def measure_env(name: str, num_fuzz: int) -> list[Measurement]:
-    found = [measure_reset(name), measure_replies(name)]
+def measure_env(name: str, num_fuzz: int | None) -> list[Measurement]:
+    found = [measure_reset(name), *measure_replies(name)]
     env = make_env(name)
     if isinstance(env, Game):
         found.append(measure_actions(name, env))
@@ -167,7 +156,7 @@ def measure_env(name: str, num_fuzz: int) -> list[Measurement]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Measure the environments against the targets.")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers here")
-    parser.add_argument("--fuzz", type=int, default=0, metavar="N", help="hostile replies per env")
+    parser.add_argument("--fuzz", type=_count, metavar="N", help="hostile replies per environment")
     parser.add_argument("--only", choices=list(ENVIRONMENTS), help="measure one environment")
     args = parser.parse_args()
     names = [args.only] if args.only else list(ENVIRONMENTS)
@@ -211,6 +200,12 @@ def _oracle_replies(env: Environment, seed: int) -> list[str]:
         if env.step(replies[-1]).done:
             break
     return replies
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number, at least 1, got {text!r}")
+    return int(text)
 
 
 def _seconds(call: Callable[[], object]) -> float:

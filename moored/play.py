@@ -52,11 +52,11 @@ def play_episode(
 ) -> Score:
     """Play until the end, or until `ask` raises EOFError or KeyboardInterrupt.
 
-    `ask` returns what a person typed; None lets the oracle play.
+    `ask` returns what a person typed; None lets the oracle play. Pictures go to `image_dir`.
     """
     system, user = env.reset(task_seed, episode_seed)
     if image_dir is not None:
-        _prepare_image_dir(image_dir, env, user.content)
+        _make_image_dir(image_dir, env, user.content)
     console.rule(Text(f"{env.name} · task {task_seed}"), style="dim")
     console.print(_as_text(system.content), style="dim", soft_wrap=True)
     if ask is not None:
@@ -72,6 +72,8 @@ def play_episode(
         console.print()
     style = "bold green" if score.success else "bold"
     console.print(str(score), style=style, highlight=False)
+    if image_dir is not None:
+        console.print(f"The pictures are in {image_dir}.", highlight=False, soft_wrap=True)
     return score
 
 
@@ -84,6 +86,13 @@ def ask_in_terminal() -> str:
     if not sys.stdin.isatty():
         print(typed)
     return typed
+
+
+def new_game_folder(parent: Path) -> Path:
+    """`parent/game_1`, or the next number: pictures of earlier games stay apart."""
+    taken = [path.name.removeprefix("game_") for path in parent.glob("game_*")]
+    number = 1 + max((int(name) for name in taken if name.isdecimal()), default=0)
+    return parent / f"game_{number}"
 
 
 def to_reply(typed: str) -> str:
@@ -131,13 +140,13 @@ def _picture_name(image: object) -> str:
     return f"[picture {width}×{height}]\n"
 
 
-def _prepare_image_dir(folder: Path, env: Environment, content: Content) -> None:
+def _make_image_dir(folder: Path, env: Environment, content: Content) -> None:
     if not content_images(content):
         has_views = "view" in option_defaults(type(env))
-        hint = "add -o view=image" if has_views else "play it without --image"
+        hint = "set the option view=image" if has_views else "play it without pictures"
         raise MooredError(f"{env.name} shows no pictures with these options; {hint}")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True)
     except OSError as error:
         raise MooredError(
             f"cannot save pictures in {folder}: {error.strerror}; choose another folder"

@@ -7,6 +7,7 @@ directly, so user code needs no registration.
 from __future__ import annotations
 
 import importlib
+import traceback
 from collections.abc import Iterator, Mapping
 
 from moored.errors import UnknownNameError, close_match_hint
@@ -46,13 +47,9 @@ def import_object(path: str, *, kind: str = "object") -> object:
         raise UnknownNameError(f"{kind} path {path!r} must look like 'package.module:attribute'")
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        # A missing dependency *inside* the module is that module's error, not a wrong path.
-        if error.name is None or not (module_name + ".").startswith(error.name + "."):
-            raise
+    except (Exception, SystemExit) as error:
         raise UnknownNameError(
-            f"{kind} path {path!r}: no module named {error.name!r}; "
-            f"check the spelling, or install the package it lives in"
+            f"{kind} path {path!r}: {_import_problem(module_name, error)}"
         ) from error
     try:
         return getattr(module, attribute)
@@ -62,3 +59,26 @@ def import_object(path: str, *, kind: str = "object") -> object:
             f"{kind} path {path!r}: module {module_name!r} has no attribute {attribute!r}; "
             f"{close_match_hint(attribute, public)}"
         ) from None
+
+
+def _import_problem(module_name: str, error: BaseException) -> str:
+    """What went wrong, where, and what to do: the path, the module's own code or a dependency."""
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    if missing is not None and f"{module_name}.".startswith(f"{missing}."):
+        return (
+            f"no module named {missing!r}; check the spelling, or install the package it lives in"
+        )
+    advice = f"install {missing}" if missing is not None else "mend that first"
+    return f"importing {module_name!r} raised {_place_of(error)}; {advice}"
+
+
+def _place_of(error: BaseException) -> str:
+    """`SyntaxError at my_env.py:3: invalid syntax`: the error, the last line of code, the text."""
+    if isinstance(error, SyntaxError):
+        file, line, text = error.filename, error.lineno, error.msg
+    else:
+        frames = traceback.extract_tb(error.__traceback__)
+        frame = [frame for frame in frames if not frame.filename.startswith("<frozen")][-1]
+        file, line, text = frame.filename, frame.lineno, " ".join(str(error).split())
+    place = f" at {file}:{line}" if file else ""
+    return f"{type(error).__name__}{place}: {text}"

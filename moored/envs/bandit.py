@@ -50,7 +50,6 @@ class Bandit:
     """
 
     name: ClassVar[str] = "bandit"
-    is_stochastic: ClassVar[bool] = True
     max_turns: int = 1
 
     def __init__(
@@ -71,18 +70,20 @@ class Bandit:
         self.risky_probability = risky_probability
         self.reverse = reverse
         self.format_penalty = format_penalty
+        self.is_stochastic = 0 < risky_probability < 1 and risky_reward != 0
+        self._arms: tuple[str, str] | None = None
         self._over = True
 
     def reset(self, task_seed: int, episode_seed: int = 0) -> list[Message]:
         # Both orders of a pair belong to one split.
         self._arms, _ = draw_task(task_seed, _draw_arms, key=lambda arms: "|".join(sorted(arms)))
-        # Another stream than the task's, also where the two seeds are the same number.
-        self._noise = random.Random(f"bandit noise {episode_seed}")
+        # Another stream than the task's, and another one in every task.
+        self._noise = random.Random(f"noise {task_seed} {episode_seed}")
         self._over = False
-        return [Message("system", self._rules()), Message("user", self._question())]
+        return [Message("system", self._rules()), Message("user", _question(*self._arms))]
 
     def step(self, reply: str) -> StepResult:
-        if self._over:
+        if self._over or self._arms is None:
             raise EnvError("bandit: the episode is over; call reset before step")
         self._over = True
         answer = parse_reply(reply).answer
@@ -105,6 +106,8 @@ class Bandit:
         )
 
     def oracle(self) -> str:
+        if self._arms is None:
+            raise EnvError("bandit: there is no task yet; call reset before oracle")
         return max(self._arms, key=self._mean_reward)
 
     def close(self) -> None:
@@ -130,12 +133,11 @@ class Bandit:
             f"{FORMAT_REMINDER}."
         )
 
-    def _question(self) -> str:
-        first, second = self._arms
-        return (
-            f"The arms are {first} and {second}. Answer with the name of one arm.\n"
-            f"{FORMAT_REMINDER}."
-        )
+
+def _question(first: str, second: str) -> str:
+    return (
+        f"The arms are {first} and {second}. Answer with the name of one arm.\n{FORMAT_REMINDER}."
+    )
 
 
 def _draw_arms(rng: random.Random) -> tuple[str, str]:

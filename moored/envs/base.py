@@ -8,13 +8,17 @@ and test apart by seed range *and* by content hash.
 from __future__ import annotations
 
 import hashlib
+import logging
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 from moored.errors import EnvError
 from moored.types import Content, Message
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Split = Literal["train", "validation", "test"]
@@ -54,9 +58,15 @@ class Environment(Protocol):
     """
 
     name: ClassVar[str]
-    is_stochastic: ClassVar[bool]
-    """True when the same replies may earn different rewards in another episode."""
     max_turns: int
+
+    @property
+    def is_stochastic(self) -> bool:
+        """True when the same replies may lead elsewhere in another episode; a plain attribute does.
+
+        It may depend on the options: a lake without slips is not stochastic.
+        """
+        ...
 
     def reset(self, task_seed: int, episode_seed: int = 0) -> list[Message]: ...
 
@@ -107,9 +117,14 @@ def parse_actions(answer: str, actions: Sequence[str]) -> list[str] | None:
     """Split `A || B` into known action names (any case); None when a part is unknown or empty."""
     if len(answer) > 4096:
         return None
-    known = {action.casefold(): action for action in actions}
+    known = _by_folded_name(tuple(actions))
     parts = [known.get(part.strip().casefold()) for part in answer.split("||")]
     return None if None in parts else [part for part in parts if part is not None]
+
+
+@lru_cache(maxsize=64)
+def _by_folded_name(actions: tuple[str, ...]) -> dict[str, str]:
+    return {action.casefold(): action for action in actions}
 
 
 def split_of_seed(task_seed: int) -> Split:
@@ -129,6 +144,31 @@ def split_of_content(key: str) -> Split:
     if bucket < 205:
         return "train"
     return "validation" if bucket < 231 else "test"
+
+
+def missing_splits(keys: Iterable[str]) -> list[Split]:
+    """The splits none of these task contents belongs to; reads no further than it must."""
+    missing = list(SPLIT_SEEDS)
+    for key in keys:
+        split = split_of_content(key)
+        if split in missing:
+            missing.remove(split)
+        if not missing:
+            break
+    return missing
+
+
+def warn_of_missing_splits(source: object, tasks: str, keys: Iterable[str]) -> None:
+    """Log a warning when a file has no tasks for some split; `tasks` names them, e.g. `9 rows`."""
+    missing = missing_splits(keys)
+    if missing:
+        logger.warning(
+            "%s: none of its %s belongs to the %s split, so no such task can be drawn; about one "
+            "in ten goes to validation and one in ten to test, by content: use a larger file",
+            source,
+            tasks,
+            " or ".join(missing),
+        )
 
 
 def draw_task(

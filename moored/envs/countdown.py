@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import random
 import re
@@ -38,9 +39,9 @@ class Countdown:
     """Hit the target: combine the numbers with + - * / and brackets, each exactly once.
 
     A task is three or four numbers and a positive whole target, such as 3, 7, 25 and 46; the
-    answer is an expression such as `25 + 7 * 3`. Every task has a solution. Fractions on the
-    way are exact and allowed; `−`, `×` and `÷` may be written for `-`, `*` and `/`; a trailing
-    `= 46` is ignored. One turn.
+    answer is an expression such as `25 + 7 * 3`. Every task has a solution, and never the plain sum
+    or the plain product of all numbers. Fractions on the way are exact and allowed; `−`, `×` and
+    `÷` may be written for `-`, `*` and `/`; a trailing `= 46` is ignored. One turn.
 
     Reward: 1 when the value is the target, 0.1 when each number is used exactly once but the
     value is wrong, 0 for anything else (other numbers, powers, a leading minus, division by zero).
@@ -54,7 +55,7 @@ class Countdown:
     """
 
     name: ClassVar[str] = "countdown"
-    is_stochastic: ClassVar[bool] = False
+    is_stochastic: bool = False
 
     def __init__(
         self,
@@ -128,11 +129,13 @@ class Countdown:
             highs = [rng.choice((10, self.max_number)) for _ in range(count)]
             numbers = [rng.randint(1, min(high, self.max_number)) for high in highs]
             result = _combine(rng, numbers, self.max_target)
-            if result is not None:
+            # One recipe must not fit many tasks: adding, or multiplying, all the numbers.
+            if result is not None and result.value not in (sum(numbers), math.prod(numbers)):
                 return CountdownTask(tuple(numbers), result.value, result.text)
         raise EnvError(
-            f"countdown: no target up to {self.max_target} found in {MAX_TRIES} draws of numbers "
-            f"up to {self.max_number}; raise max_target or lower max_number"
+            f"countdown: no target up to {self.max_target} other than the sum and the product "
+            f"found in {MAX_TRIES} draws of numbers up to {self.max_number}; raise max_target, or "
+            f"give max_number another value"
         )
 
     def _rules(self) -> str:

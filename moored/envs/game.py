@@ -33,7 +33,7 @@ class Game(ABC, Generic[TaskT]):
     """Base of action games. Subclasses set the class attributes and the five methods below."""
 
     name: ClassVar[str]
-    is_stochastic: ClassVar[bool] = False
+    is_stochastic: bool = False
     actions: tuple[str, ...]
     """Names a reply may use; upper and lower case are the same."""
 
@@ -100,12 +100,19 @@ class Game(ABC, Generic[TaskT]):
         """Actions an episode can hold: the limit, or all turns filled, whichever is less."""
         return min(self.max_actions, self.max_turns * self.max_actions_per_turn)
 
+    @property
+    def actions_left(self) -> int:
+        """Actions the rest of the episode can hold: turns used up take theirs with them."""
+        turns_left = self.max_turns - self._turn
+        return min(self._actions_left, turns_left * self.max_actions_per_turn)
+
     def reset(self, task_seed: int, episode_seed: int = 0) -> list[Message]:
         task = self._fixed_task()
         if task is None:
             task, _ = draw_task(task_seed, self.make_task, self.task_key)
-        # Noise has its own stream: with equal seeds the board would give the noise away.
-        self.start(task, random.Random(f"noise {episode_seed}"))
+        # Noise has its own stream, another one in every task: a stream shared between tasks would
+        # make their outcomes move together, and one seeded like the board would give it away.
+        self.start(task, random.Random(f"noise {task_seed} {episode_seed}"))
         self._turn = 0
         self._actions_left = self.max_actions
         self._over = False
@@ -118,9 +125,8 @@ class Game(ABC, Generic[TaskT]):
         self._turn += 1
         if actions is None:
             return self._finish(self.format_penalty, Outcome(0.0, changed=False), [], valid=False)
-        allowed = min(self.max_actions_per_turn, self._actions_left)
         reward, outcome, changed = 0.0, Outcome(0.0), []
-        for action in actions[:allowed]:
+        for action in actions[: min(self.max_actions_per_turn, self._actions_left)]:
             outcome = self.act(action)
             reward += outcome.reward
             self._actions_left -= 1
@@ -174,19 +180,17 @@ class Game(ABC, Generic[TaskT]):
         return (
             f"{self.rules()}\n"
             f"Actions: {self.action_text()}. Give at most {self.max_actions_per_turn} "
-            f"a turn, joined by ' || ', at most {self.max_actions} in all, in at most "
-            f"{self.max_turns} turns.\n"
+            f"a turn, joined by ' || ', at most {self.action_budget} in all, in at most "
+            f"{self.max_turns} turns. Further actions are ignored.\n"
             f"A malformed reply earns {self.format_penalty:g}, moves nothing and uses up the "
             f"turn.\n{FORMAT_REMINDER}."
         )
 
     def _turn_content(self, lead: str) -> Content:
         head = f"{lead}Turn {self._turn + 1} of {self.max_turns}.\n"
-        allowed = min(self.max_actions_per_turn, self._actions_left)
-        tail = (
-            f"\nActions left: {self._actions_left}, at most {allowed} this turn.\n"
-            f"{FORMAT_REMINDER}."
-        )
+        left = self.actions_left
+        allowed = min(self.max_actions_per_turn, left)
+        tail = f"\nActions left: {left}, at most {allowed} this turn.\n{FORMAT_REMINDER}."
         return _framed(head, self.state(), tail)
 
 

@@ -24,12 +24,13 @@ class Game2048(Game[Board]):
     The game starts half-way: the target tile is split in two, then a random piece of it again, and
     so on, and the pieces lie scattered over the board. Merge them all back in time. After every
     action that changes the board a 2 (one time in ten a 4) appears on a random empty cell, another
-    one in every episode. By default the oracle, a search that ignores these new tiles, wins 87 % of
-    the games, random play 12 %.
+    one in every episode.
 
-    Reward: the values of the merged tiles / `target`, so that the winning merge alone earns 1. An
-    action that changes nothing earns 0 and counts. The game ends with the target tile, or when no
-    action changes the board.
+    Reward: for a merge that makes a new largest tile, its increase over the last largest /
+    `target`. Everything else earns 0, and an action that changes nothing counts too. The game ends
+    with the target tile, or when no action changes the board. By default the oracle, a search that
+    ignores new tiles, wins 88 % of the games and earns 0.59 on average; `Up || Left` all the time
+    wins 21 % and earns 0.25, random play 11 % and 0.20.
 
     Options: `size` (4) rows and columns, 3 to 5 · `target` (64) the tile to make, a power of two ·
     `splits` (5) how often the target is split for the first board; None is the usual start with two
@@ -38,7 +39,7 @@ class Game2048(Game[Board]):
     """
 
     name: ClassVar[str] = "2048"
-    is_stochastic: ClassVar[bool] = True
+    is_stochastic: bool = True
     actions: ClassVar[tuple[str, ...]] = ("Up", "Down", "Left", "Right")
 
     def __init__(
@@ -92,9 +93,9 @@ class Game2048(Game[Board]):
             "An action slides all tiles in one direction as far as they go. Two equal tiles that "
             "meet merge into their sum; a merged tile does not merge again in the same action. "
             "If the board changed, a new tile, 2 or rarely 4, appears on a random empty cell.\n"
-            f"Each merge earns the value of the new tile / {self.target}; an action that changes "
-            f"nothing earns 0. The game ends when {self.target} is made or no action changes the "
-            "board."
+            f"A merge that makes a new largest tile earns what it has more than the largest tile "
+            f"before, / {self.target}; everything else earns 0. The game ends when {self.target} "
+            "is made or no action changes the board."
         )
 
     def make_task(self, rng: random.Random) -> Board:
@@ -115,11 +116,11 @@ class Game2048(Game[Board]):
         self._noise = noise
 
     def act(self, action: str) -> Outcome:
-        board, merged = slide(self._board, action)
+        board, _ = slide(self._board, action)
         if board == self._board:
             return Outcome(0.0, changed=False)
+        reward = (largest_tile(board) - largest_tile(self._board)) / self.target
         self._board = board
-        reward = merged / self.target
         if has_tile(board, self.target):
             return Outcome(reward, done=True, success=True)
         self._board = add_tile(board, self._noise)
@@ -196,6 +197,10 @@ def split_tile(tile: int, num_splits: int, rng: random.Random) -> list[int]:
         half = pieces[index] // 2
         pieces[index : index + 1] = [half, half]
     return pieces
+
+
+def largest_tile(board: Board) -> int:
+    return max(map(max, board))
 
 
 def has_tile(board: Board, tile: int) -> bool:

@@ -42,9 +42,11 @@ NUMBER = re.compile(
 UNIT_WORD = re.compile(r"(?:[a-z]{2,}|[ghlms])(?:\^?\{?[23]\}?|[²³])?")
 NOT_UNITS = re.compile(
     r"pi|sqrt|log|ln|sin|cos|tan|mod|or|and|plus|minus|times|over|squared|cubed|factorial|choose|"
-    r"hundred|thousand|million|billion|trillion"
+    r"dozens?|half|halves|(?:third|fifth|sixth|seventh|eighth|ninth|tenth)s?|"
+    r"(?:ten-?)?(?:hundred|thousand|million|billion|trillion)(?:th)?s?"
 )
-"""Words after a number that change its value."""
+"""Words after a number that change its value. Quarters may be coins and seconds may be time, so
+these two are units."""
 
 
 def same_answer(given: str, expected: str) -> bool:

@@ -8,10 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from moored.envs.base import FORMAT_REMINDER, StepResult, draw_task, parse_reply
+from moored.envs.base import (
+    FORMAT_REMINDER,
+    StepResult,
+    draw_task,
+    parse_reply,
+    warn_of_missing_splits,
+)
 from moored.envs.dataset_rows import Row, load_rows
 from moored.envs.math_answer import same_answer
-from moored.envs.math_verifier import is_equivalent, require_math_verify
+from moored.envs.math_verifier import is_equivalent, require_math_verify, start_verifier
 from moored.envs.word_problems import LEVELS, make_problem
 from moored.errors import EnvError
 from moored.types import Message
@@ -22,24 +28,28 @@ class MetaMath:
 
     Without a `source` the problems are made on the spot: short stories of one to six steps about
     money, rates, ages, fractions and the like, without end and with exact answers. With one they
-    are real MetaMathQA or GSM8K rows. Answers are compared as exact numbers (`1,200`, `$0.50`,
-    `1/2`, `\boxed{\frac{3}{4}}`, `12 km`; units and % are not checked), or as text without case
-    and white space.
+    are real MetaMathQA or GSM8K rows; rewordings of one question stay in one split. Answers are
+    compared as exact numbers (`1,200`, `$0.50`, `1/2`, `\boxed{\frac{3}{4}}`, `12 km`; units and %
+    are not checked), or as text without case and white space.
 
     Reward: 1 for a right answer on the first turn, then 0.5, 0.25, … on the next ones. A wrong
     answer earns 0, a malformed reply `format_penalty`; both use up the turn. The episode ends with
     a right answer or after `max_turns`.
 
     Options:
-    - `source=None`: a JSON, JSONL or Parquet file, or `"hub:owner/name"` (needs `datasets`).
+    - `source=None`: a JSON, JSONL or Parquet file (Parquet needs `moored[data]`), or
+      `"hub:owner/name"` (needs `datasets`).
     - `level=(1, 3)`: difficulty of the made problems, one level or a range, 1 easy to 3 hard.
     - `max_turns=5`: tries an episode has.
-    - `math_verify=False`: also accept what math-verify finds equivalent (needs `moored[math]`).
+    - `math_verify=False`: also accept what math-verify finds equivalent (needs `moored[math]`). It
+      runs in a process of its own, takes 10 to 300 ms for an answer that is neither plainly right
+      nor a plain number, and is stopped after 1 s of computing. Such an answer counts as wrong,
+      even if it is not, and so do towers and exponents above 1000, which are not looked at.
     - `format_penalty=-0.1`: reward of a malformed reply.
     """
 
     name: ClassVar[str] = "metamath"
-    is_stochastic: ClassVar[bool] = False
+    is_stochastic: bool = False
 
     def __init__(
         self,
@@ -64,7 +74,8 @@ class MetaMath:
         if math_verify:
             require_math_verify()
         if source is not None:
-            load_rows(source)
+            rows = load_rows(source)
+            warn_of_missing_splits(source, f"{len(rows)} rows", map(_task_key, rows))
         self.source = source
         self.levels = (levels[0], levels[1])
         self.max_turns = max_turns
@@ -77,6 +88,8 @@ class MetaMath:
     def reset(self, task_seed: int, episode_seed: int = 0) -> list[Message]:
         # Rows live in the loader's cache: shared by all instances, never pickled with one.
         rows = None if self.source is None else load_rows(self.source)
+        if self.math_verify:
+            start_verifier()
         make = self._make_problem if rows is None else functools.partial(_pick_row, rows)
         self._task, _ = draw_task(task_seed, make, _task_key)
         self._turn = 0

@@ -17,6 +17,7 @@ from itertools import accumulate
 
 from moored.envs import ENVIRONMENTS
 from moored.envs.base import Environment
+from moored.envs.option_types import MISFIT, annotations_of, describe_kind, fit_value
 from moored.errors import ConfigError, EnvError, MooredError, close_match_hint
 
 EnvSource = str | Callable[..., object]
@@ -29,6 +30,16 @@ REQUIRED = inspect.Parameter.empty
 # any stretch of indices (Weyl sequence).
 _GOLDEN = 0x9E3779B97F4A7C15
 _WORD = 1 << 64
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A keyword option of an environment."""
+
+    default: object
+    """`REQUIRED` when it has none."""
+    kind: object
+    """Its annotation; without one the type of its default, or `object`."""
 
 
 def make_env(source: EnvSource, /, **options: object) -> Environment:
@@ -45,7 +56,7 @@ def make_env(source: EnvSource, /, **options: object) -> Environment:
 
 
 def env_maker(source: EnvSource, options: Mapping[str, object]) -> Callable[[], object]:
-    """A function that builds `source` with `options`; option names are checked here and now."""
+    """A function that builds `source`; the options' names and kinds are checked here and now."""
     factory = ENVIRONMENTS.get_object(source) if isinstance(source, str) else source
     name = source_name(source)
     if not callable(factory):
@@ -53,29 +64,35 @@ def env_maker(source: EnvSource, options: Mapping[str, object]) -> Callable[[], 
             f"an environment is made from a class or function, got {type(factory).__name__} "
             f"({name}); give the class itself, or a function that returns an instance"
         )
-    known = option_defaults(factory)
+    known = options_of(factory)
     for option in options:
         if option not in known:
             raise ConfigError(f"{name} has no option {option!r}; {_option_hint(option, known)}")
-    missing = [key for key, value in known.items() if value is REQUIRED and key not in options]
+    missing = [key for key, o in known.items() if o.default is REQUIRED and key not in options]
     if missing:
         raise ConfigError(f"{name} needs the option {missing[0]!r}; give it a value")
-    return functools.partial(_construct, factory, dict(options))
+    fitted = {key: _fit(name, key, value, known[key].kind) for key, value in options.items()}
+    return functools.partial(_construct, factory, fitted)
 
 
-def option_defaults(factory: Callable[..., object]) -> dict[str, object]:
-    """Keyword options and their defaults (`REQUIRED` for none), base classes' included."""
+def options_of(factory: Callable[..., object]) -> dict[str, Option]:
+    """Keyword options of a class or function, base classes' included."""
     if not inspect.isclass(factory):
         return _keywords(factory)[0]
-    found: dict[str, object] = {}
+    found: dict[str, Option] = {}
     for cls in factory.__mro__:
         if "__init__" not in vars(cls) or cls is object:
             continue
         options, passes_on = _keywords(cls.__init__)
-        found |= {name: value for name, value in options.items() if name not in found}
+        found |= {name: option for name, option in options.items() if name not in found}
         if not passes_on:
             break
     return found
+
+
+def option_defaults(factory: Callable[..., object]) -> dict[str, object]:
+    """Keyword options and their defaults, `REQUIRED` for none."""
+    return {name: option.default for name, option in options_of(factory).items()}
 
 
 def source_name(source: object) -> str:
@@ -83,14 +100,27 @@ def source_name(source: object) -> str:
     return source if isinstance(source, str) else getattr(source, "__qualname__", repr(source))
 
 
-def _keywords(function: Callable[..., object]) -> tuple[dict[str, object], bool]:
-    """Named parameters with their defaults, and whether `**kwargs` passes others on."""
+def _keywords(function: Callable[..., object]) -> tuple[dict[str, Option], bool]:
+    """Named parameters, and whether `**kwargs` passes others on."""
     parameters = list(inspect.signature(function).parameters.values())
     if parameters and parameters[0].name == "self":
         parameters = parameters[1:]
     named = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     passes_on = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
-    return {p.name: p.default for p in parameters if p.kind in named}, passes_on
+    kinds = annotations_of(function)
+    options = {
+        p.name: Option(p.default, kinds.get(p.name, object)) for p in parameters if p.kind in named
+    }
+    return options, passes_on
+
+
+def _fit(name: str, option: str, value: object, kind: object) -> object:
+    fitted = fit_value(value, kind)
+    if fitted is MISFIT:
+        raise ConfigError(
+            f"{name}: option {option!r} must be {describe_kind(kind)}, got {value!r:.80}"
+        )
+    return fitted
 
 
 def _option_hint(option: str, known: Mapping[str, object]) -> str:
@@ -101,7 +131,7 @@ def _construct(factory: Callable[..., object], options: dict[str, object]) -> ob
     try:
         return factory(**options)
     except TypeError as error:
-        # Most often an option of the wrong type, such as max_turns="five".
+        # Most often an option of the wrong type that no annotation tells.
         given = ", ".join(f"{key}={value!r}" for key, value in options.items()) or "no options"
         raise EnvError(f"{source_name(factory)} cannot be made with {given}: {error}") from error
 

@@ -83,6 +83,7 @@ NASTY_REPLIES: tuple[str, ...] = (
 
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 _SMALL = tuple(text for text in (*_ANSWERS, *_FRAMES) if len(text) <= 200)
+_PIECES = (*_SMALL, *_TAGS * 8)
 _CHARACTERS = "0123456789+-*/()=^.,|<> \n\tUpDownLeftRight\x00√²½٣\u200b\u202e\ud800🦆"
 
 
@@ -106,8 +107,7 @@ def fuzz_replies(
 
 
 def _glue(rng: random.Random) -> str:
-    pieces = (*_SMALL, *_TAGS * 8)
-    return "".join(rng.choice(pieces) for _ in range(rng.randint(0, 8)))
+    return "".join(rng.choices(_PIECES, k=rng.randint(0, 8)))
 
 
 def _mutate(rng: random.Random, text: str) -> str:

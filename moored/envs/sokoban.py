@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from moored.envs.base import warn_of_missing_splits
 from moored.envs.game import Game, Outcome
 from moored.envs.sokoban_generator import make_room
 from moored.envs.sokoban_rooms import (
@@ -98,6 +99,9 @@ class Sokoban(Game[Room]):
         _check_source(level, levels_file, min_solution, max_solution)
         self._level = None if level is None else parse_room(_as_rows(level))
         self._levels = () if levels_file is None else read_levels(levels_file)
+        if self._levels:
+            rooms = f"{len(self._levels)} rooms"
+            warn_of_missing_splits(levels_file, rooms, map(self.task_key, self._levels))
 
     def rules(self) -> str:
         return (

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 
@@ -64,16 +65,23 @@ def interior(rows: int, cols: int) -> int:
 
 def draw_rows(room: Room, boxes: int, player: int) -> list[str]:
     """The room as rows of symbols, with boxes and player where they are now."""
-    symbols = ["_"] * (room.rows * room.cols)
-    for cell in numbers_of(room.walls):
-        symbols[cell] = "#"
-    for cell in numbers_of(room.targets):
-        symbols[cell] = "O"
+    symbols = list(_floor_plan(room))
     for cell in numbers_of(boxes):
         symbols[cell] = "√" if symbols[cell] == "O" else "X"
     symbols[player] = "S" if symbols[player] == "O" else "P"
     board = "".join(symbols)
     return [board[start : start + room.cols] for start in range(0, len(board), room.cols)]
+
+
+@lru_cache(maxsize=64)
+def _floor_plan(room: Room) -> str:
+    """Walls, targets and floor, which stay as they are throughout an episode."""
+    symbols = ["_"] * (room.rows * room.cols)
+    for cell in numbers_of(room.walls):
+        symbols[cell] = "#"
+    for cell in numbers_of(room.targets):
+        symbols[cell] = "O"
+    return "".join(symbols)
 
 
 def parse_room(

@@ -16,7 +16,6 @@ from typing import ClassVar
 from moored.envs.game import Game, Outcome
 from moored.errors import EnvError
 
-REJECTED_REWARD = -0.1
 MAX_BLANKS = {4: 10, 9: 50}
 """By size; with more empty cells puzzles with one solution are slow to find."""
 
@@ -36,8 +35,9 @@ class Sudoku(Game[Puzzle]):
     solution, and digits are checked against it: a wrong digit is rejected, so the puzzle can
     always still be solved. Filled cells cannot be changed.
 
-    Reward: 1 / (cells empty at the start) for each right digit, 1 for the whole puzzle. −0.1 for a
-    wrong digit or a cell that is filled already; the board stays as it is.
+    Reward: 1 / (cells empty at the start) for each right digit, 1 for the whole puzzle. A wrong
+    digit or a cell that is filled already costs as much and leaves the board as it is, so that
+    guessing does not pay.
 
     Options: `size` (4) or 9, with boxes of 2×2 or 3×3 · `blanks` ((4, 8)) empty cells, a number or
     a (fewest, most) pair; at most 10 for size 4, 50 for size 9, and never more than the actions an
@@ -87,8 +87,8 @@ class Sudoku(Game[Puzzle]):
             f"Complete the {self.size}x{self.size} Sudoku: every row, every column and every "
             f"{box}x{box} box must hold each digit from 1 to {self.size} once. '.' is an empty "
             "cell; r1 is the top row, c1 the left column. There is exactly one solution.\n"
-            "Right digits earn equal shares of 1. A digit that differs from the solution, or a "
-            f"cell that is filled already, earns {REJECTED_REWARD:g} and changes nothing."
+            f"A right digit earns 1/{self._num_blanks}. A digit that differs from the solution, or "
+            f"a cell that is filled already, earns -1/{self._num_blanks} and changes nothing."
         )
 
     def make_task(self, rng: random.Random) -> Puzzle:
@@ -105,16 +105,16 @@ class Sudoku(Game[Puzzle]):
     def start(self, task: Puzzle, noise: random.Random) -> None:
         self._cells = list(task.cells)
         self._solution = task.solution
-        self._right_reward = 1.0 / task.cells.count(0)
+        self._num_blanks = task.cells.count(0)
 
     def act(self, action: str) -> Outcome:
         row, column, digit = (int(action[at]) for at in (1, 3, 5))
         cell = (row - 1) * self.size + column - 1
         if self._cells[cell] or digit != self._solution[cell]:
-            return Outcome(REJECTED_REWARD, changed=False)
+            return Outcome(-1.0 / self._num_blanks, changed=False)
         self._cells[cell] = digit
         is_solved = all(self._cells)
-        return Outcome(self._right_reward, done=is_solved, success=is_solved)
+        return Outcome(1.0 / self._num_blanks, done=is_solved, success=is_solved)
 
     def state(self) -> str:
         return draw_grid(self._cells)

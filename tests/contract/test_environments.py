@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import inspect
-import math
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from moored.envs import ENVIRONMENTS, format_reply
+from moored.envs import ENVIRONMENTS
 from moored.envs.check import check_env
-from moored.envs.check_probe import expect_result
 from moored.envs.describe import describe_env
 from moored.envs.mix import EnvMix, make_env, option_defaults
-from moored.envs.nasty import EXECUTED
 
 ROOT = Path(__file__).parents[2]
 every_environment = pytest.mark.parametrize("name", list(ENVIRONMENTS))
@@ -33,6 +28,12 @@ def test_the_rules_are_kept(name: str) -> None:
 @image_environments
 def test_the_rules_are_kept_in_pictures(name: str) -> None:
     check_env(name, options={"view": "image"}, num_tasks=2, num_split_seeds=20).raise_if_failed()
+
+
+def test_the_rules_are_kept_with_symbolic_answers() -> None:
+    # math-verify has 1 s of computing for an answer; the other half second is for a busy machine.
+    options = {"math_verify": True}
+    check_env("metamath", options=options, num_tasks=2, reply_limit_s=1.5).raise_if_failed()
 
 
 @every_environment
@@ -74,33 +75,6 @@ def test_the_prompt_states_the_real_format_penalty(name: str) -> None:
     assert any("-0.37" in message.text for message in env.reset(0))
     result = env.step("no tags")
     assert (result.reward, result.is_valid) == (-0.37, False)
-
-
-replies = st.one_of(
-    st.text(max_size=200),
-    st.text(max_size=100).map(lambda answer: format_reply("", answer)),
-    st.text(alphabet="0123456789+-*/()=|. rcUDLRupdownleftight'", max_size=60).map(
-        lambda answer: format_reply("", answer)
-    ),
-)
-
-
-@every_environment
-def test_any_text_is_scored(name: str) -> None:
-    env = make_env(name)
-
-    @settings(max_examples=60, deadline=None)
-    @given(st.integers(0, 999), st.lists(replies, min_size=1, max_size=5))
-    def feed(seed: int, texts: list[str]) -> None:
-        env.reset(seed)
-        for text in texts:
-            result = expect_result(env.step(text))
-            assert math.isfinite(result.reward)
-            if result.done:
-                break
-        assert EXECUTED == []
-
-    feed()
 
 
 def test_all_environments_can_be_mixed() -> None:

@@ -79,6 +79,11 @@ class Broken(Doubles):
         return super().step(reply)
 
 
+class Exits(Doubles):
+    def step(self, reply):
+        raise SystemExit(3)
+
+
 class Buggy(Doubles):
     def reset(self, task_seed, episode_seed=0):
         raise ZeroDivisionError("a bug")
@@ -93,7 +98,8 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("COLUMNS", "100")
     yield tmp_path
-    sys.modules.pop("toy_env", None)
+    for module in ("toy_env", "faulty", "late"):
+        sys.modules.pop(module, None)
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *args: str) -> int:
@@ -160,19 +166,24 @@ def test_a_mistyped_command_is_corrected(monkeypatch, capsys) -> None:
         (["play", "toy_env:Doubles", "-o", "max_turns"], "must look like key=value"),
         (["play", "toy_env:Doubles", "-o", "view=[1"], "'view=[1': '[1' is not a valid YAML value"),
         (["play", "toy_env:Doubles", "--seed", "-1"], "task_seed must lie in [0, "),
-        (
-            ["play", "toy_env:Doubles", "--image", "frames"],
-            "no pictures with these options; add -o",
-        ),
+        (["play", "toy_env:Doubles", "-o", "max_turns=true"], "a whole number, got True"),
+        (["play", "toy_env:Doubles", "--image", "-o", "view=text"], "set the option view=image"),
+        (["play", "countdown", "--image"], "countdown shows no pictures with these options; play"),
+        (["play", "toy_env:Doubles", "frames"], "a folder (frames) is for pictures only; add --im"),
+        (["check-env", "faulty:Env"], "SyntaxError at {folder}/faulty.py:1: invalid syntax"),
+        (["play", "late:Env"], "importing 'late' raised NameError at {folder}/late.py:2: name 'y'"),
     ],
 )
 def test_mistakes_are_one_line_on_stderr(monkeypatch, capsys, toy, args, message) -> None:
+    (toy / "faulty.py").write_text("class Env(:\n")
+    (toy / "late.py").write_text("x = 1\ny\n")
     assert run(monkeypatch, *args) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("moored: ")
-    assert message in err
+    assert message.format(folder=toy) in err
     assert "Traceback" not in err
+    assert err.count("\n") == 1
 
 
 def test_a_person_plays_with_bare_answers(monkeypatch, capsys, toy) -> None:
@@ -210,20 +221,29 @@ def test_leaving_is_polite(monkeypatch, capsys, toy, leaving) -> None:
 def test_pictures_are_saved(monkeypatch, capsys, toy) -> None:
     from PIL import Image
 
-    args = ("play", "toy_env:Doubles", "--oracle", "-o", "view=image", "--image", "a/b")
-    assert run(monkeypatch, *args) == 0
-    names = sorted(path.name for path in (toy / "a" / "b").iterdir())
+    assert run(monkeypatch, "play", "toy_env:Doubles", "--oracle", "--image", "a/b") == 0
+    names = sorted(path.name for path in (toy / "a" / "b" / "game_1").iterdir())
     assert names == ["frame_01.png", "frame_02.png"]
-    with Image.open(toy / "a" / "b" / "frame_01.png") as picture:
+    with Image.open(toy / "a" / "b" / "game_1" / "frame_01.png") as picture:
         assert picture.size == (8, 8)
-    assert "[picture 8×8]" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "[picture 8×8]" in out
+    assert out.endswith("The pictures are in a/b/game_1.\n")
+
+
+@pytest.mark.parametrize("args", [["sokoban", "--image"], ["--image", "sokoban"]])
+def test_pictures_go_to_frames_and_games_stay_apart(monkeypatch, capsys, toy, args) -> None:
+    for game, folder in enumerate(("game_1", "game_2", "game_3"), start=1):
+        assert run(monkeypatch, "play", "--oracle", *args) == 0
+        assert (toy / "frames" / folder / "frame_01.png").is_file()
+        assert len(list((toy / "frames").iterdir())) == game
+    assert "The pictures are in frames/game_3." in capsys.readouterr().out
 
 
 def test_a_folder_that_cannot_be_made_is_explained(monkeypatch, capsys, toy) -> None:
     (toy / "file").write_text("")
-    args = ("play", "toy_env:Doubles", "--oracle", "-o", "view=image", "--image", "file/frames")
-    assert run(monkeypatch, *args) == 2
-    assert "cannot save pictures in file/frames: Not a directory" in capsys.readouterr().err
+    assert run(monkeypatch, "play", "toy_env:Doubles", "--oracle", "--image", "file/frames") == 2
+    assert "cannot save pictures in file/frames/game_1: Not a" in capsys.readouterr().err
 
 
 def test_answers_come_from_a_pipe_and_are_shown(toy) -> None:
@@ -259,6 +279,24 @@ def test_a_bug_in_a_users_environment_is_reported_with_its_place(monkeypatch, ca
     assert detail.endswith(": a bug")
 
 
+def test_an_environment_that_exits_or_hangs_fails_its_check(monkeypatch, capsys, toy) -> None:
+    assert run(monkeypatch, "check-env", "toy_env:Exits") == 1
+    out = capsys.readouterr().out
+    assert "raised SystemExit at toy_env.py:" in out
+    assert "toy_env:Exits breaks" in out
+
+
+@pytest.mark.parametrize("columns", [30, 40, 69])
+def test_envs_can_be_read_on_a_narrow_terminal(monkeypatch, capsys, columns) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert run(monkeypatch, "envs") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= columns
+    text = " ".join(" ".join(lines).split())
+    assert "sokoban · 5 turns Push every box onto a target. Reward: −0.1 for every action" in text
+    assert "Needs: data, math bandit · 1 turn" in text
+
+
 def test_envs_lists_every_environment(monkeypatch, capsys) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     assert run(monkeypatch, "envs") == 0
@@ -269,6 +307,9 @@ def test_envs_lists_every_environment(monkeypatch, capsys) -> None:
     for item in listed:
         assert item["name"] in table
         assert item["summary"] and item["reward"] and item["max_turns"] >= 1
+    needs = {item["name"]: item["needs"] for item in listed}
+    assert needs["metamath"] == ["moored[data]", "moored[math]"]
+    assert needs["sokoban"] == needs["frozen_lake"] == ["moored[images]"]
 
 
 def test_option_values_are_read_as_json_or_yaml() -> None:

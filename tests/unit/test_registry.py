@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import zlib
 from fractions import Fraction
 
 import pytest
@@ -40,8 +41,25 @@ def test_wrong_paths_say_which_half_is_wrong():
         import_object("fractions:")
 
 
-def test_a_missing_dependency_inside_a_module_keeps_its_own_error(tmp_path, monkeypatch):
-    (tmp_path / "needs_more.py").write_text("import absent_dependency\n")
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        ("import absent_dependency\n", r"ModuleNotFoundError at .*:1: .*; install absent_dep"),
+        ("x = 1\ndef f(:\n", r"SyntaxError at .*faulty_\d+\.py:2: invalid syntax"),
+        ("\n\nx = 1 / 0\n", r"ZeroDivisionError at .*faulty_\d+\.py:3: division by zero"),
+        ("import sys\nsys.exit(3)\n", r"SystemExit at .*faulty_\d+\.py:2: 3"),
+        ("import json\njson.loads('{')\n", r"JSONDecodeError at .*json.*: Expecting"),
+        ("raise ValueError('two\\nlines')\n", "ValueError at .*: two lines; mend"),
+        ("x = 1\0", "SyntaxError: source code string cannot contain null bytes"),
+    ],
+)
+def test_a_module_that_fails_to_import_is_explained_in_one_line(
+    tmp_path, monkeypatch, code, problem
+):
+    name = f"faulty_{abs(zlib.crc32(code.encode()))}"
+    (tmp_path / f"{name}.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ModuleNotFoundError, match="absent_dependency"):
-        import_object("needs_more:thing")
+    with pytest.raises(UnknownNameError, match=problem) as caught:
+        import_object(f"{name}:thing")
+    assert "\n" not in str(caught.value)
+    assert caught.value.__cause__ is not None

@@ -83,6 +83,27 @@ def test_the_same_episode_seed_pays_the_same():
     assert paid == [pull(Bandit(), DARING, 1, episode).reward for episode in range(40)]
 
 
+def test_episodes_of_equal_number_are_independent_between_tasks():
+    # With noise of the episode seed alone, all tasks would pay, or not, together.
+    env = Bandit()
+    paid = [pull(env, DARING, task, 7).reward for task in range(200)]
+    assert 30 < sum(paid) < 70
+
+
+def test_it_is_stochastic_only_where_the_risky_arm_is():
+    assert Bandit().is_stochastic
+    assert not Bandit(risky_probability=1).is_stochastic
+    assert not Bandit(risky_probability=0).is_stochastic
+    assert not Bandit(risky_reward=0).is_stochastic
+
+
+def test_there_is_nothing_to_say_before_reset():
+    with pytest.raises(EnvError, match="call reset before oracle"):
+        Bandit().oracle()
+    with pytest.raises(EnvError, match="call reset before step"):
+        Bandit().step("")
+
+
 def test_all_episodes_of_a_task_see_one_prompt():
     env = Bandit()
     for task_seed in range(20):

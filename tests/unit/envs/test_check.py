@@ -7,6 +7,7 @@ import random
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from moored.errors import ConfigError, EnvError, UnknownNameError
 PAGE = Path(__file__).parents[3] / "docs" / "write-your-own-environment.md"
 
 BROKEN = """
-import random, time
+import os, random, sys, time
 from dataclasses import replace
 from moored.envs.base import parse_reply
 from moored.types import Message
@@ -170,6 +171,89 @@ class NotANumber(ReverseWord):
         result = super().step(reply)
         return replace(result, reward=result.reward if result.is_valid else float("nan"))
 
+class ChokesLater(ReverseWord):
+    def step(self, reply):
+        if self._turns_left < self.max_turns and len(reply) > 900_000:
+            raise OverflowError("too long")
+        return super().step(reply)
+
+class SameNoise(ReverseWord):
+    is_stochastic = True
+
+class PaysNothing(ReverseWord):
+    def step(self, reply):
+        return replace(super().step(reply), reward=0.0)
+
+class CostsToSolve(ReverseWord):
+    def step(self, reply):
+        return replace(super().step(reply), reward=-1.0)
+
+class PaysMalformed(ReverseWord):
+    def step(self, reply):
+        result = super().step(reply)
+        return replace(result, reward=1.0 if result.success else 0.5)
+
+class PaysAnyWord(ReverseWord):
+    def step(self, reply):
+        result = super().step(reply)
+        return replace(result, reward=1.0 if result.is_valid else -0.1, done=True, success=True)
+
+class ShowsItsSeed(ReverseWord):
+    def reset(self, task_seed, episode_seed=0):
+        messages = super().reset(task_seed % 7)
+        return [messages[0], Message("user", f"Task {task_seed}: the word is {self._word}.")]
+
+class Exits(ReverseWord):
+    def step(self, reply):
+        if not parse_reply(reply).is_valid:
+            sys.exit("give a proper reply")
+        return super().step(reply)
+
+class ExitsOnBombs(ReverseWord):
+    def step(self, reply):
+        if "9**9**9" in reply:
+            sys.exit(3)
+        return super().step(reply)
+
+class Interrupts(ReverseWord):
+    def oracle(self):
+        raise KeyboardInterrupt
+
+class Crashes2(ReverseWord):
+    def step(self, reply):
+        if "9**9**9" in reply:
+            os._exit(7)
+        return super().step(reply)
+
+class Hangs(ReverseWord):
+    def step(self, reply):
+        while "9**9**9" in reply:
+            pass
+        return super().step(reply)
+
+class HangsInC(ReverseWord):
+    def reset(self, task_seed, episode_seed=0):
+        sum(range(10**14 if task_seed == 3 else 1))
+        return super().reset(task_seed)
+
+class HangsAtBirth(ReverseWord):
+    def __init__(self):
+        super().__init__()
+        time.sleep(3600)
+
+class BadConstructor(ReverseWord):
+    def __init__(self):
+        1 / 0
+
+class ClosesBadly(ReverseWord):
+    def close(self):
+        raise OSError("no handle")
+
+class Prints(ReverseWord):
+    def reset(self, task_seed, episode_seed=0):
+        print("hello from the environment")
+        return super().reset(task_seed)
+
 class OneTask(ReverseWord):
     def _make_word(self, rng):
         return "anchor"
@@ -198,6 +282,17 @@ CAUGHT = [
     ("Endless", "ending", "was not done after max_turns = 2 replies"),
     ("StepsOn", "ending", "step after the end returned a result"),
     ("WrongOracle", "reference", "the oracle did not succeed in 1 episode(s), rewards [1.0]"),
+    ("PaysNothing", "reference", "the oracle succeeds, but its total reward is 0;"),
+    ("CostsToSolve", "reference", "its total reward is -1; a solution must earn more than 0"),
+    ("PaysMalformed", "reference", "the oracle earns 1, and malformed replies 1; pay a solution"),
+    ("PaysAnyWord", "reference", "the oracle earns 1, and another task's solution 1; pay"),
+    ("SameNoise", "noise", "is_stochastic is True, but 4 tasks went the same in 64 episodes each"),
+    ("ShowsItsSeed", "splits", "validation tasks are train tasks too"),
+    ("ChokesLater", "replies", "characters) in mid-episode raised OverflowError: too long"),
+    ("Exits", "determinism", "raised SystemExit at broken_envs.py:"),
+    ("ExitsOnBombs", "replies", "9**9**9</answer>') raised SystemExit: 3; score such a reply"),
+    ("BadConstructor", "protocol", "raised ZeroDivisionError at broken_envs.py:"),
+    ("ClosesBadly", "protocol", "raised OSError at broken_envs.py:"),
     ("FewWords", "splits", "of 7 validation tasks are train tasks too"),
     ("Echoes", "observations", "1000039 characters in one message, more than the 20000"),
     ("EchoesSurrogates", "replies", "an observation cannot be encoded: surrogates not allowed"),
@@ -247,12 +342,14 @@ def test_the_documentation_names_every_rule() -> None:
 
 
 def test_the_documented_example_is_short() -> None:
-    assert len(documented_example().splitlines()) < 60
+    assert len(documented_example().splitlines()) <= 45
 
 
 @pytest.mark.parametrize(("name", "rule", "detail"), CAUGHT, ids=[case[0] for case in CAUGHT])
 def test_a_broken_environment_is_caught(name: str, rule: str, detail: str) -> None:
-    report = check_env(f"broken_envs:{name}", num_tasks=2, num_split_seeds=20, only=[rule])
+    report = check_env(
+        f"broken_envs:{name}", num_tasks=2, num_split_seeds=20, only=[rule], in_child=False
+    )
     failed = {check.name: check.detail for check in report.failed}
     assert rule in failed, str(report)
     assert detail in failed[rule]
@@ -266,9 +363,65 @@ def test_every_rule_has_an_environment_that_breaks_it() -> None:
 
 
 def test_rules_after_a_broken_protocol_are_not_run() -> None:
-    report = check_env("broken_envs:TextReward")
+    report = check_env("broken_envs:TextReward", in_child=False)
     assert status_of(report).pop("protocol") == "failed"
     assert [check.detail for check in report.checks[1:]] == ["not run until 'protocol' passes"] * 13
+
+
+BOMB = "step('<think></think><answer>9**9**9</answer>') of task "
+
+
+@pytest.mark.parametrize(
+    ("name", "only", "rule", "call", "end"),
+    [
+        ("Hangs", ["ending", "replies", "rewards"], "replies", BOMB, "not returned after 2 s"),
+        ("HangsInC", ["protocol", "noise"], "protocol", "reset(3, 0)", "not returned after 2 s"),
+        ("HangsAtBirth", ["protocol"], "protocol", "the constructor", "not returned after 2 s"),
+        ("Crashes2", ["replies", "rewards"], "replies", BOMB, "ended the process, exit code 7"),
+        ("Interrupts", ["protocol"], "protocol", "raised KeyboardInterrupt at broken_envs", ""),
+        ("Exits", ["protocol", "determinism"], "determinism", "raised SystemExit at broken", ""),
+    ],
+)
+def test_hangs_exits_and_crashes_are_reported_with_the_call(
+    name: str, only: list[str], rule: str, call: str, end: str
+) -> None:
+    began = time.monotonic()
+    report = check_env(f"broken_envs:{name}", num_tasks=4, only=only, call_limit_s=2.0)
+    assert time.monotonic() - began < 30.0
+    assert [check.name for check in report.checks] == only
+    assert [check.name for check in report.failed] == [rule]
+    assert report.failed[0].detail.startswith(call)
+    assert report.failed[0].detail.endswith(end)
+    after = report.checks[only.index(rule) + 1 :]
+    assert all(check.detail == f"not run until {rule!r} passes" for check in after)
+
+
+def test_a_child_finds_the_same_as_this_process(capfd: pytest.CaptureFixture[str]) -> None:
+    child, here = (
+        check_env("broken_envs:Prints", num_tasks=1, num_split_seeds=5, in_child=in_child)
+        for in_child in (True, False)
+    )
+    assert status_of(child) == status_of(here)
+    assert child.ok
+
+
+def test_what_an_environment_prints_stays_out_of_the_report(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    check_env("broken_envs:Prints", num_tasks=1, only=["protocol"])
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "hello from the environment" in err
+
+
+def test_noise_may_be_rare_and_depend_on_options() -> None:
+    assert check_env("frozen_lake", options={"slip": 0.0}, only=["noise"], in_child=False).ok
+    rare = check_env("frozen_lake", options={"slip": 0.001}, only=["noise"], in_child=False)
+    assert "rarely" in rare.checks[0].detail
+    # The oracle pulls the safe arm here; only the names in the prompt lead to the risky one.
+    options = {"safe_reward": 0.3}
+    unseen = check_env("bandit", options=options, only=["noise"], in_child=False)
+    assert "rarely" in unseen.checks[0].detail
 
 
 def test_splits_are_skipped_when_there_is_one_task() -> None:
@@ -291,6 +444,10 @@ def test_wrong_names_and_options_raise_before_any_check() -> None:
         check_env("my_env:ReverseWorld")
     with pytest.raises(ConfigError, match="did you mean 'length'"):
         check_env("my_env:ReverseWord", options={"lenght": 3})
+    with pytest.raises(ConfigError, match=r"'length' must be a whole number, got 2\.5"):
+        check_env("my_env:ReverseWord", options={"length": 2.5})
+    with pytest.raises(EnvError, match="sokoban: boxes must be at least 1, got 0"):
+        check_env("sokoban", options={"boxes": 0})
     with pytest.raises(EnvError, match="num_tasks must be at least 1, got 0"):
         check_env("my_env:ReverseWord", num_tasks=0)
     with pytest.raises(EnvError, match="there is no check 'pickle'; did you mean 'pickling'"):

@@ -1,3 +1,4 @@
+import math
 import pickle
 import re
 import time
@@ -227,15 +228,20 @@ def test_wrong_options_are_named(options, message):
 
 
 def test_a_target_out_of_reach_is_an_error_not_a_hang():
-    # Two numbers of at most 1 make 1 or 2; with a target of at most 1 there is a single task.
-    env = Countdown(num_numbers=2, max_number=1, max_target=1)
-    errors = 0
+    # 1 and 1 make 2, the sum, or 1, the product: no target is left.
+    env = Countdown(num_numbers=2, max_number=1, max_target=99)
+    with pytest.raises(EnvError, match="other than the sum and the product"):
+        env.reset(0)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_numbers": 2}, {"max_number": 9, "max_target": 24}])
+def test_neither_adding_nor_multiplying_all_numbers_solves_a_task(options):
+    env = Countdown(**options)
     for split in SPLIT_SEEDS.values():
-        try:
-            env.reset(split.start)
-        except EnvError:
-            errors += 1
-    assert errors == 2
+        for seed in split[:300]:
+            env.reset(seed)
+            assert env._task is not None
+            assert env._task.target not in (sum(env._task.numbers), math.prod(env._task.numbers))
 
 
 NASTY = st.one_of(

@@ -186,6 +186,22 @@ def test_slips_are_the_episodes_own_and_the_map_is_the_groups():
     assert walks == [walk(env, episode) for episode in range(8)]
 
 
+def test_slips_of_equal_episodes_are_independent_between_tasks():
+    # One map, one aim, one episode seed: only the task seed tells the slips apart.
+    env = FrozenLake(map=["FFF", "FSF", "FFG"], slip=0.5)
+    cells = []
+    for task_seed in range(400):
+        env.reset(task_seed, 7)
+        env.step(say("Right"))
+        cells.append(env._cell)
+    assert 160 < cells.count(5) < 240
+
+
+def test_it_is_stochastic_only_where_the_ice_is_slippery():
+    assert FrozenLake().is_stochastic
+    assert not FrozenLake(slip=0).is_stochastic
+
+
 def test_the_episode_seed_does_not_touch_the_first_messages():
     env = FrozenLake(slip=0.5)
     for task_seed in range(20):
@@ -395,7 +411,7 @@ def test_the_oracle_knows_the_exact_chance_on_a_corridor():
     env.reset(0)
     assert env.plan() == ["Right", "Right", "Right"]
     assert env._odds is not None
-    assert env._odds.success({4: 1.0}, 3) == pytest.approx(0.9**3)
+    assert env._odds.values[3, 4] == pytest.approx(0.9**3)
 
 
 def test_with_slips_the_oracle_prefers_a_detour_to_a_walk_between_holes():
@@ -414,6 +430,28 @@ def test_on_ice_that_always_slips_the_oracle_aims_across():
     env = FrozenLake(map=["HSH", "HGH"], slip=1)
     env.reset(0)
     assert env.plan()[0] in ("Left", "Right")
+
+
+@pytest.mark.parametrize(
+    ("size", "actions", "slip"), [(30, 200, 0.02), (30, 200, 0.5), (100, 1000, 0.3)]
+)
+def test_the_oracle_is_quick_on_large_maps(size: int, actions: int, slip: float):
+    env = FrozenLake(size=size, slip=slip, max_turns=actions, max_actions=actions)
+    env.reset(0)
+    began = time.process_time()
+    plan = env.plan()
+    assert time.process_time() - began < 0.3
+    assert plan and set(plan) <= set(DIRECTIONS)
+
+
+def test_beyond_its_bounds_the_oracle_takes_the_shortest_safe_path():
+    rows = ["S" + "F" * 59, *["F" * 60] * 58, "F" * 59 + "G"]
+    env = FrozenLake(map=rows, slip=0.3, max_turns=200, max_actions=400)
+    env.reset(0)
+    assert len(env.plan()) == 118
+    small = FrozenLake(map=["SFG"], slip=0.3, max_turns=200, max_actions=400)
+    small.reset(0)
+    assert small.plan() == ["Right", "Right"]
 
 
 def test_the_oracle_always_names_an_action_while_the_game_lasts():

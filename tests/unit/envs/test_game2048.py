@@ -16,6 +16,7 @@ from moored.envs.game2048 import (
     add_tile,
     can_move,
     draw_board,
+    largest_tile,
     slide,
     slide_line,
     split_tile,
@@ -81,11 +82,37 @@ def test_board_slides_in_the_direction_named(action: str, expected: Board):
     assert slide(board, action) == (expected, 4)
 
 
-def test_merges_earn_their_share_of_the_target():
+def test_a_new_largest_tile_earns_its_increase_and_no_other_merge_anything():
     env = game(((4, 4, 0, 0), (8, 8, 0, 0), (0, 0, 0, 0), (0, 0, 0, 0)))
     result = env.step(format_reply("", "Left"))
-    assert result.reward == 24 / 64
+    assert result.reward == (16 - 8) / 64
     assert not result.done
+    env = game(((4, 4, 0, 0), (8, 0, 0, 16), (0, 0, 0, 0), (0, 0, 0, 0)))
+    assert env.step(format_reply("", "Left")).reward == 0.0
+
+
+def test_a_game_earns_the_growth_of_its_largest_tile():
+    env = Game2048()
+    for seed in range(20):
+        env.reset(seed, seed)
+        first, total, done = largest_tile(env._board), 0.0, False
+        while not done:
+            result = env.step(format_reply("", env.oracle()))
+            total, done = total + result.reward, result.done
+        # A new 4 among 2s would grow the largest tile without pay; here the largest is 8 at least.
+        assert first >= 8
+        assert total == pytest.approx((largest_tile(env._board) - first) / 64)
+
+
+def test_a_constant_policy_earns_little():
+    env, total = Game2048(), 0.0
+    for seed in range(200):
+        env.reset(seed, 1000 + seed)
+        done = False
+        while not done:
+            result = env.step(format_reply("", "Up || Left"))
+            total, done = total + result.reward, result.done
+    assert total / 200 < 0.3
 
 
 def test_effective_action_adds_exactly_one_tile():
@@ -108,7 +135,7 @@ def test_action_without_effect_adds_no_tile_and_counts():
 def test_target_tile_wins_at_once():
     env = game(((32, 32, 0, 0), *EMPTY[1:]))
     result = env.step(format_reply("", "Right || Up"))
-    assert (result.reward, result.done, result.success) == (1.0, True, True)
+    assert (result.reward, result.done, result.success) == (0.5, True, True)
     assert result.metrics["num_actions"] == 1.0
 
 
@@ -119,7 +146,7 @@ def test_game_ends_when_no_action_changes_the_board():
     assert not can_move(STUCK)
     env = game(board)
     result = env.step(format_reply("", "Left"))
-    assert (result.done, result.success, result.reward) == (True, False, 8 / 64)
+    assert (result.done, result.success, result.reward) == (True, False, 0.0)
 
 
 def test_new_tiles_are_2_nine_times_in_ten_and_reach_every_empty_cell():

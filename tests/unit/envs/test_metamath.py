@@ -15,6 +15,7 @@ from moored.envs import math_verifier
 from moored.envs.base import SPLIT_SEEDS, format_reply
 from moored.envs.dataset_rows import Row, load_rows
 from moored.envs.math_answer import same_answer
+from moored.envs.math_cost import looks_costly
 from moored.envs.metamath import MetaMath
 from moored.errors import EnvError
 
@@ -45,7 +46,7 @@ def reply(env):
         *(("90^\\circ", "90"), ("90°", "90 degrees"), ("3 pieces of cake.", "3")),
         *(("Monday", "monday."), ("\\text{Monday}", "monday"), ("(1, 2)", "(1,2)")),
         *(("\\left(1,2\\right)", "(1,2)"), ("2\\pi", "2 \\pi"), ("x^2 + 1", "x^2+1")),
-        ("12\u00a0apples", "12"),
+        *(("12\u00a0apples", "12"), ("3 quarters", "3"), ("40 seconds", "40")),
     ],
 )
 def test_answers_that_mean_the_same_are_equal(given_answer, expected):
@@ -64,6 +65,8 @@ def test_answers_that_mean_the_same_are_equal(given_answer, expected):
         *(("1,0000", "10000"), ("1e3", "1000"), ("9**9**9", "9"), ("0x5", "5"), ("1_0", "10")),
         *(("٣", "3"), ("５", "5"), ("²", "2"), ("½", "2"), ("𝟓", "5"), ("①", "1")),
         *(("", ""), ("", "5"), ("$", "$"), ("\\boxed{}", "5"), ("nan", "5"), ("inf", "5")),
+        *(("5 dozen", "5"), ("2 dozens", "2"), ("3 hundredths", "3"), ("3 tenths", "3")),
+        *(("2 halves", "2"), ("2 thirds", "2"), ("5 thousands", "5"), ("7 millionths", "7")),
         ("1" * 2000, "1" * 2000),
         ("0." + "0" * 10**6 + "1", "0"),
     ],
@@ -271,6 +274,14 @@ def test_rewordings_of_one_question_stay_in_one_split(tmp_path):
     assert not (train & validation or train & test or validation & test)
 
 
+def test_too_few_rows_for_a_split_are_told_at_construction(tmp_path, caplog):
+    # By the hash of their questions: 1 row can fill one split only, 400 rows fill all.
+    MetaMath(source=write(tmp_path, json.dumps(metamath_rows(400))))
+    assert caplog.text == ""
+    MetaMath(source=write(tmp_path, json.dumps(metamath_rows(1)), "few.json"))
+    assert "few.json: none of its 1 rows belongs to the validation or test split" in caplog.text
+
+
 def test_a_pickled_environment_leaves_its_rows_behind(tmp_path):
     env = MetaMath(source=write(tmp_path, json.dumps(metamath_rows(2000))))
     first = env.reset(1)
@@ -396,20 +407,100 @@ def test_math_verify_accepts_equivalent_algebra_in_a_thread(tmp_path):
     assert rewards == [0.0, 1.0]
 
 
-def test_math_verify_never_hangs_and_recovers(monkeypatch):
+def test_math_verify_is_stopped_and_goes_on_without_a_restart(monkeypatch):
     pytest.importorskip("math_verify")
-    monkeypatch.setattr(math_verifier, "LIMIT_S", 0.5)
-    math_verifier.is_equivalent("1", "2")
+    math_verifier.is_equivalent("x+1", "2")
+    child = math_verifier._VERIFIER._child
+    monkeypatch.setattr(math_verifier, "LIMIT_S", 0.3)
+    # Too much work to expand, and nothing in the text tells: seconds of computing, cut at 0.3.
     start = time.monotonic()
-    assert not math_verifier.is_equivalent("9^{9^{9}}", "5")
+    assert not math_verifier.is_equivalent("(a+b+c+d)^{40}", "5")
     assert time.monotonic() - start < 5.0
     monkeypatch.setattr(math_verifier, "LIMIT_S", 20.0)
+    start = time.monotonic()
     assert math_verifier.is_equivalent("\\sqrt{8}", "2\\sqrt{2}")
+    assert time.monotonic() - start < 1.0
     assert not math_verifier.is_equivalent("\\sqrt{8}", "2\\sqrt{3}")
+    assert math_verifier._VERIFIER._child is child
 
 
-def test_math_verify_is_not_asked_about_endless_answers():
+def test_math_verify_starts_again_when_its_process_was_lost():
+    pytest.importorskip("math_verify")
+    math_verifier.is_equivalent("x+1", "3")
+    lost = math_verifier._VERIFIER._child
+    assert lost is not None
+    lost.kill()
+    lost.wait()
+    assert math_verifier.is_equivalent("\\sqrt{18}", "3\\sqrt{2}")
+    assert math_verifier._VERIFIER._child is not lost
+
+
+def test_verdicts_are_remembered(monkeypatch):
+    pytest.importorskip("math_verify")
+    assert math_verifier.is_equivalent("\\sqrt{50}", "5\\sqrt{2}")
+    monkeypatch.setattr(math_verifier, "_VERIFIER", None)
+    assert math_verifier.is_equivalent("\\sqrt{50}", "5\\sqrt{2}")
+
+
+def test_math_verify_is_not_asked_about_plain_wrong_numbers(monkeypatch):
+    monkeypatch.setattr(math_verifier, "_VERIFIER", None)
+    assert not math_verifier.is_equivalent("1,201", "1200")
+    assert math_verifier.is_equivalent("1,200", "1200")
+
+
+def test_math_verify_is_not_asked_about_endless_answers(monkeypatch):
+    monkeypatch.setattr(math_verifier, "_VERIFIER", None)
     start = time.process_time()
-    assert not math_verifier.is_equivalent("x" * 10**6, "5")
-    assert not math_verifier.is_equivalent("(" * 999, "5")
+    for answer in ("x" * 10**6, "(" * 999, "9^{9^{9}}", "I do not know"):
+        assert not math_verifier.is_equivalent(answer, "5")
+    assert time.process_time() - start < 0.05
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("9^9^9", "9**9**9", "9^{9^9}", "9^{9}^{9}", "9^(9^9)", "9 ^ 9 ^ 9", "2^{3!}!", "x^{x^x}"),
+        *("9^{1001}", "9^1001", "9**1001", "(9^{99})^{99}", "((x^9)^9)^{99}", "10^{10^{10}}"),
+        *(
+            "1000!",
+            "(9+9)!",
+            "9!!",
+            "(" * 13 + "1" + ")" * 13,
+            "\\sqrt{" * 13,
+            "monday",
+            "5 apples",
+        ),
+    ],
+)
+def test_what_would_take_long_is_told_from_the_text(text):
+    assert looks_costly(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("x^2+2x+1", "(x+1)^2", "2^{10}", "10^{-3}", "x^{\\frac{1}{2}}", "e^{i\\pi}", "(x^2+1)^3"),
+        *("x^9+x^8+x^7+x^6+x^5+x^4+x^3+x^2", "\\sqrt{8}", "\\frac{1}{\\sqrt{2}}", "12!", "2^n"),
+        *(
+            "(1,2)",
+            "[0,1) \\cup (2,3]",
+            "\\left(\\frac{1}{2}\\right)^{3}",
+            "",
+            "^",
+            "x^",
+            "x^{",
+            "**",
+        ),
+        *("\\sin(x)^2", "10^{999}", "\\binom{5}{2}", "3\\pi", "2x + 3y = 7"),
+    ],
+)
+def test_usual_answers_are_compared(text):
+    assert not looks_costly(text)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(max_size=300) | st.text(alphabet="^*{}()!9x\\ -", max_size=300))
+def test_the_cost_of_any_text_is_told_quickly(text):
+    start = time.process_time()
+    looks_costly(text)
     assert time.process_time() - start < 0.05

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
 import pytest
 import yaml
 
+from moored.envs import ENVIRONMENTS
 from moored.envs.base import StepResult
 from moored.envs.mix import REQUIRED, EnvMix, EnvSpec, make_env, option_defaults
 from moored.errors import ConfigError, EnvError, MooredError, UnknownNameError
@@ -68,13 +73,82 @@ def test_an_option_without_default_must_be_given() -> None:
     [
         ({"max_turn": 3}, r"Echo has no option 'max_turn'; did you mean 'max_turns'\?"),
         ({"colour": 3}, r"Echo has no option 'colour'; choose one of max_turns, word"),
-        ({"max_turns": "five"}, r"Echo cannot be made with max_turns='five'"),
+        ({"max_turns": "five"}, r"Echo: option 'max_turns' must be a whole number, got 'five'"),
         ({"max_turns": 0}, r"max_turns must be at least 1, got 0"),
     ],
 )
 def test_wrong_options_are_explained(options: dict[str, object], message: str) -> None:
     with pytest.raises(MooredError, match=message):
         make_env(Echo, **options)
+
+
+def make_anything(
+    *,
+    count: int = 1,
+    share: float = 0.5,
+    is_on: bool = False,
+    word: str = "",
+    path: str | Path | None = None,
+    span: int | Sequence[int] = (1, 2),
+    rows: Sequence[str] | None = None,
+    view: Literal["grid", "image"] = "grid",
+    table: Mapping[str, object] | None = None,
+    hook: Callable[[], int] | None = None,
+    bare_count=3,
+    bare=None,
+) -> Echo:
+    return Echo(word=repr(locals()))
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *(("count", 8), ("count", -8.0), ("share", 1), ("share", 0.25), ("is_on", True)),
+        *(("word", "5"), ("path", "a"), ("path", Path("a")), ("path", None), ("span", 3)),
+        *(("span", [3, 4.0]), ("span", (3, 4)), ("rows", ["a"]), ("rows", "a b"), ("rows", None)),
+        *(("view", "image"), ("table", {}), ("hook", print), ("bare_count", 4), ("bare", object())),
+    ],
+)
+def test_option_values_of_the_right_kind_are_taken(option: str, value: object) -> None:
+    env = make_env(make_anything, **{option: value})
+    assert isinstance(env, Echo)
+
+
+def test_a_whole_float_becomes_a_count() -> None:
+    assert "'count': 8," in make_env(make_anything, count=8.0).reset(0)[1].text
+
+
+WHOLE = "a whole number"
+WHOLES = "a whole number or a list of whole numbers"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "kind"),
+    [
+        *(("count", True, WHOLE), ("count", 2.5, WHOLE), ("count", "5", WHOLE)),
+        *(("count", None, WHOLE), ("count", float("nan"), WHOLE), ("count", [1], WHOLE)),
+        *(("share", True, "a number"), ("share", "x", "a number"), ("is_on", 1, "true or false")),
+        *(("is_on", "yes", "true or false"), ("word", 5, "text"), ("word", None, "text")),
+        *(("path", 5, "text or a path or null"), ("span", "34", WHOLES), ("span", True, WHOLES)),
+        *(("span", [1, 2.5], WHOLES), ("span", None, WHOLES), ("bare_count", "4", WHOLE)),
+        *(("rows", [1, 2], "a list of texts or null"), ("rows", 3, "a list of texts or null")),
+        *(("view", "grit", "one of 'grid', 'image'"), ("table", [1], "a mapping or null")),
+    ],
+)
+def test_option_values_of_another_kind_are_refused(option: str, value: object, kind: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_env(make_anything, **{option: value})
+    assert str(caught.value) == f"make_anything: option {option!r} must be {kind}, got {value!r}"
+
+
+@pytest.mark.parametrize("name", list(ENVIRONMENTS))
+def test_every_count_and_number_of_every_environment_is_typed(name: str) -> None:
+    factory = ENVIRONMENTS.get_object(name)
+    assert callable(factory)
+    for option, default in option_defaults(factory).items():
+        for value in (True, "x") if type(default) in (int, float) else ():
+            with pytest.raises(ConfigError, match=f"{name}: option '{option}' must be a"):
+                make_env(name, **{option: value})
 
 
 def test_an_instance_is_not_a_source() -> None:

@@ -214,6 +214,28 @@ def test_same_task_seed_gives_the_same_prompt_whatever_the_episode():
     assert len({Rubik().reset(seed)[1].text for seed in range(30)}) > 25
 
 
+def test_a_cube_held_in_another_way_is_the_same_task():
+    env = Rubik()
+    keys = {env.task_key(Scramble(apply("R U"), colours)) for colours in rubik._colourings()}
+    assert len(keys) == 1
+    assert env.task_key(Scramble(apply("R U'"), COLOURS)) not in keys
+
+
+@pytest.mark.parametrize("depth", [1, (1, 4)])
+def test_splits_share_no_cube(depth):
+    env = Rubik(depth=depth)
+    cubes = {}
+    for split, seeds in SPLIT_SEEDS.items():
+        cubes[split] = set()
+        for seed in seeds[:300]:
+            env.reset(seed)
+            cubes[split].add(env._cube)
+    assert all(cubes.values())
+    assert not cubes["train"] & cubes["validation"]
+    assert not cubes["train"] & cubes["test"]
+    assert not cubes["validation"] & cubes["test"]
+
+
 def test_prompt_states_rewards_and_limits():
     system, user = Rubik(max_actions=8, max_turns=9, max_actions_per_turn=1).reset(0)
     assert "earns -0.1" in system.text and "10 more" in system.text

@@ -106,6 +106,22 @@ def test_one_turn_plays_two_actions_and_reports_them():
         env.step(format_reply("", "Up"))
 
 
+def test_actions_left_are_those_the_turns_left_can_hold():
+    env = Sokoban(level=ONE_BOX, max_turns=4, max_actions=7)
+    system, user = env.reset(0)
+    assert "at most 7 in all, in at most 4 turns" in system.text
+    assert "Further actions are ignored." in system.text
+    assert "Actions left: 7, at most 2 this turn." in user.text
+    for left in (6, 4, 2):
+        assert f"Actions left: {left}, at most 2" in str(env.step("malformed").observation)
+    env.reset(0)
+    for left in ("5, at most 2", "3, at most 2", "1, at most 1"):
+        assert f"Actions left: {left} this" in str(env.step(format_reply("", "Up||Up")).observation)
+    rules = Sokoban(level=ONE_BOX, max_turns=2, max_actions=99).reset(0)
+    assert "at most 4 in all" in rules[0].text
+    assert "Actions left: 4, at most 2 this turn." in rules[1].text
+
+
 def test_prompt_states_the_limits_it_was_given():
     system, user = Sokoban(
         max_turns=7, max_actions=9, max_actions_per_turn=3, format_penalty=-0.5

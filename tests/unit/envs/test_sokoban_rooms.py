@@ -265,6 +265,16 @@ def test_levels_of_a_file_are_drawn_by_seed_and_split_by_content(tmp_path):
     assert env.reset(5) == env.reset(5, episode_seed=9)
 
 
+def test_too_few_levels_for_a_split_are_told_at_construction(tmp_path, caplog):
+    # The hashes of BOXOBAN's two rooms cannot fill three splits; 80 rooms do.
+    rng = random.Random(3)
+    rooms = [make_room(rng, 6, 6, 1, range(2, 11)) for _ in range(80)]
+    Sokoban(levels_file=write(tmp_path, boxoban_text(rooms)))
+    assert caplog.text == ""
+    Sokoban(levels_file=write(tmp_path, BOXOBAN))
+    assert "levels.txt: none of its 2 rooms belongs to the" in caplog.text
+
+
 def boxoban_text(rooms: list[Room]) -> str:
     table = str.maketrans("_O√XPS", " .*$@+")
     levels = ("\n".join(draw_rows(room, room.boxes, room.player)) for room in rooms)

@@ -109,7 +109,7 @@ def test_wrong_digit_costs_and_leaves_the_board():
     env = two_blank_game()
     before = env.state()
     result = env.step(format_reply("", "r1c1=2"))
-    assert result.reward == -0.1
+    assert result.reward == -0.5
     assert not result.done
     assert result.metrics == {"num_actions": 1.0, "num_effective_actions": 0.0}
     assert env.state() == before
@@ -118,15 +118,42 @@ def test_wrong_digit_costs_and_leaves_the_board():
 def test_given_cell_cannot_be_overwritten_not_even_with_its_own_digit():
     env = two_blank_game()
     before = env.state()
-    assert env.step(format_reply("", "r1c2=2 || r1c2=1")).reward == -0.2
+    assert env.step(format_reply("", "r1c2=2 || r1c2=1")).reward == -1.0
     assert env.state() == before
 
 
 def test_cell_never_pays_twice():
     env = two_blank_game()
     assert env.step(format_reply("", "r1c1=1")).reward == 0.5
-    assert env.step(format_reply("", "r1c1=1")).reward == -0.1
-    assert env.step(format_reply("", "r1c1=3 || r2c2=4")).reward == pytest.approx(0.4)
+    assert env.step(format_reply("", "r1c1=1")).reward == -0.5
+    assert env.step(format_reply("", "r1c1=3 || r2c2=4")).reward == 0.0
+
+
+def test_blind_guessing_does_not_pay():
+    # Of the four digits for an empty cell one earns a share and three cost it: -1/2 on average.
+    env, rng, total = Sudoku(), random.Random(0), 0.0
+    for seed in range(200):
+        env.reset(seed)
+        done = False
+        while not done:
+            cells = [cell for cell, digit in enumerate(env._cells) if not digit]
+            guesses = [(rng.choice(cells), rng.randint(1, 4)) for _ in range(2)]
+            answer = " || ".join(f"r{c // 4 + 1}c{c % 4 + 1}={digit}" for c, digit in guesses)
+            result = env.step(format_reply("", answer))
+            total, done = total + result.reward, result.done
+    assert total / 200 < -0.3
+
+
+def test_the_prompt_states_what_a_digit_earns_and_costs():
+    env = Sudoku(blanks=7)
+    rules = env.reset(0)[0].text
+    assert "A right digit earns 1/7." in rules
+    assert "a cell that is filled already, earns -1/7" in rules
+    right = env.oracle().split(" || ")[0]
+    assert env.step(format_reply("", right)).reward == 1 / 7
+    filled = next(cell for cell, digit in enumerate(env._cells) if digit)
+    wrong = f"r{filled // 4 + 1}c{filled % 4 + 1}=1"
+    assert env.step(format_reply("", wrong)).reward == -1 / 7
 
 
 def test_grid_is_drawn_with_labels_and_boxes():
@@ -186,7 +213,7 @@ def test_any_reply_is_scored_and_never_undoes_progress(answer: str):
     env = two_blank_game()
     before = env.state()
     result = env.step(format_reply("", answer))
-    assert -0.2 <= result.reward <= 1.0
+    assert -1.0 <= result.reward <= 1.0
     assert env.state().count(".") <= before.count(".")
     assert result.is_valid or env.state() == before
 

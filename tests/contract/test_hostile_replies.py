@@ -1,0 +1,68 @@
+"""Every environment scores whatever is replied, on any turn, in time; nothing is executed."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moored.envs import ENVIRONMENTS, format_reply
+from moored.envs.check_probe import Probe, time_fuzzed_replies
+from moored.envs.mix import make_env
+from moored.envs.nasty import EXECUTED
+
+ROOT = Path(__file__).parents[2]
+REPLY_LIMIT_S = 0.05
+SYMBOLIC_LIMIT_S = 1.5
+"""math-verify has 1 s of computing for an answer; the other half is for a busy machine."""
+every_environment = pytest.mark.parametrize("name", list(ENVIRONMENTS))
+
+
+@every_environment
+def test_ten_thousand_hostile_replies_are_scored_in_50_ms_each(name: str) -> None:
+    assert time_fuzzed_replies(Probe(make_env(name)), 10_000, REPLY_LIMIT_S) <= REPLY_LIMIT_S
+
+
+def test_hostile_replies_are_scored_with_symbolic_answers() -> None:
+    env = Probe(make_env("metamath", math_verify=True))
+    assert time_fuzzed_replies(env, 500, SYMBOLIC_LIMIT_S) <= SYMBOLIC_LIMIT_S
+
+
+replies = st.one_of(
+    st.text(max_size=200),
+    st.text(max_size=100).map(lambda answer: format_reply("", answer)),
+    st.text(alphabet="0123456789+-*/()=|. rcUDLRupdownleftight'", max_size=60).map(
+        lambda answer: format_reply("", answer)
+    ),
+)
+
+
+@every_environment
+def test_any_text_is_scored(name: str) -> None:
+    env = Probe(make_env(name))
+
+    @settings(max_examples=60, deadline=None)
+    @given(st.integers(0, 999), st.lists(replies, min_size=1, max_size=5))
+    def feed(seed: int, texts: list[str]) -> None:
+        env.reset(seed)
+        for text in texts:
+            result = env.step(text)
+            assert math.isfinite(result.reward)
+            if result.done:
+                break
+        assert EXECUTED == []
+
+    feed()
+
+
+@pytest.mark.parametrize("count", ["0", "-5", "many"])
+def test_the_benchmark_refuses_to_fuzz_with_no_replies(count: str) -> None:
+    command = [sys.executable, ROOT / "benchmarks" / "envs.py", f"--fuzz={count}"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 2
+    assert f"must be a whole number, at least 1, got '{count}'" in result.stderr
