@@ -56,7 +56,7 @@ class GymnasiumEnv:
     the turn. Termination and truncation both end the episode.
 
     A task is a start state: `task_seed` seeds `reset`. The environment's generator `np_random` is
-    then replaced by one made from `episode_seed`, so the members of a group start alike and each
+    then replaced by one made from start and `episode_seed`, so the members of a group start alike and each
     draws its own noise. A simulator that draws from another generator must see to that itself.
 
     Options:
@@ -73,6 +73,7 @@ class GymnasiumEnv:
             table `P` where there is one (FrozenLake, Taxi, CliffWalking).
         fixed_start: True when all seeds start alike; train, validation and test then cannot be
             kept apart and share the one task. None (default) finds out by 16 resets.
+        is_stochastic (True): False for an environment without noise after its start.
         format_penalty (−0.1): reward of a malformed reply.
 
     A function may be given as "module:name". To be pickled it must stand at the top of a module;
@@ -80,7 +81,6 @@ class GymnasiumEnv:
     """
 
     name: ClassVar[str] = "gymnasium"
-    is_stochastic: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -94,11 +94,13 @@ class GymnasiumEnv:
         success: str | Callable[[float, bool, dict], bool] | None = None,
         oracle: str | Callable[..., str] | None = None,
         fixed_start: bool | None = None,
+        is_stochastic: bool = True,
         format_penalty: float = -0.1,
     ) -> None:
         if max_turns < 1:
             raise EnvError(f"gymnasium: max_turns must be at least 1, got {max_turns}")
         self.max_turns = max_turns
+        self.is_stochastic = is_stochastic
         self.format_penalty = format_penalty
         self._source = env
         self._make_options = dict(make_options or {})
@@ -119,7 +121,7 @@ class GymnasiumEnv:
     def reset(self, task_seed: int, episode_seed: int = 0) -> list[Message]:
         self._over = True
         start = self._draw_start(task_seed)
-        self._seed_noise(episode_seed)
+        self._seed_noise(start.seed, episode_seed)
         self._seeds = start.seed, episode_seed
         self._content = start.content
         self._played: list[object] = []
@@ -180,7 +182,7 @@ class GymnasiumEnv:
             self._env = self._make()
             if not self._over:
                 self._env.reset(seed=self._seeds[0])
-                self._seed_noise(self._seeds[1])
+                self._seed_noise(*self._seeds)
                 for action in self._played:
                     *_, self._info = self._env.step(action)
         return self._env
@@ -227,8 +229,10 @@ class GymnasiumEnv:
         observation, _ = self._living_env().reset(seed=seed)
         return Start(seed, self._to_text(observation))
 
-    def _seed_noise(self, episode_seed: int) -> None:
-        self._living_env().unwrapped.np_random = np.random.default_rng(episode_seed)
+    def _seed_noise(self, start_seed: int, episode_seed: int) -> None:
+        # Both seeds: episode 3 of one task must not draw the noise of episode 3 of another.
+        noise = np.random.default_rng([start_seed, episode_seed])
+        self._living_env().unwrapped.np_random = noise
 
     def _read_action(self, env: gymnasium.Env, answer: str | None) -> object | None:
         if answer is None or len(answer) > MAX_ANSWER_CHARS:

@@ -81,16 +81,18 @@ def test_the_turn_limit_ends_the_episode_and_no_step_follows() -> None:
 
 
 def test_slips_are_those_of_gymnasium_with_the_generator_of_the_episode() -> None:
+    env = GymnasiumEnv(to_text=str)
+    env.reset(0, 11)
+    start_seed, episode_seed = env._seeds
     raw = gymnasium.make("FrozenLake-v1")
-    raw.reset(seed=0)
-    raw.unwrapped.np_random = np.random.default_rng(11)
+    raw.reset(seed=start_seed)
+    raw.unwrapped.np_random = np.random.default_rng([start_seed, episode_seed])
     expected = []
     for _ in range(20):
         cell, reward, terminated, *_ = raw.step(2)
         expected.append((str(cell), reward))
         if terminated:
             break
-    env = GymnasiumEnv(to_text=str)
     results = play(env, [2] * 20, episode=11)
     assert [result.reward for result in results] == [reward for _, reward in expected]
     cells = [str(result.observation).splitlines()[2] for result in results[:-1]]
