@@ -198,10 +198,31 @@ class Config(Section):
 
     @field_validator("env", mode="before")
     @classmethod
-    def _expand_short_forms(cls, value: object) -> object:
-        """`env: sokoban`, `env: {name: sokoban}` and `env: [sokoban, bandit]` are short forms."""
-        items = value if isinstance(value, list) else [value]
-        return [{"name": item} if isinstance(item, str) else item for item in items]
+    def _expand_env(cls, value: object) -> object:
+        return expand_env(value)
+
+    @model_validator(mode="after")
+    def _every_prompt_has_a_pair(self) -> Config:
+        """The first-turn view needs a fixed number of prompts, each with a reasoning."""
+        collapse = self.collapse
+        if collapse.every == 0 or "first_turn" not in collapse.views:
+            return self
+        num_prompts, option = collapse.num_prompts, "collapse.num_prompts"
+        if num_prompts is None:
+            num_prompts, option = self.rollout.num_groups, "rollout.num_groups"
+        if collapse.num_pairs < num_prompts:
+            raise ValueError(
+                f"collapse.num_pairs = {collapse.num_pairs} leaves some of the {option} = "
+                f"{num_prompts} prompts without a reasoning; set collapse.num_pairs to "
+                f"{num_prompts} or more, or collapse.num_prompts to {collapse.num_pairs} or less"
+            )
+        return self
+
+
+def expand_env(value: object) -> object:
+    """`env: sokoban`, `env: {name: sokoban}` and `env: [sokoban, bandit]` are short forms."""
+    items = value if isinstance(value, list) else [value]
+    return [{"name": item} if isinstance(item, str) else item for item in items]
 
 
 def load_config(
@@ -210,6 +231,8 @@ def load_config(
     """Build a `Config` from a YAML file or mapping (None: all defaults) and dotted overrides."""
     data = dict(source) if isinstance(source, Mapping) else _read_yaml(source)
     for override in overrides:
+        if "env" in data:
+            data = {**data, "env": expand_env(data["env"])}
         data = _override(data, override)
     problems = list(_unknown_keys(Config, data, ""))
     if problems:
@@ -246,7 +269,8 @@ def _override(data: dict[str, object], override: str) -> dict[str, object]:
     keys = dotted.strip().split(".")
     if not equals or not all(keys):
         raise ConfigError(f"override {override!r} must look like section.option=value")
-    return typing.cast(dict[str, object], _set(data, keys, parse_value(text, override), dotted))
+    value, defaults = parse_value(text, override), Config().model_dump(mode="json")
+    return typing.cast(dict[str, object], _set(data, defaults, keys, value, dotted))
 
 
 def parse_value(text: str, given: str) -> object:
@@ -261,11 +285,12 @@ def parse_value(text: str, given: str) -> object:
         raise ConfigError(f"{given!r}: {text!r} is not a valid YAML value") from None
 
 
-def _set(node: object, keys: list[str], value: object, dotted: str) -> object:
-    """A copy of `node` with the value at `keys` replaced."""
+def _set(node: object, default: object, keys: list[str], value: object, dotted: str) -> object:
+    """A copy of `node` (None: of its default) with the value at `keys` replaced."""
     if not keys:
         return value
     key, rest = keys[0], keys[1:]
+    node = default if node is None else node
     if isinstance(node, list):
         if not key.isdecimal() or int(key) >= len(node):
             raise ConfigError(
@@ -273,11 +298,12 @@ def _set(node: object, keys: list[str], value: object, dotted: str) -> object:
                 f"count from 0"
             )
         copy = list(node)
-        copy[int(key)] = _set(node[int(key)], rest, value, dotted)
+        copy[int(key)] = _set(node[int(key)], None, rest, value, dotted)
         return copy
     if not isinstance(node, Mapping | None):
         raise ConfigError(f"override {dotted!r}: {node!r} is a value, it has no key {key!r}")
-    return {**(node or {}), key: _set((node or {}).get(key), rest, value, dotted)}
+    node, defaults = node or {}, default if isinstance(default, Mapping) else {}
+    return {**node, key: _set(node.get(key), defaults.get(key), rest, value, dotted)}
 
 
 def _unknown_keys(model: type[BaseModel], data: object, path: str) -> Iterator[str]:

@@ -49,6 +49,9 @@ class RunLog:
 
     def append(self, stream: Stream, step: int, record: Mapping[str, object]) -> None:
         """Add one record; numbers that are not finite become null."""
+        taken = sorted({"schema", "step"} & set(record))
+        if taken:
+            raise RunLogError(f"a record of {stream} may not hold {taken[0]!r}, the log sets it")
         line = _to_line({"schema": SCHEMA, "step": step, **record})
         _append_whole(self._file(stream), line)
 
@@ -66,11 +69,15 @@ class RunLog:
 
 
 def read_records(path: str | Path, stream: Stream = "metrics") -> list[dict[str, object]]:
-    """All whole records of a stream, oldest first."""
-    file = Path(path) / f"{stream}.jsonl"
-    if not file.exists():
-        raise RunLogError(f"{str(file)!r} does not exist; is {str(path)!r} a run directory?")
-    return list(_read(file))
+    """All whole records of a stream, oldest first; none when the run never wrote to it."""
+    folder = Path(path)
+    file = folder / f"{stream}.jsonl"
+    if file.exists():
+        return list(_read(file))
+    names = ("config.yaml", *(f"{name}.jsonl" for name in STREAMS))
+    if any((folder / name).exists() for name in names):
+        return []
+    raise RunLogError(f"{str(file)!r} does not exist; is {str(path)!r} a run directory?")
 
 
 def write_atomically(file: Path, text: str) -> None:

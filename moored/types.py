@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 
@@ -89,10 +89,12 @@ def messages_digest(messages: Sequence[Message]) -> str:
 
 
 def _image_bytes(image: object) -> bytes:
-    mode, size, tobytes = (getattr(image, name, None) for name in ("mode", "size", "tobytes"))
-    if not callable(tobytes):
+    pixels: Any = image
+    if not (isinstance(getattr(image, "mode", None), str) and hasattr(image, "tobytes")):
         raise MooredError(f"an image part must hold a PIL image, got {type(image).__name__}")
-    return f"{mode}{size}".encode() + bytes(tobytes())  # pyright: ignore[reportArgumentType]
+    if pixels.mode in ("P", "PA"):
+        pixels = pixels.convert("RGBA")  # indices mean nothing without their palette
+    return f"{pixels.mode}{pixels.size}".encode() + pixels.tobytes()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -267,6 +269,16 @@ def _same_pixels(a: Turn, b: Turn) -> bool:
     return all(_image_bytes(x) == _image_bytes(y) for x, y in zip(*images, strict=True))
 
 
+def group_id_array(group_ids: Sequence[object] | np.ndarray) -> np.ndarray:
+    """Group ids as a flat array: tuples stay whole, and 1 and "1" stay apart."""
+    if isinstance(group_ids, np.ndarray):
+        return group_ids
+    kinds = {type(label) for label in group_ids}
+    if len(kinds) == 1 and not issubclass(next(iter(kinds)), tuple):
+        return np.asarray(group_ids)
+    return np.fromiter(group_ids, dtype=object)
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Selection:
     """Which groups an update uses. Made by `moored.algo.select_groups`."""
@@ -312,7 +324,7 @@ class Selection:
     def row_mask(self, group_ids: Sequence[object] | np.ndarray) -> np.ndarray:
         """True for each row whose group is kept; `group_ids` gives the group of every row."""
         index = {label: position for position, label in enumerate(self.labels.tolist())}
-        rows = np.asarray(group_ids).tolist()
+        rows = group_id_array(group_ids).tolist()
         unknown = next((row for row in rows if row not in index), None)
         if unknown is not None:
             raise MooredError(
@@ -331,7 +343,7 @@ class Selection:
             "filter/num_zero": float(num_zero),
             "filter/kept_fraction": self.kept_fraction,
             f"filter/{self.score}_mean": _mean(self.scores),
-            f"filter/{self.score}_max": float(self.scores.max(initial=0.0)),
+            f"filter/{self.score}_max": float(self.scores.max()) if self.num_groups else 0.0,
             f"filter/kept_{self.score}_mean": _mean(kept_scores),
             "rollout/filter_kept_ratio": self.kept_fraction,
             "rollout/filter_zero_count": float(num_zero),

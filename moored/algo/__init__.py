@@ -1,6 +1,7 @@
 """Filters, advantages and signal-to-noise maths: numpy arrays in, numpy arrays out."""
 
 from moored.algo.advantages import bilevel_gae, dr_grpo, gae, grpo, reinforce_pp, rloo, whiten
+from moored.algo.causes import triage
 from moored.algo.filters import (
     StreamingTopP,
     loss_scale,
@@ -10,7 +11,7 @@ from moored.algo.filters import (
     select_trajectories,
 )
 from moored.algo.objectives import aggregate, clip_loss, kl_estimate, sequence_logp, value_loss
-from moored.algo.snr import advise, reward_variance, triage
+from moored.algo.snr import advise, reward_variance
 from moored.types import Selection
 
 __all__ = [

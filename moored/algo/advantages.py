@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from moored.algo.groups import Grouped, GroupIds, group, moments
+from moored.algo.groups import GroupIds, group, moments, rounding_of
 from moored.errors import MooredError
 
 
@@ -29,25 +29,24 @@ def grpo(
 ) -> np.ndarray:
     """GRPO: (R - mean) / (std + eps) inside each group. TRL and verl use ddof=1."""
     grouped = group(rewards, group_ids)
-    stats = moments(grouped.values_PG)
+    stats = moments(grouped)
     scale_P = np.sqrt(stats.variance(ddof)) + eps
-    return _spread(grouped, (grouped.values_PG - stats.mean_P[:, None]) / scale_P[:, None])
+    return grouped.ungroup(stats.deviation_PG / scale_P[:, None])
 
 
 def dr_grpo(rewards: ArrayLike, group_ids: GroupIds | None = None) -> np.ndarray:
     """Dr. GRPO: R - mean. No std: it over-weights too-easy and too-hard prompts (2503.20783)."""
     grouped = group(rewards, group_ids)
-    stats = moments(grouped.values_PG)
-    return _spread(grouped, grouped.values_PG - stats.mean_P[:, None])
+    return grouped.ungroup(moments(grouped).deviation_PG)
 
 
 def rloo(rewards: ArrayLike, group_ids: GroupIds | None = None) -> np.ndarray:
     """RLOO: R - mean of the *other* rewards of the group; 0 for a trajectory without others."""
     grouped = group(rewards, group_ids)
-    stats = moments(grouped.values_PG)
-    correction_P = np.where(stats.count_P > 1, stats.count_P / np.maximum(stats.count_P - 1, 1), 0)
-    centred = grouped.values_PG - stats.mean_P[:, None]
-    return _spread(grouped, centred * correction_P[:, None])
+    stats = moments(grouped)
+    # R - mean of the n - 1 others = (R - mean of all n) * n / (n - 1)
+    correction_P = stats.count_P / np.maximum(stats.count_P - 1, 1)
+    return grouped.ungroup(stats.deviation_PG * correction_P[:, None])
 
 
 def reinforce_pp(
@@ -57,23 +56,28 @@ def reinforce_pp(
 
     With `group_ids` the group mean is subtracted first (the REINFORCE++-baseline variant).
     """
-    centred = np.asarray(rewards, np.float64) if group_ids is None else dr_grpo(rewards, group_ids)
+    centred = np.asarray(rewards) if group_ids is None else dr_grpo(rewards, group_ids)
     finite = np.isfinite(np.asarray(rewards, dtype=np.float64))
     return whiten(np.where(finite, centred, 0.0), finite, eps=eps)
 
 
 def whiten(x: ArrayLike, mask: ArrayLike | None = None, *, eps: float = 1e-8) -> np.ndarray:
-    """(x - mean) / sqrt(variance + eps) over the entries where `mask` is set, 0 elsewhere."""
-    values = np.asarray(x, dtype=np.float64)
+    """(x - mean) / sqrt(variance + eps) over the entries where `mask` is set, 0 elsewhere.
+
+    Entries that are equal up to rounding become exactly 0.
+    """
+    given = np.asarray(x)
+    values = given.astype(np.float64, copy=False)
     chosen = np.ones(values.shape, bool) if mask is None else np.asarray(mask).astype(bool)
     if chosen.shape != values.shape:
         raise MooredError(f"x and mask must have one shape, got {values.shape} and {chosen.shape}")
     if not chosen.any():
         return np.zeros(values.shape)
     inside = values[chosen]
-    whitened = (inside - inside.mean()) / np.sqrt(inside.var() + eps)
+    centred = inside - inside.mean()
     out = np.zeros(values.shape)
-    out[chosen] = whitened
+    if not np.abs(centred).max() <= rounding_of(given) * np.abs(inside).max():
+        out[chosen] = centred / np.sqrt(inside.var() + eps)
     return out
 
 
@@ -171,8 +175,3 @@ def _check_turn_ends(ends_BT: np.ndarray, mask_BT: np.ndarray) -> None:
             f"row {row} has sampled tokens after its last turn end; mark the last sampled token "
             f"of each turn in turn_ends"
         )
-
-
-def _spread(grouped: Grouped, advantages_PG: np.ndarray) -> np.ndarray:
-    finite = np.isfinite(grouped.values_PG)
-    return grouped.ungroup(np.where(finite, advantages_PG, 0.0))

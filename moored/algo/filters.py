@@ -6,6 +6,7 @@ every detail has a name here: the score, the rule, what happens to zero scores, 
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -86,7 +87,7 @@ def select_groups(
     for `length`, mean token entropy per trajectory for `entropy` and `entropy_std`.
     """
     grouped = group(rewards, group_ids)
-    stats = moments(grouped.values_PG)
+    stats = moments(grouped)
     scores = group_scores(stats, score=score, ddof=ddof)
     kept = select(scores, rule=rule, value=value, eps=eps, largest=largest, keep_zero=keep_zero)
     return Selection(
@@ -227,8 +228,8 @@ def select_trajectories(
 ) -> np.ndarray:
     """True for the `best` and `worst` finite rewards of each group, in the shape of `rewards`.
 
-    The trajectory-level baseline. Ties keep the earlier trajectory; a group with no more than
-    `best + worst` finite rewards keeps them all.
+    The trajectory-level baseline. Ties keep the earlier trajectory, and one that is among the best
+    is not counted among the worst: a group keeps exactly `best + worst`, or all if it has no more.
     """
     if best < 0 or worst < 0 or best + worst == 0:
         raise MooredError(
@@ -236,10 +237,9 @@ def select_trajectories(
         )
     grouped = group(rewards, group_ids)
     finite = np.isfinite(grouped.values_PG)
-    from_top = _ranks(np.where(finite, -grouped.values_PG, np.inf))
-    from_bottom = _ranks(np.where(finite, grouped.values_PG, np.inf))
-    is_small = finite.sum(axis=1, keepdims=True) <= best + worst
-    return grouped.ungroup(finite & (is_small | (from_top < best) | (from_bottom < worst)))
+    is_best = _ranks(np.where(finite, -grouped.values_PG, np.inf)) < best
+    is_worst = _ranks(np.where(finite & ~is_best, grouped.values_PG, np.inf)) < worst
+    return grouped.ungroup(finite & (is_best | is_worst))
 
 
 def _ranks(keys_PG: np.ndarray) -> np.ndarray:
@@ -263,6 +263,7 @@ class StreamingTopP:
     """
 
     def __init__(self, value: float = 0.9, *, window: int = 128, warmup: int = 8) -> None:
+        check_rule_value("top_p", value)
         if window < 1 or warmup < 0:
             raise MooredError(f"window must be >= 1 and warmup >= 0, got {window} and {warmup}")
         self.value = value
@@ -273,13 +274,16 @@ class StreamingTopP:
 
     def offer(self, score: float) -> bool:
         """Take in the next group's score; True when the group should be kept."""
-        self._scores.append(float(score))
+        score = float(score)
+        if not (math.isfinite(score) and score >= 0.0):
+            raise MooredError(f"a streamed score must be finite and >= 0, got {score}")
+        self._scores.append(score)
         self._num_seen += 1
-        if self._num_seen <= self.warmup:
+        if self._num_seen <= self.warmup or score == 0.0:
             return score > 0.0
         recent = np.array(self._scores)
         kept = select(recent, rule="top_p", value=self.value)
-        return len(kept) > 0 and score > 0.0 and score >= recent[kept].min()
+        return len(kept) > 0 and score >= float(recent[kept].min())
 
     def state_dict(self) -> dict[str, object]:
         return {"scores": list(self._scores), "num_seen": self._num_seen}

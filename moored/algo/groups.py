@@ -12,52 +12,99 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from moored.errors import MooredError
+from moored.types import group_id_array
 
 GroupIds = Sequence[object] | np.ndarray
 ROUNDING = 1e-12
-"""Relative spread below which the members of a group count as equal."""
+"""Relative difference up to which two float64 sums of the same terms count as equal."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+def rounding_of(values: np.ndarray) -> float:
+    """Relative difference up to which values of this dtype count as equal.
+
+    8 eps of the dtype, 1e-6 for float32: ten rewards of -0.1 summed in float32 miss -1 by one eps,
+    while 1 and 1.0001 differ by 800. Float64 sums of many terms get `ROUNDING`, 4,500 eps.
+    """
+    is_float = values.dtype.kind == "f"
+    return max(ROUNDING, 8.0 * float(np.finfo(values.dtype).eps)) if is_float else ROUNDING
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Grouped:
     """Per-trajectory values by group; NaN marks padding and missing values."""
 
     values_PG: np.ndarray
     labels: np.ndarray
     """(P,) caller's group ids in order of first appearance."""
-    row: np.ndarray | None
+    rounding: float
+    """Relative difference up to which two values count as equal, from the caller's dtype."""
+    row: np.ndarray | None = None
     """Group index of each flat entry; None when the input already was (P, G)."""
-    col: np.ndarray | None
+    col: np.ndarray | None = None
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """(P,) members of each group, missing values included."""
+        num_groups, widest = self.values_PG.shape
+        if self.row is None:
+            return np.full(num_groups, widest)
+        return np.bincount(self.row, minlength=num_groups)
 
     def ungroup(self, array_PG: np.ndarray) -> np.ndarray:
-        """Put per-trajectory results back into the shape the caller gave."""
+        """Put per-trajectory results back as the caller gave them; unequal rows come back flat."""
         return array_PG if self.row is None else array_PG[self.row, self.col]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupMoments:
-    """Count, mean and squared deviations of the finite members of each group."""
+    """Count, mean and deviations of the finite members of each group."""
 
     count_P: np.ndarray
     mean_P: np.ndarray
-    squares_P: np.ndarray
-    """Sum of squared deviations; 0 for constant groups and for fewer than two members."""
+    deviation_PG: np.ndarray
+    """Value minus mean; 0 for missing values and all over a group of equal ones."""
 
     def variance(self, ddof: int = 0) -> np.ndarray:
-        return self.squares_P / np.maximum(self.count_P - ddof, 1)
+        """(P,) exactly 0 for groups of equal values and for fewer than two members."""
+        squares_P = np.einsum("pg,pg->p", self.deviation_PG, self.deviation_PG)
+        return squares_P / np.maximum(self.count_P - ddof, 1)
 
 
 def group(values: ArrayLike, group_ids: GroupIds | None = None) -> Grouped:
     """Lay out `values`: (P, G), a list of rows of unequal length, or flat with `group_ids`."""
-    flat, group_ids = _as_floats(values, group_ids)
-    if group_ids is None:
-        if flat.ndim != 2:
-            raise MooredError(
-                f"values must be (P, G) when no group_ids are given, got shape {flat.shape}; "
-                f"give group_ids, one per trajectory"
-            )
-        return Grouped(flat, np.arange(len(flat)), None, None)
-    ids = group_ids if isinstance(group_ids, np.ndarray) else _as_ids(group_ids)
+    try:
+        array = np.asarray(values)
+        floats, rounding = array.astype(np.float64, copy=False), rounding_of(array)
+    except ValueError:
+        return _from_rows(values, group_ids)
+    if group_ids is not None:
+        return _from_flat(floats, group_id_array(group_ids), rounding)
+    if floats.ndim != 2:
+        raise MooredError(
+            f"values must be (P, G) when no group_ids are given, got shape {floats.shape}; "
+            f"give group_ids, one per trajectory"
+        )
+    return Grouped(values_PG=floats, labels=np.arange(len(floats)), rounding=rounding)
+
+
+def _from_rows(values: ArrayLike, group_ids: GroupIds | None) -> Grouped:
+    """A ragged list of rows, one per group; an empty row is a group without members."""
+    rows = [np.asarray(row) for row in values]  # pyright: ignore[reportGeneralTypeIssues]
+    if group_ids is not None or any(row.ndim != 1 or row.dtype.kind in "SU" for row in rows):
+        raise MooredError("values must be numbers: (P, G), a list of rows, or flat with group_ids")
+    lengths = np.array([len(row) for row in rows])
+    group_of = np.repeat(np.arange(len(rows)), lengths)
+    col = np.arange(len(group_of)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    return Grouped(
+        values_PG=_padded(np.concatenate(rows).astype(np.float64), group_of, col, len(rows)),
+        labels=np.arange(len(rows)),
+        rounding=max(rounding_of(row) for row in rows),
+        row=group_of,
+        col=col,
+    )
+
+
+def _from_flat(flat: np.ndarray, ids: np.ndarray, rounding: float) -> Grouped:
     if flat.shape != ids.shape or flat.ndim != 1:
         raise MooredError(
             f"group_ids must be flat with one id per value, got {flat.shape} values and "
@@ -66,32 +113,14 @@ def group(values: ArrayLike, group_ids: GroupIds | None = None) -> Grouped:
     row, starts, counts, order = _runs(ids)
     col = np.empty(len(ids), dtype=np.intp)
     col[order] = np.arange(len(ids)) - np.repeat(np.cumsum(counts) - counts, counts)
-    values_PG = np.full((len(counts), int(counts.max(initial=0))), np.nan)
+    values_PG = _padded(flat, row, col, len(counts))
+    return Grouped(values_PG=values_PG, labels=ids[starts], rounding=rounding, row=row, col=col)
+
+
+def _padded(flat: np.ndarray, row: np.ndarray, col: np.ndarray, num_groups: int) -> np.ndarray:
+    values_PG = np.full((num_groups, int(col.max(initial=-1)) + 1), np.nan)
     values_PG[row, col] = flat
-    return Grouped(values_PG, ids[starts], row, col)
-
-
-def _as_floats(values: ArrayLike, group_ids: GroupIds | None) -> tuple[np.ndarray, GroupIds | None]:
-    """Turn the input into a float array; a ragged list of rows becomes flat with ids."""
-    try:
-        return np.asarray(values, dtype=np.float64), group_ids
-    except ValueError:
-        rows = list(values)  # pyright: ignore[reportArgumentType]
-    if group_ids is not None or not all(isinstance(row, (list, tuple, np.ndarray)) for row in rows):
-        raise MooredError("values must be numbers: (P, G), a list of rows, or flat with group_ids")
-    lengths = [len(row) for row in rows]
-    flat = np.concatenate([np.asarray(row, dtype=np.float64) for row in rows])
-    return flat, np.repeat(np.arange(len(rows)), lengths)
-
-
-def _as_ids(group_ids: GroupIds) -> np.ndarray:
-    ids = np.asarray(group_ids)
-    if ids.ndim == 1:
-        return ids
-    # Tuples as ids: keep them whole instead of letting numpy make a second axis.
-    whole = np.empty(len(group_ids), dtype=object)
-    whole[:] = list(group_ids)
-    return whole
+    return values_PG
 
 
 def _runs(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -114,18 +143,18 @@ def _runs(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarr
     return row, firsts, counts, np.argsort(row, kind="stable")
 
 
-def moments(values_PG: np.ndarray) -> GroupMoments:
+def moments(grouped: Grouped) -> GroupMoments:
     """Moments over the finite members of each group.
 
-    A group whose members are equal up to rounding has variance exactly 0: [0.1, 0.1, 0.1] must
-    not leave 2e-34 behind.
+    A group whose members are equal up to rounding deviates by exactly 0: [0.1, 0.1, 0.1] must
+    not leave 2e-34 of variance behind.
     """
-    finite = np.isfinite(values_PG)
-    count = finite.sum(axis=1)
-    filled = values_PG if finite.all() else np.where(finite, values_PG, 0.0)
-    mean = filled.sum(axis=1) / np.maximum(count, 1)
-    deviation = np.where(finite, filled - mean[:, None], 0.0)
-    squares = np.einsum("pg,pg->p", deviation, deviation)
-    largest = np.sqrt(np.einsum("pg,pg->p", filled, filled))
-    is_constant = np.sqrt(squares) <= ROUNDING * largest
-    return GroupMoments(count, mean, np.where((count < 2) | is_constant, 0.0, squares))
+    finite_PG = np.isfinite(grouped.values_PG)
+    count_P = finite_PG.sum(axis=1)
+    filled_PG = np.where(finite_PG, grouped.values_PG, 0.0)
+    mean_P = filled_PG.sum(axis=1) / np.maximum(count_P, 1)
+    deviation_PG = np.where(finite_PG, filled_PG - mean_P[:, None], 0.0)
+    spread_P = np.abs(deviation_PG).max(axis=1, initial=0.0)
+    largest_P = np.abs(filled_PG).max(axis=1, initial=0.0)
+    differs_P = spread_P > grouped.rounding * largest_P
+    return GroupMoments(count_P, mean_P, np.where(differs_P[:, None], deviation_PG, 0.0))

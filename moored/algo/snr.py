@@ -1,7 +1,7 @@
 """Does one rollout batch carry signal, and would the filter help?
 
 Reward variance (RV) inside a group bounds its task gradient. These functions describe how RV is
-spread over the groups of a batch, sort low-RV groups by cause, and give advice with reasons.
+spread over the groups of a batch and give advice with reasons.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import ArrayLike
 
+from moored.algo.causes import CAUSES, Triage, triage
 from moored.algo.filters import select
-from moored.algo.groups import Grouped, GroupIds, group, moments
+from moored.algo.groups import GroupIds, group, moments
 from moored.errors import MooredError
 
 RHO_GRID = (0.6, 0.8, 0.9, 0.95, 0.98, 1.0)
@@ -23,6 +24,8 @@ HELPS_ABOVE = 1.0
 """Std/Mean(RV) from which the filter pays: RAGEN-2 reports 1.16 and 1.29 where it helped."""
 HURTS_BELOW = 0.5
 """Std/Mean(RV) up to which it drops at random: RAGEN-2 reports 0.33 where it cost points."""
+BLIND_ABOVE = 0.25
+"""Share of reward-blind groups above which the reward wants mending before any filter."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,106 +74,7 @@ def reward_variance(rewards: ArrayLike, group_ids: GroupIds | None = None) -> Re
     grouped = group(rewards, group_ids)
     if len(grouped.labels) == 0:
         raise MooredError("reward_variance needs at least one group, got none")
-    return RewardVariance(moments(grouped.values_PG).variance(0))
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Triage:
-    """Low-RV groups by cause, as indices of groups; the three causes want different cures."""
-
-    too_easy: np.ndarray
-    """All succeed: drop."""
-    too_hard: np.ndarray
-    """All fail: keep for a curriculum."""
-    reward_blind: np.ndarray
-    """Different behaviours, same reward, neither all good nor all bad: look at the reward."""
-    unexplained: np.ndarray
-    """Same reward and same behaviour (or behaviours not given), neither all good nor all bad."""
-    num_groups: int
-
-    @property
-    def num_low(self) -> int:
-        return sum(map(len, (self.too_easy, self.too_hard, self.reward_blind, self.unexplained)))
-
-    def share(self, cause: str) -> float:
-        """Share of all groups that have this cause."""
-        return len(getattr(self, cause)) / self.num_groups
-
-
-def triage(
-    rewards: ArrayLike,
-    group_ids: GroupIds | None = None,
-    *,
-    success: ArrayLike | None = None,
-    behaviours: Sequence[object] | None = None,
-    success_reward: float | None = None,
-    low: float = 0.01,
-) -> Triage:
-    """Sort the groups whose RV is at most `low` times the batch's largest RV by cause.
-
-    `success` and `behaviours` (actions or texts) are laid out like `rewards`. Without `success`, a
-    trajectory succeeds when its reward reaches `success_reward`, else it fails. Without either, it
-    succeeds in the top tenth of the batch's reward range and fails in the bottom tenth (a batch of
-    one single reward succeeds when that is > 0). `reward_blind` needs `behaviours`.
-    """
-    grouped = group(rewards, group_ids)
-    variances = moments(grouped.values_PG).variance(0)
-    missing = ~np.isfinite(grouped.values_PG)
-    won_PG, lost_PG = _outcomes(grouped, success, group_ids, success_reward)
-    is_low = variances <= low * variances.max(initial=0.0)
-    easy = is_low & (won_PG | missing).all(axis=1) & ~missing.all(axis=1)
-    hard = is_low & (lost_PG | missing).all(axis=1) & ~easy
-    differs = _behaviours_differ(grouped, behaviours)
-    rest = is_low & ~easy & ~hard
-    return Triage(
-        too_easy=np.flatnonzero(easy),
-        too_hard=np.flatnonzero(hard),
-        reward_blind=np.flatnonzero(rest & differs),
-        unexplained=np.flatnonzero(rest & ~differs),
-        num_groups=len(grouped.labels),
-    )
-
-
-def _outcomes(
-    grouped: Grouped,
-    success: ArrayLike | None,
-    group_ids: GroupIds | None,
-    success_reward: float | None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """(P, G) trajectories that succeeded and that failed; partial credit may be neither."""
-    rewards_PG = grouped.values_PG
-    if success is not None:
-        won_PG = group(success, group_ids).values_PG > 0.5
-        if won_PG.shape != rewards_PG.shape:
-            raise MooredError("success must be laid out like rewards, one entry per trajectory")
-        return won_PG, ~won_PG
-    if success_reward is not None:
-        return rewards_PG >= success_reward, rewards_PG < success_reward
-    finite = rewards_PG[np.isfinite(rewards_PG)]
-    low, high = float(finite.min(initial=np.inf)), float(finite.max(initial=-np.inf))
-    if not low < high:
-        return rewards_PG > 0.0, rewards_PG <= 0.0
-    margin = 0.1 * (high - low)
-    return rewards_PG >= high - margin, rewards_PG <= low + margin
-
-
-def _behaviours_differ(grouped: Grouped, behaviours: Sequence[object] | None) -> np.ndarray:
-    """(P,) True where a group shows at least two different behaviours."""
-    num_groups = len(grouped.labels)
-    if behaviours is None:
-        return np.zeros(num_groups, dtype=bool)
-    if grouped.row is None:
-        rows = [list(row) for row in behaviours]  # pyright: ignore[reportArgumentType]
-        flat = [item for row in rows for item in row]
-        index = [i for i, row in enumerate(rows) for _ in row]
-    else:
-        flat, index = list(behaviours), grouped.row.tolist()
-    if len(flat) != len(index) or (index and max(index) >= num_groups):
-        raise MooredError("behaviours must be laid out like rewards, one entry per trajectory")
-    seen: list[set[str]] = [set() for _ in range(num_groups)]
-    for position, behaviour in zip(index, flat, strict=True):
-        seen[position].add(str(behaviour))
-    return np.array([len(kinds) > 1 for kinds in seen], dtype=bool)
+    return RewardVariance(moments(grouped).variance(0))
 
 
 class Recommendation(StrEnum):
@@ -246,15 +150,15 @@ def _decide(
     rv: RewardVariance, interval: tuple[float, float], causes: Triage, min_groups: int
 ) -> tuple[Recommendation, list[str]]:
     num_groups = len(rv.variances)
+    if causes.share("reward_blind") > BLIND_ABOVE:
+        return Recommendation.FIX_REWARD, [
+            f"{causes.share('reward_blind'):.0%} of the groups behave differently for the same "
+            f"reward: a filter would hide a reward that cannot tell them apart"
+        ]
     if rv.mean == 0.0:
         return Recommendation.NO_SIGNAL, [
             f"no reward varies inside any of the {num_groups} groups: there is nothing to learn "
             f"from this batch, and nothing to filter"
-        ]
-    if causes.share("reward_blind") > 0.25:
-        return Recommendation.FIX_REWARD, [
-            f"{causes.share('reward_blind'):.0%} of the groups behave differently for the same "
-            f"reward: a filter would hide a reward that cannot tell them apart"
         ]
     if num_groups < min_groups:
         return Recommendation.MORE_GROUPS, [
@@ -277,15 +181,9 @@ def _decide(
 
 
 def _cause_reasons(causes: Triage) -> list[str]:
-    texts = {
-        "too_easy": "all succeed: safe to drop, or draw harder tasks",
-        "too_hard": "all fail: keep them for a curriculum",
-        "reward_blind": "behave differently for the same reward: look at the reward function",
-        "unexplained": "give one reward without all succeeding or all failing",
-    }
-    counts = {cause: len(getattr(causes, cause)) for cause in texts}
+    counts = {cause: len(getattr(causes, cause)) for cause in CAUSES}
     return [
-        f"{count} of {causes.num_groups} groups {texts[cause]}"
+        f"{count} of {causes.num_groups} groups {CAUSES[cause]}"
         for cause, count in counts.items()
         if count
     ]

@@ -1,7 +1,8 @@
 """An alarm for template collapse: MI falls while entropy stands.
 
 A one-sided CUSUM on the MI series against the highest level the run has held. MI may rise for a
-long time first, so the reference follows it up and never down.
+long time first, so the reference follows it up and never down. A run whose MI never was above zero
+has nothing to lose and raises no alarm.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class CollapseAlarm:
         self.alarm: Alarm | None = None
         self._mi: list[float] = []
         self._entropy: list[float] = []
-        self._reference = 0.0
+        self._reference: float | None = None
         self._cusum = 0.0
 
     def update(self, step: int, mi: float, conditional_entropy: float) -> Alarm | None:
@@ -72,22 +73,24 @@ class CollapseAlarm:
                 f"the alarm needs finite numbers, got mi={mi}, entropy={conditional_entropy} at "
                 f"step {step}; leave out measurements that were skipped"
             )
-        self._mi.append(float(mi))
+        mi = float(mi)
+        self._mi.append(mi)
         self._entropy.append(float(conditional_entropy))
         if len(self._mi) < self.warmup:
             return None
         level = float(np.median(self._mi[-SMOOTH:]))
-        self._reference = max(self._reference, level)
-        noise = max(_noise(self._mi), self.min_noise * abs(self._reference), 1e-12)
-        self._cusum = max(0.0, self._cusum + (self._reference - mi) / noise - self.slack)
-        dropped = level <= (1.0 - self.min_drop) * self._reference
+        reference = level if self._reference is None else max(self._reference, level)
+        noise = max(_noise(self._mi), self.min_noise * abs(reference), 1e-12)
+        self._reference = reference
+        self._cusum = max(0.0, self._cusum + (reference - mi) / noise - self.slack)
+        dropped = reference > 0.0 and level <= (1.0 - self.min_drop) * reference
         if self.alarm is not None or self._cusum <= self.threshold or not dropped:
             return None
         self.alarm = Alarm(
-            step=step,
+            step=int(step),
             kind=self._kind(),
             mi_level=level,
-            mi_reference=self._reference,
+            mi_reference=reference,
             cusum=self._cusum,
         )
         return self.alarm
@@ -113,7 +116,8 @@ class CollapseAlarm:
         mi, entropy, alarm = state["mi"], state["entropy"], cast(Any, state["alarm"])
         reference, cusum = state["reference"], state["cusum"]
         assert isinstance(mi, list) and isinstance(entropy, list)
-        assert isinstance(reference, float) and isinstance(cusum, float)
+        assert reference is None or isinstance(reference, float)
+        assert isinstance(cusum, float)
         self._mi, self._entropy = list(mi), list(entropy)
         self._reference, self._cusum = reference, cusum
         self.alarm = None

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from moored.diagnostics.report import Interval
+from moored.diagnostics.resampling import check_draws
 from moored.diagnostics.views import Likelihood
 from moored.errors import MooredError, TooFewPromptsError
 
@@ -24,12 +25,13 @@ class ReasoningActionReport:
 
     mi_nats: float
     mi_upper_bound: float
-    """Mean over prompts of log K."""
+    """log K of its prompt, averaged over actions like the MI."""
     num_prompts: int
     num_actions: int
     num_skipped_prompts: int
     """Prompts with fewer than two distinct reasonings: nothing to compare."""
     interval: Interval | None = None
+    """95 % bootstrap interval over prompts; None without draws, and for one prompt alone."""
     p_value: float | None = None
 
 
@@ -43,11 +45,18 @@ def reasoning_action_information(
 ) -> ReasoningActionReport:
     """I(Z;A|X) from one matrix per prompt: `scores[x][k, l]` = log p(action k | x, reasoning l).
 
-    Actions sit in rows, the reasoning each was taken after on the diagonal. Reasonings with equal
-    keys inside a prompt are one and are merged.
+    Actions sit in rows, the reasoning each was taken after on the diagonal. The mixture is over
+    all K reasonings as they were sampled, so a reasoning that came up twice counts twice. A prompt
+    whose `reasoning_keys` are all equal is skipped and counted.
     """
-    blocks = [_block(x, matrix, reasoning_keys) for x, matrix in enumerate(scores)]
-    used = [block for block in blocks if block.logp_MN.shape[1] > 1]
+    check_draws(bootstrap=bootstrap, permutations=permutations)
+    if reasoning_keys is not None and len(reasoning_keys) != len(scores):
+        raise MooredError(
+            f"reasoning_keys must have one row per prompt, got {len(reasoning_keys)} for "
+            f"{len(scores)}"
+        )
+    blocks = [_block(x, matrix) for x, matrix in enumerate(scores)]
+    used = [b for x, b in enumerate(blocks) if _num_distinct(x, b, reasoning_keys) > 1]
     if not used:
         raise TooFewPromptsError(
             f"I(Z;A|X) needs a prompt with at least 2 distinct reasonings, got {len(blocks)} "
@@ -56,32 +65,35 @@ def reasoning_action_information(
     rng = np.random.default_rng(seed)
     gains = [block.gain_M for block in used]
     mi_nats = float(np.concatenate(gains).mean())
+    num_actions = sum(map(len, gains))
     return ReasoningActionReport(
         mi_nats=mi_nats,
-        mi_upper_bound=float(np.mean([math.log(b.logp_MN.shape[1]) for b in used])),
+        mi_upper_bound=sum(len(g) * math.log(len(g)) for g in gains) / num_actions,
         num_prompts=len(used),
-        num_actions=sum(map(len, gains)),
+        num_actions=num_actions,
         num_skipped_prompts=len(blocks) - len(used),
-        interval=_cluster_interval(gains, bootstrap, rng) if bootstrap else None,
+        interval=_cluster_interval(gains, bootstrap, rng) if bootstrap and len(used) > 1 else None,
         p_value=_shuffle_p_value(used, mi_nats, permutations, rng) if permutations else None,
     )
 
 
-def _block(
-    x: int, matrix: ArrayLike, reasoning_keys: Sequence[Sequence[Hashable]] | None
-) -> Likelihood:
+def _block(x: int, matrix: ArrayLike) -> Likelihood:
     logp_KK = np.asarray(matrix, dtype=np.float64)
     if logp_KK.ndim != 2 or logp_KK.shape[0] != logp_KK.shape[1] or len(logp_KK) == 0:
         raise MooredError(f"scores[{x}] must be (K, K), actions by reasonings, got {logp_KK.shape}")
     if not np.isfinite(logp_KK).all():
         raise MooredError(f"scores[{x}] holds values that are not finite; look at its scoring")
-    keys = range(len(logp_KK)) if reasoning_keys is None else reasoning_keys[x]
-    if len(keys) != len(logp_KK):
-        raise MooredError(f"reasoning_keys[{x}] has {len(keys)} keys for {len(logp_KK)} columns")
-    index: dict[Hashable, int] = {}
-    columns = np.array([index.setdefault(key, len(index)) for key in keys])
-    first = np.unique(columns, return_index=True)[1]
-    return Likelihood.of(logp_KK[:, first], columns)
+    return Likelihood.of(logp_KK, np.arange(len(logp_KK)))
+
+
+def _num_distinct(
+    x: int, block: Likelihood, reasoning_keys: Sequence[Sequence[Hashable]] | None
+) -> int:
+    num_columns = len(block.columns_M)
+    keys = range(num_columns) if reasoning_keys is None else reasoning_keys[x]
+    if len(keys) != num_columns:
+        raise MooredError(f"reasoning_keys[{x}] has {len(keys)} keys for {num_columns} columns")
+    return len(set(keys))
 
 
 def _cluster_interval(gains: list[np.ndarray], draws: int, rng: np.random.Generator) -> Interval:
@@ -129,6 +141,7 @@ def action_information(
     seed: int = 0,
 ) -> ActionReport:
     """I(X;A) over action strings; `prompts[i]` names the prompt that `actions[i]` answered."""
+    check_draws(permutations=permutations)
     if len(prompts) != len(actions):
         raise MooredError(f"one action per prompt, got {len(prompts)} and {len(actions)}")
     x, num_x = _codes(prompts)

@@ -19,6 +19,8 @@ from moored.diagnostics.regimes import Regime, classify
 from moored.diagnostics.report import STD_EPS, CollapseReport, Interval
 from moored.diagnostics.resampling import (
     bootstrap_means,
+    check_can_bootstrap,
+    check_draws,
     permutation_p_values,
     prompt_influence,
 )
@@ -45,8 +47,10 @@ def information(
 
     `columns[m]` is the prompt that reasoning m was written for, `lengths[m]` its token count.
     Columns with equal `prompt_keys` are one prompt and are merged. Rows of length 0 are skipped
-    and counted. `bootstrap` and `permutations` are numbers of draws.
+    and counted. `bootstrap` and `permutations` are numbers of draws; intervals need reasonings of
+    at least 2 prompts.
     """
+    check_draws(bootstrap=bootstrap, permutations=permutations)
     scores = _checked_scores(logp, columns, lengths, prompt_keys)
     token = Likelihood.of(scores.logp_MN / scores.lengths_M[:, None], scores.columns_M)
     sequence = Likelihood.of(scores.logp_MN, scores.columns_M)
@@ -97,6 +101,7 @@ def _intervals(
     rng: np.random.Generator,
 ) -> dict[str, Interval]:
     columns_M, num_prompts = token.columns_M, token.logp_MN.shape[1]
+    check_can_bootstrap(columns_M)
     hits_M, no_influence_N = retrieval.hit_M(), np.zeros(num_prompts)
     hits_without_MN = hit_without_MN(sequence, retrieval)
     # Value of each row, influence of each prompt as a column, and what the quantity can be.
@@ -163,7 +168,7 @@ def _checked_scores(
     prompt_keys: Sequence[Hashable] | None,
 ) -> _Scores:
     logp_MN = np.asarray(logp, dtype=np.float64)
-    columns_M, lengths_M = np.asarray(columns).astype(np.intp), np.asarray(lengths)
+    columns_M, lengths_M = _whole_numbers(columns), np.asarray(lengths)
     if logp_MN.ndim != 2 or not (columns_M.shape == lengths_M.shape == logp_MN.shape[:1]):
         raise MooredError(
             f"logp must be (M, N) with one column and one length per row, got logp "
@@ -175,8 +180,12 @@ def _checked_scores(
             f"columns must name one of the {num_columns} prompts, got "
             f"{columns_M.min()} to {columns_M.max()}"
         )
-    if (lengths_M < 0).any():
-        raise MooredError(f"lengths must be >= 0, got {lengths_M.min()}")
+    is_count_M = np.isfinite(lengths_M) & (lengths_M >= 0)
+    if not is_count_M.all():
+        bad = int(np.flatnonzero(~is_count_M)[0])
+        raise MooredError(
+            f"lengths must be token counts >= 0, got lengths[{bad}] = {lengths_M[bad]}"
+        )
     filled = lengths_M > 0
     _check_finite(logp_MN, filled)
     logp_MN, columns_M = _merge_prompts(logp_MN[filled], columns_M[filled], prompt_keys)
@@ -188,6 +197,14 @@ def _checked_scores(
         )
     num_merged = num_columns - logp_MN.shape[1]
     return _Scores(logp_MN, columns_M, lengths_M[filled], num_empty, num_merged)
+
+
+def _whole_numbers(columns: ArrayLike) -> np.ndarray:
+    given = np.asarray(columns)
+    whole = given if given.dtype.kind in "iu" else np.trunc(given.astype(np.float64))
+    if not np.array_equal(whole, given):
+        raise MooredError(f"columns must be whole numbers, the positions of prompts, got {columns}")
+    return whole.astype(np.intp)
 
 
 def _check_finite(logp_MN: np.ndarray, filled: np.ndarray) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -25,7 +25,8 @@ from moored.diagnostics.regimes import Regime, RegimeTracker
 from moored.diagnostics.report import CollapseReport, ZScoreEMA
 from moored.diagnostics.scoring import ScoreFn, cross_score
 from moored.errors import TooFewPromptsError
-from moored.types import Group, Prompt
+from moored.names import check_name
+from moored.types import Group, Prompt, Turn, content_images
 
 View = Literal["first_turn", "trajectory", "positions", "chain"]
 PREFIXES = {
@@ -68,22 +69,25 @@ class CollapseMonitor:
     alarm: CollapseAlarm = field(default_factory=CollapseAlarm)
     regimes: RegimeTracker = field(default_factory=RegimeTracker)
     _emas: dict[str, ZScoreEMA] = field(default_factory=dict)
+    _watched: str | None = None
+    """The view that regime and alarm follow; one series, never two mixed."""
+
+    def __post_init__(self) -> None:
+        for view in self.views:
+            check_name("view", view, get_args(View))
 
     def measure(self, step: int, groups: Sequence[Group]) -> Measurement:
         """Measure all views on one step's groups."""
-        metrics: dict[str, float] = {}
+        metrics = {"collapse/valid_thinking_rate": _valid_thinking_rate(groups)}
         reports: dict[str, CollapseReport] = {}
         skipped: dict[str, str] = {}
         for name, draw in self._draws(step, groups).items():
             try:
-                pairs = draw()
+                reports[name] = self._report(name, draw(), step)
             except TooFewPromptsError as error:
                 skipped[name] = str(error)
                 continue
-            reports[name] = self._report(name, pairs, step)
             metrics |= reports[name].metrics(PREFIXES.get(name, f"collapse_{name}"))
-            if name == "first_turn":
-                metrics["collapse/valid_thinking_rate"] = pairs.valid_thinking_rate
         if "chain" in self.views:
             self._measure_chain(groups, metrics, skipped)
         regime, alarm = self._judge(step, reports)
@@ -129,8 +133,10 @@ class CollapseMonitor:
     def _judge(
         self, step: int, reports: Mapping[str, CollapseReport]
     ) -> tuple[Regime | None, Alarm | None]:
-        """Regime and alarm follow the first-turn view, or the trajectory view without it."""
-        report = reports.get("first_turn") or reports.get("trajectory")
+        """Regime and alarm follow the first view of the run that could be measured."""
+        if self._watched is None:
+            self._watched = next((view for view in PREFIXES if view in reports), None)
+        report = reports.get(self._watched or "")
         if report is None:
             return None, None
         alarm = self.alarm.update(step, report.mi_estimate, report.conditional_entropy_est)
@@ -139,39 +145,33 @@ class CollapseMonitor:
     def _measure_chain(
         self, groups: Sequence[Group], metrics: dict[str, float], skipped: dict[str, str]
     ) -> None:
-        first = [(g.group_id, t.turns[0]) for g in groups for t in g.trajectories if t.turns]
-        acted = [(group, tuple(turn.action_ids.tolist())) for group, turn in first]
-        acted = [(group, action) for group, action in acted if action]
+        """I(X;A) and I(Z;A|X) of the first turns."""
+        first = [[t.turns[0] for t in group.trajectories if t.turns] for group in groups]
+        acted = [turn for turns in first for turn in turns if len(turn.action_ids)]
         try:
-            report = action_information([g for g, _ in acted], [a for _, a in acted])
+            report = action_information(
+                [_prompt(turn).key for turn in acted],
+                [tuple(turn.action_ids.tolist()) for turn in acted],
+            )
             metrics["collapse_chain/state_action_mi"] = report.mi_corrected_nats
         except TooFewPromptsError as error:
             skipped["state_action"] = str(error)
-        blocks, keys = self._chain_blocks(groups)
+        full = [[t for t in turns if len(t.reasoning_ids) and len(t.action_ids)] for turns in first]
+        used = [turns[: self.chain_rollouts] for turns in full if turns]
         try:
-            chain = reasoning_action_information(blocks, reasoning_keys=keys)
+            chain = reasoning_action_information(
+                [self._chain_block(turns) for turns in used],
+                reasoning_keys=[[turn.reasoning_ids.tobytes() for turn in turns] for turns in used],
+            )
             metrics["collapse_chain/reasoning_action_mi"] = chain.mi_nats
         except TooFewPromptsError as error:
             skipped["reasoning_action"] = str(error)
 
-    def _chain_blocks(self, groups: Sequence[Group]) -> tuple[list[np.ndarray], list[list[bytes]]]:
-        """K x K scores a group: action k after the reasoning of trajectory l."""
-        blocks, keys = [], []
-        for group in groups:
-            turns = [t.turns[0] for t in group.trajectories if t.turns]
-            turns = [t for t in turns if len(t.reasoning_ids) and len(t.action_ids)]
-            turns = turns[: self.chain_rollouts]
-            if not turns:
-                continue
-            actions = [turn.action_ids for turn in turns]
-            block = np.empty((len(turns), len(turns)))
-            for column, turn in enumerate(turns):
-                before = turn.completion_ids[: cast(tuple[int, int], turn.answer_span)[0]]
-                prompt = Prompt(np.concatenate([turn.prompt_ids, before]))
-                block[:, column] = [float(np.sum(x)) for x in self.score(prompt, actions)]
-            blocks.append(block)
-            keys.append([turn.reasoning_ids.tobytes() for turn in turns])
-        return blocks, keys
+    def _chain_block(self, turns: Sequence[Turn]) -> np.ndarray:
+        """(K, K) scores: action k after the reasoning of turn l."""
+        actions = [turn.action_ids for turn in turns]
+        columns = [self.score(_prompt(turn, up_to_action=True), actions) for turn in turns]
+        return np.array([[float(np.sum(x)) for x in column] for column in columns]).T
 
     def _seed(self, step: int) -> int:
         return int(np.random.SeedSequence([self.seed, step]).generate_state(1)[0])
@@ -182,6 +182,7 @@ class CollapseMonitor:
             "alarm": self.alarm.state_dict(),
             "regimes": self.regimes.state_dict(),
             "emas": {name: ema.state_dict() for name, ema in self._emas.items()},
+            "watched": self._watched,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -191,3 +192,18 @@ class CollapseMonitor:
         for name, saved in state["emas"].items():
             self._emas[name] = ZScoreEMA(self.ema_decay)
             self._emas[name].load_state_dict(saved)
+        self._watched = state["watched"]
+
+
+def _valid_thinking_rate(groups: Sequence[Group]) -> float:
+    """Share of first turns that hold a reasoning; logged even when no view could be measured."""
+    first = [t.turns[0] for group in groups for t in group.trajectories if t.turns]
+    return sum(len(turn.reasoning_ids) > 0 for turn in first) / max(len(first), 1)
+
+
+def _prompt(turn: Turn, *, up_to_action: bool = False) -> Prompt:
+    """What a first turn answered; `up_to_action` adds its reply up to the action."""
+    ids = [turn.prompt_ids]
+    if up_to_action and turn.answer_span is not None:
+        ids.append(turn.completion_ids[: turn.answer_span[0]])
+    return Prompt(np.concatenate(ids), content_images(turn.observation))

@@ -7,7 +7,7 @@ and says how many pairs there were to choose from and how many reasonings were e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 
@@ -67,18 +67,17 @@ def first_turn_pairs(
 ) -> PairSet:
     """First turns; the reasonings are spread evenly over the prompts.
 
-    Give `num_prompts` in a run: the ceiling of MI is log N, so curves need a fixed N.
+    Give `num_prompts` in a run: the ceiling of MI is log N, so curves need a fixed N. None takes
+    every prompt there is, `num_pairs` of them at most.
     """
+    _check_counts(num_pairs, num_prompts)
     rng = np.random.default_rng(seed)
+    pairs, num_empty = _collect_flat(groups, turns=(0,))
     by_prompt: dict[bytes, list[Pair]] = {}
-    num_empty = 0
-    for group in groups:
-        pairs, empty = _collect([group], turns=(0,))
-        num_empty += empty
-        for pair in pairs:
-            by_prompt.setdefault(pair.prompt.key, []).append(pair)
+    for pair in pairs:
+        by_prompt.setdefault(pair.prompt.key, []).append(pair)
     stacks = list(by_prompt.values())
-    wanted = len(stacks) if num_prompts is None else num_prompts
+    wanted = min(len(stacks), num_pairs) if num_prompts is None else num_prompts
     if len(stacks) < wanted:
         raise TooFewPromptsError(
             f"the first-turn view needs {wanted} distinct prompts with a reasoning, got "
@@ -87,8 +86,7 @@ def first_turn_pairs(
     chosen = sorted(rng.permutation(len(stacks))[:wanted])
     shuffled = [[stacks[i][k] for k in rng.permutation(len(stacks[i]))] for i in chosen]
     dealt = [p for p in chain.from_iterable(zip_longest(*shuffled)) if p is not None]
-    available = sum(map(len, stacks))
-    return _pair_set("first_turn", dealt, num_pairs, available, num_empty)
+    return _pair_set("first_turn", dealt, num_pairs, len(pairs), num_empty)
 
 
 def trajectory_pairs(groups: Sequence[Group], *, num_pairs: int = 64, seed: int = 0) -> PairSet:
@@ -96,21 +94,20 @@ def trajectory_pairs(groups: Sequence[Group], *, num_pairs: int = 64, seed: int 
 
     Trajectories are visited in random order, each giving a turn it has not given yet.
     """
+    _check_counts(num_pairs)
     rng = np.random.default_rng(seed)
-    pairs, num_empty = _collect(groups)
-    stacks: dict[tuple[int, int], list[Pair]] = {}
-    for pair in pairs:
-        stacks.setdefault((pair.group_id, pair.trajectory), []).append(pair)
-    orders = [[stack[i] for i in rng.permutation(len(stack))] for stack in stacks.values()]
+    stacks, num_empty = _collect(groups)
+    orders = [[stack[i] for i in rng.permutation(len(stack))] for stack in stacks]
     visits = [orders[i] for i in rng.permutation(len(orders))]
     dealt = [p for p in chain.from_iterable(zip_longest(*visits)) if p is not None]
-    return _pair_set("trajectory", dealt, num_pairs, len(pairs), num_empty)
+    return _pair_set("trajectory", dealt, num_pairs, len(dealt), num_empty)
 
 
 def turn_pairs(groups: Sequence[Group], *, num_pairs: int = 64, seed: int = 0) -> PairSet:
     """Every turn with the same chance, so that long trajectories weigh more."""
+    _check_counts(num_pairs)
     rng = np.random.default_rng(seed)
-    pairs, num_empty = _collect(groups)
+    pairs, num_empty = _collect_flat(groups)
     dealt = [pairs[i] for i in rng.permutation(len(pairs))]
     return _pair_set("turn", dealt, num_pairs, len(pairs), num_empty)
 
@@ -119,24 +116,49 @@ def turn_position_pairs(
     groups: Sequence[Group], position: int, *, num_pairs: int = 64, seed: int = 0
 ) -> PairSet:
     """Turns at one position (0 is the first): collapse may start late in an episode."""
+    _check_counts(num_pairs)
+    if position < 0:
+        raise MooredError(f"position counts turns from 0, the first, got {position}")
     rng = np.random.default_rng(seed)
-    pairs, num_empty = _collect(groups, turns=(position,))
+    pairs, num_empty = _collect_flat(groups, turns=(position,))
     dealt = [pairs[i] for i in rng.permutation(len(pairs))]
     return _pair_set(f"turn_{position + 1}", dealt, num_pairs, len(pairs), num_empty)
 
 
-def _collect(groups: Sequence[Group], turns: Iterable[int] | None = None) -> tuple[list[Pair], int]:
-    """All non-empty reasonings of the given turns (default: all), and how many were empty."""
-    pairs, num_empty = [], 0
+def _check_counts(num_pairs: int, num_prompts: int | None = None) -> None:
+    if num_pairs < 1:
+        raise MooredError(f"num_pairs must be at least 1, got {num_pairs}")
+    if num_prompts is None:
+        return
+    if num_prompts < 2:
+        raise TooFewPromptsError(f"num_prompts must be at least 2 to compare, got {num_prompts}")
+    if num_pairs < num_prompts:
+        raise MooredError(
+            f"num_pairs must be at least num_prompts, so that every prompt has a reasoning, got "
+            f"{num_pairs} pairs for {num_prompts} prompts"
+        )
+
+
+def _collect(
+    groups: Sequence[Group], turns: Sequence[int] | None = None
+) -> tuple[list[list[Pair]], int]:
+    """Non-empty reasonings of each trajectory's turns (default: all), and how many were empty."""
+    stacks, num_empty = [], 0
     for group in groups:
         for index, trajectory in enumerate(group.trajectories):
-            for t in range(trajectory.num_turns) if turns is None else turns:
-                if t >= trajectory.num_turns:
-                    continue
-                pair = _pair(group.group_id, index, trajectory, t)
-                num_empty += pair is None
-                pairs += [] if pair is None else [pair]
-    return pairs, num_empty
+            wanted = range(trajectory.num_turns) if turns is None else turns
+            places = [t for t in wanted if t < trajectory.num_turns]
+            pairs = [_pair(group.group_id, index, trajectory, t) for t in places]
+            stacks.append([pair for pair in pairs if pair is not None])
+            num_empty += len(pairs) - len(stacks[-1])
+    return [stack for stack in stacks if stack], num_empty
+
+
+def _collect_flat(
+    groups: Sequence[Group], turns: Sequence[int] | None = None
+) -> tuple[list[Pair], int]:
+    stacks, num_empty = _collect(groups, turns)
+    return list(chain.from_iterable(stacks)), num_empty
 
 
 def _pair(group_id: int, index: int, trajectory: Trajectory, t: int) -> Pair | None:
@@ -152,8 +174,6 @@ def _pair(group_id: int, index: int, trajectory: Trajectory, t: int) -> Pair | N
 def _pair_set(
     view: str, dealt: list[Pair], num_pairs: int, num_available: int, num_empty: int
 ) -> PairSet:
-    if num_pairs < 1:
-        raise MooredError(f"num_pairs must be at least 1, got {num_pairs}")
     pairs = dealt[:num_pairs]
     index: dict[bytes, int] = {}
     columns = np.array([index.setdefault(p.prompt.key, len(index)) for p in pairs], dtype=np.intp)

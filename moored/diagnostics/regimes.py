@@ -105,8 +105,8 @@ class RegimeTracker:
     def update(self, report: Measured) -> Regime:
         """Take in the next measurement; the first one sets the start."""
         if self._start_mi is None:
-            self._start_mi = report.mi_estimate
-            self._start_entropy = report.conditional_entropy_est
+            self._start_mi = float(report.mi_estimate)
+            self._start_entropy = float(report.conditional_entropy_est)
         self._regime = classify(
             report,
             start_mi=self._start_mi,

@@ -131,7 +131,7 @@ class ZScoreEMA:
         )
 
     def _smooth(self, before: float | None, now: float) -> float:
-        return now if before is None else self.decay * before + (1.0 - self.decay) * now
+        return float(now if before is None else self.decay * before + (1.0 - self.decay) * now)
 
     def state_dict(self) -> dict[str, float | None]:
         return {"std": self._std, "std_seq": self._std_seq}

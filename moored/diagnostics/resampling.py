@@ -7,8 +7,27 @@ from __future__ import annotations
 
 import numpy as np
 
+from moored.errors import MooredError, TooFewPromptsError
+
 MAX_ELEMENTS = 1 << 22
 """Bound on the size of one resampled block."""
+
+
+def check_draws(**draws: int) -> None:
+    """Raise when a number of draws, given by its option's name, is negative."""
+    for name, count in draws.items():
+        if count < 0:
+            raise MooredError(f"{name} must be a number of draws >= 0, got {count}; 0 turns it off")
+
+
+def check_can_bootstrap(columns_M: np.ndarray) -> None:
+    """Raise when there are not two prompts with reasonings to draw from."""
+    num_used = len(np.unique(columns_M))
+    if num_used < 2:
+        raise TooFewPromptsError(
+            f"bootstrap intervals draw prompts and need reasonings of at least 2 of them, got "
+            f"reasonings of {num_used}; set bootstrap=0"
+        )
 
 
 def prompt_influence(
@@ -17,17 +36,20 @@ def prompt_influence(
     """(N,) how much each prompt moves the mean of `value_M` by standing in the other rows' columns.
 
     `without_MN[m, j]` is the value of row m when prompt j is left out. The jackknife pseudo-value
-    of a prompt minus its own rows' mean, centred: what resampling rows alone would miss.
+    of a prompt minus its own rows' mean, centred: what resampling rows alone would miss. Prompts
+    without rows are never drawn: they stand as a fixed background and have influence 0.
     """
     num_rows, num_prompts = without_MN.shape
     counts_N = np.bincount(columns_M, minlength=num_prompts)
+    is_used_N = counts_N > 0
+    num_used = np.count_nonzero(is_used_N)
     own_MN = columns_M[:, None] == np.arange(num_prompts)
     totals_N = np.where(own_MN, 0.0, without_MN).sum(axis=0)
     means_N = totals_N / np.maximum(num_rows - counts_N, 1)
     row_sums_N = np.bincount(columns_M, weights=value_M, minlength=num_prompts)
-    row_part_N = (row_sums_N - counts_N * value_M.mean()) * num_prompts / num_rows
-    influence_N = -(num_prompts - 1) * means_N - row_part_N
-    return influence_N - influence_N.mean()
+    row_part_N = (row_sums_N - counts_N * value_M.mean()) * num_used / num_rows
+    influence_N = -(num_used - 1) * means_N - row_part_N
+    return np.where(is_used_N, influence_N - influence_N[is_used_N].mean(), 0.0)
 
 
 def bootstrap_means(

@@ -130,3 +130,53 @@ def test_list_positions_are_checked():
 def test_sections_cannot_be_changed_after_loading():
     with pytest.raises(ValueError, match="frozen"):
         load_config().filter.value = 0.5  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize(
+    ("source", "overrides", "weights"),
+    [
+        (None, ["env.0.weight=2"], {"sokoban": 2}),
+        ({"env": "bandit"}, ["env.0.weight=2"], {"bandit": 2}),
+        ({"env": {"name": "bandit"}}, ["env.0.weight=2"], {"bandit": 2}),
+        ({"env": ["bandit", "sokoban"]}, ["env.1.weight=2"], {"bandit": 1, "sokoban": 2}),
+        (None, ["env=bandit", "env.0.weight=2"], {"bandit": 2}),
+        (None, ["env=[bandit, sokoban]", "env.0.weight=3"], {"bandit": 3, "sokoban": 1}),
+    ],
+)
+def test_overrides_reach_into_defaults_and_short_forms(source, overrides, weights):
+    assert {e.name: e.weight for e in load_config(source, overrides).env} == weights
+
+
+def test_overrides_inside_defaults_leave_the_rest_of_them():
+    config = load_config(None, ["env.0.options.num_boxes=2", "collapse.views.1=chain"])
+    assert (config.env[0].name, config.env[0].options) == ("sokoban", {"num_boxes": 2})
+    assert config.collapse.views == ["first_turn", "chain"]
+    assert load_config(None, ["filter.value=0.8"]).filter == FilterConfig(value=0.8)
+    assert load_config({"filter": {"rule": "top_k"}}, ["filter.value=0.5"]).filter.rule == "top_k"
+    assert load_config() == Config()  # and the defaults themselves stay as they were
+
+
+@pytest.mark.parametrize(
+    ("overrides", "parts"),
+    [
+        (["collapse.num_prompts=9", "collapse.num_pairs=8"], ["collapse.num_prompts = 9", "9 or"]),
+        (["rollout.num_groups=65"], ["collapse.num_pairs = 64", "rollout.num_groups = 65"]),
+    ],
+)
+def test_every_prompt_of_the_first_turn_view_needs_a_pair(overrides, parts):
+    message = error_of(*overrides)
+    for part in parts:
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    "remedy",
+    [
+        "collapse.num_pairs=65",
+        "collapse.num_prompts=64",
+        "collapse.every=0",
+        "collapse.views=[chain]",
+    ],
+)
+def test_more_groups_than_pairs_are_fine_when_the_view_does_not_need_them(remedy):
+    assert load_config(None, ["rollout.num_groups=65", remedy]).rollout.num_groups == 65

@@ -109,3 +109,19 @@ def test_damaged_and_foreign_records_name_their_line(tmp_path):
     stream.write_text(json.dumps({"schema": 99, "step": 1}) + "\n")
     with pytest.raises(RunLogError, match="schema 99"):
         read_records(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["step", "schema"])
+def test_a_record_cannot_rename_its_step_or_schema(tmp_path, key):
+    log = RunLog(tmp_path)
+    with pytest.raises(RunLogError, match=f"may not hold '{key}'"):
+        log.append("metrics", 3, {"loss": 1.0, key: 7})
+    log.append("metrics", 3, {"loss": 1.0})
+    assert read_records(tmp_path) == [{"schema": SCHEMA, "step": 3, "loss": 1.0}]
+
+
+def test_a_run_that_never_wrote_to_a_stream_has_no_records_there(tmp_path):
+    RunLog(tmp_path / "a").write_config("seed: 1\n")
+    assert read_records(tmp_path / "a", "collapse") == read_records(tmp_path / "a") == []
+    RunLog(tmp_path / "b").append("metrics", 1, {})
+    assert read_records(tmp_path / "b", "collapse") == []

@@ -14,9 +14,11 @@ from moored.types import (
     Content,
     FinishReason,
     Group,
+    ImagePart,
     Message,
     Prompt,
     StopReason,
+    TextPart,
     Trajectory,
     Turn,
     messages_digest,
@@ -145,3 +147,41 @@ def test_a_group_is_one_task():
 def test_a_trajectory_that_failed_before_its_first_turn_may_be_in_a_group():
     failed = trajectory(stop=StopReason.SAMPLER_ERROR)
     assert np.isnan(group(failed, trajectory(turn(reward=2.0))).rewards).tolist() == [True, False]
+
+
+def test_digests_tell_the_borders_of_parts_and_the_shape_of_images():
+    def digest(*parts: TextPart | ImagePart) -> str:
+        return messages_digest([Message("user", list(parts))])
+
+    def text(words: str) -> TextPart:
+        return {"type": "text", "text": words}
+
+    def image(width: int, height: int) -> ImagePart:
+        return {"type": "image", "image": Image.new("L", (width, height))}
+
+    assert digest(text("a"), text("bc")) != digest(text("ab"), text("c"))
+    assert digest(image(1, 4)) != digest(image(2, 2))
+
+
+def palette_image(*colours: tuple[int, int, int]) -> Image.Image:
+    """Two pixels that are indices 0 and 1 of a palette."""
+    image = Image.new("P", (2, 1))
+    image.putpalette([channel for colour in colours for channel in colour])
+    image.putpixel((1, 0), 1)
+    return image
+
+
+def test_palette_images_are_told_apart_by_their_colours():
+    red, green, blue = (255, 0, 0), (0, 255, 0), (0, 0, 255)
+    pictures = [palette_image(red, green), palette_image(red, blue), palette_image(red, green)]
+    assert pictures[0].tobytes() == pictures[1].tobytes()  # the same indices
+    keys = [Prompt(np.array([1]), (picture,)).key for picture in pictures]
+    assert keys[0] != keys[1]
+    assert keys[0] == keys[2]
+    rgba = pictures[0].convert("RGBA")
+    assert Prompt(np.array([1]), (rgba,)).key == keys[0]
+
+
+def test_an_array_is_no_image():
+    with pytest.raises(MooredError, match="PIL image, got ndarray"):
+        _ = Prompt(np.array([1]), (np.zeros((2, 2, 3)),)).key

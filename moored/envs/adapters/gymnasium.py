@@ -56,8 +56,9 @@ class GymnasiumEnv:
     the turn. Termination and truncation both end the episode.
 
     A task is a start state: `task_seed` seeds `reset`. The environment's generator `np_random` is
-    then replaced by one made from start and `episode_seed`, so the members of a group start alike and each
-    draws its own noise. A simulator that draws from another generator must see to that itself.
+    then replaced by one made from the start's seed and `episode_seed`, so the members of a group
+    start alike and each draws its own noise. A simulator that draws from another generator must
+    see to that itself.
 
     Options:
         env: an id for `gymnasium.make` ("FrozenLake-v1"), or a function that makes one.

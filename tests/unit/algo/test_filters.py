@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moored.algo import StreamingTopP, loss_scale, preset, select, select_groups
-from moored.algo import select_trajectories as select_rows
+from moored.algo import loss_scale, preset, select, select_groups
 from moored.errors import MooredError
 
 NAN = math.nan
@@ -98,11 +97,6 @@ def test_ragged_groups_come_as_ids_or_as_rows_of_unequal_length():
     by_ids = select_groups([1, 0, 1, 0, 0, 0, 2], [0, 0, 1, 1, 1, 1, 2])
     np.testing.assert_allclose(by_ids.scores, [0.25, 0.1875, 0])
     np.testing.assert_allclose(select_groups(rows).scores, by_ids.scores)
-
-
-def test_tuples_serve_as_group_ids():
-    selection = select_groups([1, 0, 1, 1], [("env", 1), ("env", 1), ("env", 2), ("env", 2)])
-    assert selection.kept.tolist() == [0]
 
 
 def test_an_all_zero_batch_keeps_nothing():
@@ -234,6 +228,12 @@ def test_selection_reports_what_it_did():
     assert metrics["rollout/in_group_reward_std"] == pytest.approx(mean_std)
 
 
+def test_the_largest_of_negative_scores_is_reported_as_it_is():
+    selection = select_groups([[-3, -1], [-5, -5]], score="reward_mean", rule="none")
+    assert selection.metrics()["filter/reward_mean_max"] == -2
+    assert select_groups([], []).metrics()["filter/variance_max"] == 0
+
+
 def test_row_mask_names_an_unknown_group():
     with pytest.raises(MooredError, match="'q'"):
         select_groups([1, 0], ["a", "a"]).row_mask(["a", "q"])
@@ -315,49 +315,9 @@ def test_selected_scores_do_not_depend_on_group_order(scores, shuffler):
     np.testing.assert_array_equal(first, second)
 
 
-def test_best_and_worst_trajectories_of_each_group():
-    rewards = [[3, 1, 2, 0], [5, 5, 5, 5]]
-    assert select_rows(rewards, best=1, worst=1).tolist() == [
-        [True, False, False, True],
-        [True, False, False, False],  # all tie: the earliest is both best and worst
-    ]
-
-
-def test_trajectory_selection_skips_nan_and_keeps_small_groups_whole():
-    chosen = select_rows([4, NAN, 2, 3, 1, 9], [0, 0, 0, 0, 0, 1], best=1, worst=1)
-    assert chosen.tolist() == [True, False, False, False, True, True]
-
-
-def test_trajectory_selection_needs_something_to_keep():
-    with pytest.raises(MooredError, match="best=0, worst=0"):
-        select_rows([[1, 2]], best=0, worst=0)
-
-
 def test_loss_scale_factors():
     assert [loss_scale(0.25, mode) for mode in ("none", "linear", "sqrt")] == [1, 0.25, 0.5]
     with pytest.raises(MooredError, match="sqrt"):
         loss_scale(0.25, "sqr")
     with pytest.raises(MooredError, match="kept_fraction"):
         loss_scale(1.5)
-
-
-def test_streaming_filter_keeps_what_batch_top_p_keeps_of_its_window():
-    stream = StreamingTopP(0.9, window=4, warmup=0)
-    # Windows: [4] -> keep; [4, 1]: 4.5 of 5 needed, both -> keep; [4, 1, 0] -> zero never kept;
-    # [4, 1, 0, 0.2]: 4.68 of 5.2 needed, 4 + 1 reach it -> drop; [1, 0, 0.2, 0.2]: 1.26 of 1.4
-    # needed, all three -> keep.
-    assert [stream.offer(s) for s in (4, 1, 0, 0.2, 0.2)] == [True, True, False, False, True]
-
-
-def test_streaming_filter_warms_up_with_all_but_zero_scores():
-    stream = StreamingTopP(0.5, warmup=3)
-    assert [stream.offer(s) for s in (9, 0, 1, 1)] == [True, False, True, False]
-
-
-def test_streaming_filter_continues_from_its_saved_state():
-    scores = np.random.default_rng(0).random(50).tolist()
-    whole, first, second = (StreamingTopP(0.8, window=16) for _ in range(3))
-    expected = [whole.offer(s) for s in scores]
-    begun = [first.offer(s) for s in scores[:20]]
-    second.load_state_dict(first.state_dict())
-    assert begun + [second.offer(s) for s in scores[20:]] == expected

@@ -87,3 +87,28 @@ def test_gspo_spreads_the_mean_log_ratio_over_the_sequence():
     # log-ratios 0.2 and 0.4 inside the mask: mean 0.3
     new = sequence_logp([[-1.0, -0.8, 5.0]], [[-1.2, -1.2, 0.0]], [[1, 1, 0]])
     np.testing.assert_allclose(new - [[-1.2, -1.2, 0.0]], 0.3)
+
+
+def test_losses_equal_a_loop_over_tokens():
+    rng = np.random.default_rng(7)
+    new, old, advantage, value, before, target = rng.normal(size=(6, 5, 9))
+    mask = rng.random((5, 9)) < 0.5
+    policy = clip_loss(new, old, advantage, clip_low=0.1, clip_high=0.3, dual_clip=2.0)
+    critic = value_loss(value, before, target, clip=0.4)
+    sums = [0.0] * 5
+    for b, t in np.ndindex(5, 9):
+        ratio, a = math.exp(new[b, t] - old[b, t]), advantage[b, t]
+        gain = min(ratio * a, min(max(ratio, 0.9), 1.3) * a)
+        gain = max(gain, 2.0 * a) if a < 0 else gain
+        assert policy[b, t] == pytest.approx(-gain)
+        near = before[b, t] + min(max(value[b, t] - before[b, t], -0.4), 0.4)
+        errors = ((value[b, t] - target[b, t]) ** 2, (near - target[b, t]) ** 2)
+        assert critic[b, t] == pytest.approx(max(errors) / 2)
+        sums[b] += -gain if mask[b, t] else 0.0
+    rows = [b for b in range(5) if mask[b].any()]
+    means = [sums[b] / mask[b].sum() for b in rows]
+    assert aggregate(policy, mask) == pytest.approx(sum(sums) / mask.sum())
+    assert aggregate(policy, mask, "seq_mean_token_mean") == pytest.approx(sum(means) / len(rows))
+    assert aggregate(policy, mask, "seq_mean_token_sum") == pytest.approx(sum(sums) / len(rows))
+    constant = aggregate(policy, mask, "constant", max_length=9)
+    assert constant == pytest.approx(sum(sums) / (9 * len(rows)))

@@ -5,8 +5,10 @@ One point is one measurement (every 5 steps in a default run); 80 points are 400
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import statistics
 
 import numpy as np
 import pytest
@@ -90,3 +92,69 @@ def test_alarm_refuses_what_it_cannot_use():
         CollapseAlarm(warmup=2)
     with pytest.raises(MooredError, match="min_drop"):
         CollapseAlarm(min_drop=1.5)
+
+
+def slow_alarm(series: list[float]) -> int | None:
+    """First point at which the CUSUM of the docstring passes both of its bars."""
+    reference, cusum = -math.inf, 0.0
+    for end in range(5, len(series) + 1):
+        seen = series[:end]
+        level = statistics.median(seen[-5:])
+        reference = max(reference, level)
+        steps = [abs(b - a) for a, b in itertools.pairwise(seen)]
+        noise = max(1.4826 * statistics.median(steps) / math.sqrt(2), 0.03 * abs(reference))
+        cusum = max(0.0, cusum + (reference - seen[-1]) / noise - 2.0)
+        if cusum > 6.0 and reference > 0.0 and level <= 0.6 * reference:
+            return end - 1
+    return None
+
+
+def test_the_alarm_goes_off_where_a_plain_cusum_does():
+    rng = np.random.default_rng(23)
+    found = []
+    for _ in range(150):
+        fall = np.clip(1 - (np.arange(40) - rng.integers(5, 30)) / rng.integers(1, 20), 0.3, 1)
+        noise = rng.choice([0.0, 0.02, 0.1, 0.4])
+        mi = np.abs(fall * (1 + noise * rng.normal(size=40))).tolist()
+        alarm = find_alarm((step, x, 1.0) for step, x in enumerate(mi))
+        found.append(None if alarm is None else alarm.step)
+        assert found[-1] == slow_alarm(mi)
+    assert len(set(found)) > 10
+
+
+@pytest.mark.parametrize("level", [-0.1, -1e-6, 0.0])
+@pytest.mark.parametrize("noise", [0.0, 1e-3, 0.3])
+def test_information_that_never_was_above_zero_raises_no_alarm(level, noise):
+    for seed in range(30):
+        assert alarm_at(noisy(np.full(80, level), noise, seed)) is None
+    falling = level - 0.01 * POINTS
+    assert alarm_at(falling) is None
+
+
+def test_the_reference_is_the_first_level_and_not_zero():
+    watch = CollapseAlarm()
+    for step in range(8):
+        watch.update(step, -0.1, 1.0)
+    state = watch.state_dict()
+    assert (state["reference"], state["cusum"]) == (-0.1, 0.0)
+
+
+def test_a_run_that_starts_below_zero_is_watched_once_it_has_risen():
+    rising = np.concatenate([np.full(20, -0.1), np.linspace(-0.1, 1.0, 20), np.ones(20)])
+    assert alarm_at(np.concatenate([rising, np.ones(20)])) is None
+    step = alarm_at(np.concatenate([rising, np.linspace(1.0, 0.0, 20)]))
+    assert step is not None and step > 60
+
+
+def test_state_is_plain_json_whatever_numbers_came_in():
+    watch = CollapseAlarm()
+    for step, mi in enumerate(np.linspace(1, 0, 20, dtype=np.float32)):
+        watch.update(np.int64(step), mi, np.float32(1.0))  # pyright: ignore[reportArgumentType]
+    assert watch.alarm is not None
+    assert type(watch.alarm.step) is int
+    resumed = CollapseAlarm()
+    resumed.load_state_dict(json.loads(json.dumps(watch.state_dict())))
+    assert resumed.alarm == watch.alarm
+    fresh = CollapseAlarm()
+    fresh.load_state_dict(json.loads(json.dumps(CollapseAlarm().state_dict())))
+    assert fresh.state_dict() == CollapseAlarm().state_dict()

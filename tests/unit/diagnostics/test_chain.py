@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import statistics
 
 import numpy as np
 import pytest
@@ -38,13 +40,48 @@ def test_mean_is_over_actions_of_all_prompts():
     assert (report.num_prompts, report.num_actions) == (2, 5)
 
 
-def test_equal_reasonings_are_merged_and_prompts_with_one_are_counted_as_skipped():
-    block = np.array([[0.0, 0.0, -50], [0.0, 0.0, -50], [-50, -50, 0.0]])
-    merged = reasoning_action_information(
-        [block, np.zeros((2, 2))], reasoning_keys=[["a", "a", "b"], ["c", "c"]]
+def entropy(*shares: float) -> float:
+    return -sum(p * math.log(p) for p in shares)
+
+
+def fixed_actions(keys: str) -> np.ndarray:
+    """Every reasoning fixes its action: an action is possible after equal reasonings only."""
+    return np.array([[0.0 if a == b else -1e3 for b in keys] for a in keys])
+
+
+@pytest.mark.parametrize("keys", ["a" * 15 + "b", "aab", "aabbcc", "abcd"])
+def test_a_reasoning_that_came_up_often_weighs_as_often(keys):
+    shares = [keys.count(key) / len(keys) for key in set(keys)]
+    for reasoning_keys in (None, [list(keys)]):
+        report = reasoning_action_information([fixed_actions(keys)], reasoning_keys=reasoning_keys)
+        assert report.mi_nats == pytest.approx(entropy(*shares))
+
+
+def test_fifteen_reasonings_alike_and_one_other_carry_a_quarter_of_a_nat():
+    block = fixed_actions("a" * 15 + "b")
+    report = reasoning_action_information([block], reasoning_keys=[["a"] * 15 + ["b"]])
+    assert report.mi_nats == pytest.approx(0.2338, abs=1e-4)
+
+
+def test_prompts_with_one_reasoning_are_counted_as_skipped():
+    blocks = [fixed_actions("aab"), np.zeros((2, 2))]
+    report = reasoning_action_information(blocks, reasoning_keys=[["a", "a", "b"], ["c", "c"]])
+    assert report.mi_nats == pytest.approx(entropy(2 / 3, 1 / 3))
+    assert (report.num_prompts, report.num_actions, report.num_skipped_prompts) == (1, 3, 1)
+
+
+def test_the_upper_bound_is_averaged_over_actions_like_the_information():
+    blocks = [fixed_actions("ab"), fixed_actions("abcdef")]
+    report = reasoning_action_information(blocks)
+    assert report.mi_upper_bound == pytest.approx((2 * math.log(2) + 6 * math.log(6)) / 8)
+    assert report.mi_nats == pytest.approx(report.mi_upper_bound)  # reached, never passed
+
+
+def test_one_prompt_has_no_interval():
+    assert reasoning_action_information([fixed_actions("ab")], bootstrap=50).interval is None
+    assert (
+        reasoning_action_information([fixed_actions("ab")] * 2, bootstrap=50).interval is not None
     )
-    assert merged.mi_nats == pytest.approx(math.log(2))
-    assert merged.num_skipped_prompts == 1
 
 
 def test_chain_refuses_what_it_cannot_measure():
@@ -52,6 +89,14 @@ def test_chain_refuses_what_it_cannot_measure():
         reasoning_action_information([np.zeros((1, 1))])
     with pytest.raises(MooredError, match=r"scores\[0\]"):
         reasoning_action_information([np.zeros((2, 3))])
+    with pytest.raises(MooredError, match=r"reasoning_keys\[0\] has 1 keys for 2"):
+        reasoning_action_information([np.zeros((2, 2))], reasoning_keys=[["a"]])
+    with pytest.raises(MooredError, match="one row per prompt, got 0 for 1"):
+        reasoning_action_information([np.zeros((2, 2))], reasoning_keys=[])
+    with pytest.raises(MooredError, match="bootstrap must be"):
+        reasoning_action_information([np.zeros((2, 2))], bootstrap=-1)
+    with pytest.raises(MooredError, match="permutations must be"):
+        action_information(["x", "y"], ["a", "b"], permutations=-1)
     with pytest.raises(MooredError, match="finite"):
         reasoning_action_information([np.full((2, 2), math.nan)])
 
@@ -86,3 +131,31 @@ def test_actions_need_two_prompts_and_equal_lengths():
         action_information(["x", "x"], ["a", "b"])
     with pytest.raises(MooredError, match="2 and 1"):
         action_information(["x", "y"], ["a"])
+
+
+def test_chain_information_is_the_mean_gain_over_all_actions_of_unequal_groups():
+    rng = np.random.default_rng(17)
+    blocks = [rng.normal(-3, 2, (k, k)) for k in (2, 3, 6, 2, 9)]
+    gains = [
+        [row[k] - math.log(sum(map(math.exp, row)) / len(row)) for k, row in enumerate(block)]
+        for block in blocks
+    ]
+    report = reasoning_action_information(blocks, bootstrap=4000)
+    assert report.mi_nats == pytest.approx(statistics.mean(itertools.chain(*gains)))
+    sums, counts = [sum(g) for g in gains], [len(g) for g in gains]
+    draws = itertools.product(range(5), repeat=5)
+    means = [sum(sums[i] for i in draw) / sum(counts[i] for i in draw) for draw in draws]
+    low, high = np.quantile(means, [0.025, 0.975])
+    assert report.interval is not None
+    assert report.interval.low == pytest.approx(low, abs=0.05 * (high - low))
+    assert report.interval.high == pytest.approx(high, abs=0.05 * (high - low))
+
+
+def test_chain_p_value_equals_the_share_of_all_dealings():
+    rng = np.random.default_rng(18)
+    block = rng.normal(0, 1, (4, 4)) + 0.5 * np.eye(4)
+    sums = [sum(block[k, d[k]] for k in range(4)) for d in itertools.permutations(range(4))]
+    exact = statistics.mean(bool(s >= sums[0] - 1e-9) for s in sums)
+    report = reasoning_action_information([block], permutations=4000)
+    assert 0.05 < exact < 0.95
+    assert report.p_value == pytest.approx(exact, abs=0.03)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -70,6 +72,42 @@ def test_fixed_number_of_prompts_is_kept_or_refused():
     assert len(first_turn_pairs(GROUPS, num_prompts=3).prompts) == 3
     with pytest.raises(TooFewPromptsError, match="needs 5 distinct prompts"):
         first_turn_pairs(GROUPS, num_prompts=5)
+
+
+def test_every_wanted_prompt_gets_a_reasoning_or_the_draw_is_refused():
+    for num_prompts in (2, 3, 4):
+        for seed in range(20):
+            pairs = first_turn_pairs(
+                GROUPS, num_prompts=num_prompts, num_pairs=num_prompts, seed=seed
+            )
+            assert len(pairs.prompts) == num_prompts
+    with pytest.raises(MooredError, match="3 pairs for 4 prompts"):
+        first_turn_pairs(GROUPS, num_prompts=4, num_pairs=3)
+    with pytest.raises(TooFewPromptsError, match="at least 2 to compare, got 1"):
+        first_turn_pairs(GROUPS, num_prompts=1)
+
+
+def test_fewer_pairs_than_prompts_draw_among_all_prompts_when_none_is_fixed():
+    seen = {
+        pair.group_id
+        for seed in range(30)
+        for pair in first_turn_pairs(GROUPS, num_pairs=2, seed=seed).pairs
+    }
+    assert seen == {0, 1, 2, 3}
+
+
+def test_a_turn_position_counts_from_zero():
+    with pytest.raises(MooredError, match="from 0, the first, got -1"):
+        turn_position_pairs(GROUPS, -1)
+
+
+def test_groups_that_share_an_id_stay_apart():
+    # Two environments may number their groups alike: four trajectories, not two with two turns.
+    twins = [replace(GROUPS[0], group_id=7), replace(GROUPS[1], group_id=7)]
+    for seed in range(20):
+        pairs = trajectory_pairs(twins, num_pairs=8, seed=seed).pairs
+        visited = {(int(p.prompt.ids[0]), p.trajectory) for p in pairs}
+        assert len(visited) == 8  # every trajectory once before any twice
 
 
 def test_equal_first_prompts_of_two_groups_are_one_prompt():
@@ -169,3 +207,83 @@ def test_a_score_function_that_returns_too_little_is_named():
     pairs = first_turn_pairs(GROUPS, num_pairs=4)
     with pytest.raises(MooredError, match="one log-probability per continuation token"):
         cross_score(pairs, lambda prompt, continuations: [c[1:] for c in continuations])
+
+
+def recorded_groups(turn_counts: list[int], num_groups: int) -> list[Group]:
+    """Groups whose prompts tell the group and all earlier turns."""
+
+    def play(group: int, member: int, num_turns: int) -> Trajectory:
+        turns = tuple(
+            Turn(
+                prompt_ids=np.array([group, *([100 + member] * t)]),
+                completion_ids=np.array([1, 10 + t, 2]),
+                logprobs=np.zeros(3),
+                think_span=(1, 2),
+                reply="",
+            )
+            for t in range(num_turns)
+        )
+        return Trajectory(
+            env="toy", task_seed=group, episode_seed=member, turns=turns, stop=StopReason.DONE
+        )
+
+    return [
+        Group(
+            group_id=g,
+            env="toy",
+            task_seed=g,
+            trajectories=tuple(play(g, i, n) for i, n in enumerate(turn_counts)),
+        )
+        for g in range(num_groups)
+    ]
+
+
+def test_every_pair_of_a_view_is_drawn_as_often_as_its_definition_says():
+    counts = [1, 2, 4]
+    groups = recorded_groups(counts, 4)
+    places = [(g, i, t) for g in range(4) for i, n in enumerate(counts) for t in range(n)]
+    views = {
+        # 4 of 12 trajectories, then one of their turns.
+        "trajectory": (trajectory_pairs, {p: 4 / 12 / counts[p[1]] for p in places}),
+        "turn": (turn_pairs, dict.fromkeys(places, 4 / 28)),
+        "first_turn": (first_turn_pairs, {p: 1 / 3 for p in places if p[2] == 0}),
+        "turn_2": (
+            lambda groups, **options: turn_position_pairs(groups, 1, **options),
+            {p: 4 / 8 for p in places if p[2] == 1},
+        ),
+    }
+    num_draws = 600
+    for name, (draw, expected) in views.items():
+        seen = dict.fromkeys(places, 0)
+        for seed in range(num_draws):
+            for pair in draw(groups, num_pairs=4, seed=seed).pairs:
+                seen[pair.group_id, pair.trajectory, pair.turn] += 1
+        rates = {place: seen[place] / num_draws for place in expected}
+        assert rates == pytest.approx(expected, abs=0.085), name
+        assert sum(seen.values()) == sum(seen[place] for place in expected)
+
+
+def test_the_prompt_of_a_later_turn_holds_all_images_so_far():
+    pictures = [Image.new("RGB", (2, 2), colour) for colour in ("red", "lime", "blue")]
+
+    def shown(member: int, second: Image.Image) -> Trajectory:
+        turns = tuple(
+            Turn(
+                prompt_ids=np.arange(t + 1),
+                completion_ids=np.array([1]),
+                logprobs=np.zeros(1),
+                think_span=(0, 1),
+                reply="",
+                observation=[{"type": "image", "image": image}],
+            )
+            for t, image in enumerate((pictures[0], second))
+        )
+        return Trajectory(
+            env="toy", task_seed=0, episode_seed=member, turns=turns, stop=StopReason.DONE
+        )
+
+    both = tuple(shown(i, pictures[1 + i]) for i in range(2))
+    group = Group(group_id=0, env="toy", task_seed=0, trajectories=both)
+    prompts = turn_position_pairs([group], 1).prompts
+    assert all(prompt.images[0] is pictures[0] for prompt in prompts)
+    assert {id(prompt.images[1]) for prompt in prompts} == {id(p) for p in pictures[1:]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 
 from moored.diagnostics import Regime, RegimeThresholds, RegimeTracker, classify
@@ -15,7 +16,7 @@ from moored.errors import MooredError
 class Point:
     mi_estimate: float
     conditional_entropy_est: float
-    dependence: float
+    dependence: float = 0.8
 
 
 @pytest.mark.parametrize(
@@ -62,3 +63,24 @@ def test_tracker_continues_from_its_saved_state():
 def test_hysteresis_below_one_is_refused():
     with pytest.raises(MooredError, match="hysteresis"):
         RegimeThresholds(hysteresis=0.5)
+
+
+def test_hysteresis_holds_on_every_axis():
+    low, high = Regime.COMPRESSED, Regime.DIVERSE
+    for entropy, before, after in ((0.6, high, high), (0.6, low, low), (0.8, low, high)):
+        assert classify(Point(1.0, entropy), start_entropy=1.0, previous=before) is after
+    low = Regime.TEMPLATE_COLLAPSE
+    for mi, before, after in ((0.25, high, high), (0.25, low, low), (0.35, low, high)):
+        assert classify(Point(mi, 1.0), start_mi=1.0, previous=before) is after
+
+
+def test_entropy_below_the_absolute_floor_is_low_whatever_the_start():
+    assert classify(Point(1.0, 0.04), start_entropy=0.04) is Regime.COMPRESSED
+    assert classify(Point(1.0, 0.06), start_entropy=0.06) is Regime.DIVERSE
+
+
+def test_state_is_plain_json_whatever_numbers_came_in():
+    tracker = RegimeTracker()
+    tracker.update(Point(np.float32(1.0), np.float32(0.5)))  # pyright: ignore[reportArgumentType]
+    stored = json.loads(json.dumps(tracker.state_dict()))
+    assert stored == {"start_mi": 1.0, "start_entropy": 0.5, "regime": "diverse"}

@@ -53,3 +53,12 @@ def test_bootstrap_of_unequal_groups_has_the_spread_of_the_two_stage_draw():
         by_hand.append(value[0, rows].mean())
     assert means.mean() == pytest.approx(np.mean(by_hand), abs=0.1)
     assert means.std() == pytest.approx(np.std(by_hand), rel=0.05)
+
+
+def test_prompts_without_rows_take_no_part_in_the_influence():
+    # Three prompts, the last without rows. Leaving prompt 0 out leaves row 1 at 1, leaving prompt
+    # 1 out leaves row 0 at 3. Pseudo-values -1 and -3, own rows' parts -0.5 and 0.5: -0.5 and
+    # -3.5, centred 1.5 and -1.5.
+    without = np.array([[99.0, 3.0, 5.0], [1.0, 99.0, 7.0]])
+    influence = prompt_influence(np.array([1.0, 2.0]), without, np.array([0, 1]))
+    np.testing.assert_allclose(influence, [1.5, -1.5, 0.0])

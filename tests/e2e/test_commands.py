@@ -1,0 +1,120 @@
+"""`moored train`, `eval`, `compare` and `models` as a user types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from moored.config import load_config
+from moored.presets import preset_names, read_presets
+from moored.runlog import read_records
+
+TINY = ["rollout.group_size=2", "collapse.every=0", "evaluation.every=0"]
+
+
+def moored(*arguments: str | Path, expect: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", "from moored.cli import main; main()", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"},
+        check=False,
+    )
+    assert done.returncode == expect, done.stderr
+    return done
+
+
+def test_a_smoke_run_trains_evaluates_compares_and_can_be_looked_at(tmp_path):
+    run = tmp_path / "run"
+    shown = moored("train", "smoke", "--run", run).stdout
+    assert "all 2 steps done" in shown and "retrieval" in shown
+    assert [record["step"] for record in read_records(run)] == [1, 2]
+    assert len(read_records(run, "collapse")) == 2
+    assert yaml.safe_load((run / "config.yaml").read_text())["num_steps"] == 2
+    table = moored("compare", run).stdout
+    assert "retrieval" in table and "success" in table
+    compared = json.loads(moored("compare", run, "--json").stdout)
+    assert compared[str(run)]["steps"] == 2
+    found = json.loads(moored("eval", run, "-n", "4", "--samples", "2", "--json").stdout)
+    assert found["num_tasks"] == 4 and set(found["pass_at"]) == {"1", "2"}
+    low, high = found["interval"]
+    assert low <= found["success_rate"] <= high
+    # A finished run that is resumed has nothing left to do; more steps may be asked for.
+    moored("train", "--resume", run, "num_steps=3")
+    assert [record["step"] for record in read_records(run)] == [1, 2, 3]
+
+
+def test_interrupting_saves_and_says_how_to_go_on(tmp_path):
+    run = tmp_path / "run"
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-c", "from moored.cli import main; main()", "train", "smoke"),
+            *("num_steps=500", "checkpoint_every=500", "--run", str(run), *TINY),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    deadline = time.monotonic() + 90
+    log = run / "metrics.jsonl"
+    while time.monotonic() < deadline and not (log.exists() and log.stat().st_size):
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    shown, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "stopped on request" in shown and "moored train --resume" in shown
+    last = read_records(run)[-1]["step"]
+    assert (run / "checkpoints" / f"step_{last:06d}").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "smok"], "did you mean 'smoke'"),
+        (["train", "smoke", "filter.valu=1"], "did you mean 'value'"),
+        (["train", "smoke", "model=nanoo"], "neither embedded"),
+        (["train", "smoke", "env=sokobn"], "did you mean 'sokoban'"),
+        (["train", "smoke", "device=cuda:7"], "no GPU"),
+        (["train", "--resume", "no_such_run"], "No such file"),
+        (["train", "smoke", "--resume", "x"], "takes options only"),
+        (["eval", "nano"], "give --env"),
+        (["eval", "nano", "--env", "bandit", "--split", "tset"], "split must be one of"),
+        (["compare", "no_such_run"], "run directory"),
+    ],
+)
+def test_mistakes_are_one_helpful_line(arguments, message, tmp_path):
+    done = moored(*arguments, expect=2)
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_run_directory_that_is_taken_or_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("")
+    assert "already holds a run" in moored("train", "smoke", "--run", tmp_path, expect=2).stderr
+    file = tmp_path / "file"
+    file.write_text("")
+    assert "cannot write" in moored("train", "smoke", "--run", file / "run", expect=2).stderr
+
+
+def test_models_lists_what_is_embedded():
+    names = [row["name"] for row in json.loads(moored("models", "--json").stdout)]
+    assert names[:2] == ["mini", "nano"]
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_is_a_valid_configuration(name):
+    load_config(read_presets([name]))
+
+
+def test_later_presets_win_key_by_key():
+    merged = read_presets(["grpo", "no_filter"])
+    assert merged["algorithm"]["name"] == "grpo"  # pyright: ignore[reportIndexIssue]
+    assert load_config(read_presets(["dapo", "no_filter"])).filter.rule == "none"
