@@ -141,7 +141,7 @@ class CollapseConfig(Section):
     every: int = Field(default=5, ge=0)
     """Steps between measurements, the first step included; 0 turns them off."""
     num_pairs: int = Field(default=64, ge=2)
-    """Reasonings a view."""
+    """Reasonings a view; at least one for every prompt of the first-turn view."""
     num_prompts: int | None = Field(default=None, ge=2)
     """Prompts of the first-turn view, fixed over a run; null takes rollout.num_groups."""
     bootstrap: int = Field(default=0, ge=0)

@@ -25,8 +25,9 @@ class ToyModel:
     """Knows the likelihood of every token; `gap` is what a wrong prompt costs a reasoning.
 
     Prompts begin with 100 + task. A reasoning holds 10 + task, -1 after the right prompt and
-    -1 - gap after any other, and 20 + thought, -1 always. Action 40 + thought is certain after
-    its thought and impossible otherwise; after thought 9 every action is as likely as not.
+    -1 - gap after any other, and 20 + thought, always -1 - thought / 2. Action 40 + thought is
+    certain after its thought and impossible otherwise; after thought 9 every action is as likely
+    as not.
     """
 
     gap: float = 2.0
@@ -43,7 +44,9 @@ class ToyModel:
             return 0.0 if token - 20 in prompt.ids else NEVER
         if 10 <= token < 20:
             return -1.0 if token - 10 == prompt.ids[0] - 100 else -1.0 - self.gap
-        return -1.0 if token >= 20 else -99.0  # tags are context and must not count
+        if token >= 20:
+            return -1.0 - (token - 20) / 2
+        return -99.0  # tags are context and must not count
 
 
 def play(
@@ -93,7 +96,7 @@ def test_first_turns_have_the_information_worked_out_by_hand():
     prefix = "collapse_first_turn_sample"
     assert found.metrics[f"{prefix}/mi_seq_estimate"] == pytest.approx(MI_SEQ)
     assert found.metrics[f"{prefix}/mi_estimate"] == pytest.approx(MI_TOKEN)
-    assert found.metrics[f"{prefix}/conditional_entropy_est"] == pytest.approx(1.0)
+    assert found.metrics[f"{prefix}/conditional_entropy_est"] == pytest.approx(1.125)
     assert found.metrics[f"{prefix}/retrieval_accuracy"] == 1
     assert found.metrics["collapse/valid_thinking_rate"] == 1
     assert (found.step, found.regime, found.alarm) == (1, Regime.DIVERSE, None)
@@ -248,13 +251,16 @@ def test_a_run_resumed_from_json_measures_what_an_unbroken_one_does(cut):
 
 def test_smoothing_goes_on_from_its_own_view_with_its_own_decay():
     begun, resumed = (monitor("first_turn", "trajectory", ema_decay=0.7) for _ in range(2))
-    (first,) = series(begun, [4.0])
+    first = begun.measure(1, GROUPS)
     resumed.load_state_dict(begun.state_dict())
+    alike = [make_group(task, [0], [0, 0, 0]) for task in range(4)]
     for watch in (begun, resumed):
-        (second,) = series(watch, [1.0], start=2)
+        second = watch.measure(2, alike)
+        assert second.reports["first_turn"].marginal_std == pytest.approx(0)
         for view in ("first_turn", "trajectory"):
             before, now = first.reports[view], second.reports[view]
             sigma = 0.7 * before.marginal_std + 0.3 * now.marginal_std
+            assert before.marginal_std > 0.1
             assert now.marginal_std_ema == pytest.approx(sigma)
 
 
