@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import random
 import sys
@@ -189,7 +190,12 @@ def _table(rows: list[Measurement]) -> Table:
 
 def _record(rows: list[Measurement]) -> dict[str, object]:
     numbers = [asdict(row) | {"is_missed": row.is_missed} for row in rows]
-    return {"python": platform.python_version(), "measurements": numbers}
+    return {
+        "command": f"python benchmarks/envs.py {' '.join(sys.argv[1:])}".strip(),
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+        "measurements": numbers,
+    }
 
 
 def _oracle_replies(env: Environment, seed: int) -> list[str]:

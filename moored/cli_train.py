@@ -169,7 +169,9 @@ def compare_command(
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("", *rows, box=box.SIMPLE_HEAD, header_style="bold")
+    names = [path.name for path in runs]
+    headers = names if len(set(names)) == len(names) else list(rows)
+    table = Table("", *headers, box=box.SIMPLE_HEAD, header_style="bold")
     for figure in next(iter(rows.values())):
         table.add_row(figure, *(_cell(row[figure]) for row in rows.values()))
     Console().print(table)
