@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -73,6 +74,39 @@ def test_interrupting_saves_and_says_how_to_go_on(tmp_path):
     assert "stopped on request" in shown and "moored train --resume" in shown
     last = read_records(run)[-1]["step"]
     assert (run / "checkpoints" / f"step_{last:06d}").is_dir()
+
+
+def launch(*arguments: str | Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", "from moored.cli import main; main()", *map(str, arguments)],
+        stdout=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def test_a_run_killed_at_five_random_moments_ends_like_one_that_was_not(tmp_path):
+    options = ["num_steps=14", "checkpoint_every=2", "rollout.group_size=2", "evaluation.every=0"]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    moored("train", "smoke", *options, "--run", whole)
+    rng = random.Random(0)
+    log = killed / "metrics.jsonl"
+    for attempt in range(5):
+        start = ["smoke", *options, "--run", killed] if attempt == 0 else ["--resume", killed]
+        process = launch("train", *start)
+        seen, deadline = _size(log), time.monotonic() + 60
+        while _size(log) <= seen and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(rng.random() * 0.8)
+        process.kill()
+        process.wait()
+    moored("train", "--resume", killed)
+    for stream in ("metrics.jsonl", "collapse.jsonl"):
+        assert (killed / stream).read_bytes() == (whole / stream).read_bytes()
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
 
 
 @pytest.mark.parametrize(
