@@ -16,6 +16,9 @@ import torch
 from moored.errors import MooredError
 from moored.types import Group, Prompt, Trajectory
 
+WIDTH_MULTIPLE = 16
+"""Attention kernels copy masks whose rows are not aligned."""
+
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Sample:
@@ -207,6 +210,7 @@ def to_tensors(
 ) -> Packed:
     """Lay out rows as padded tensors."""
     width = max(row.num_tokens for row in rows)
+    width += -width % WIDTH_MULTIPLE
     ids = np.zeros((len(rows), width), dtype=np.int64)
     positions = np.zeros((len(rows), width), dtype=np.int64)
     segments = np.full((len(rows), width), -1, dtype=np.int64)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise, takewhile
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 CACHED_CHUNKS = 4096
+CACHED_STARTS = 1024
 CACHED_PIECES = 1 << 16
 
 # Words of the dialogues that find out what a template does.
@@ -68,7 +69,8 @@ class Renderer:
         self.tokenizer = tokenizer
         self._options = dict(template_options or {})
         self._borders = self._find_borders()
-        self._chunk_ids = lru_cache(CACHED_CHUNKS)(self._encode_chunk)
+        self._chunk_ids: dict[str, np.ndarray] = {}
+        self._starts: dict[tuple[tuple[str, str], ...], Prompt] = {}
         self._piece = lru_cache(CACHED_PIECES)(self._decode_piece)
         self._anchor = self._encode("a").tolist()
         self._anchor_chars = len(self._decode(self._anchor))
@@ -76,7 +78,26 @@ class Renderer:
 
     def start(self, messages: Sequence[Message]) -> Prompt:
         """The first prompt, up to where the model begins to write."""
-        return Prompt(self._encode(self._render(messages)))
+        if not all(isinstance(message.content, str) for message in messages):
+            return Prompt(self._encode(self._render(messages)))
+        key = tuple((message.role, cast(str, message.content)) for message in messages)
+        if key not in self._starts:
+            _bound(self._starts, CACHED_STARTS)
+            self._starts[key] = Prompt(self._encode(self._render(messages)))
+        return self._starts[key]
+
+    def expect(self, observations: Iterable[Content]) -> None:
+        """Encode together what `extend` will be given one by one."""
+        if not self.is_prefix_stable:
+            return
+        texts = map(self._text_after_reply, observations)
+        wanted = dict.fromkeys(chunk for text in texts for chunk in self._chunks(text))
+        new = [chunk for chunk in wanted if chunk not in self._chunk_ids]
+        if new:
+            _bound(self._chunk_ids, CACHED_CHUNKS)
+            found = self.tokenizer(new, add_special_tokens=False)["input_ids"]
+            arrays = (np.array(ids, dtype=np.int64) for ids in cast(list[list[int]], found))
+            self._chunk_ids.update(zip(new, arrays, strict=True))
 
     def extend(
         self,
@@ -156,6 +177,7 @@ class Renderer:
         from jinja2.exceptions import TemplateError
 
         self._folds_system = False
+        self._frame: tuple[str, str] | None = None
         try:
             self._folds_system = _SYSTEM not in self._render([Message("system", _SYSTEM), _user()])
         except TemplateError:
@@ -164,6 +186,7 @@ class Renderer:
             self._opening = self._find_opening()
             self._end_id = self._find_end_id()
             self.is_prefix_stable = self._keeps_history()
+            self._frame = self._find_frame()
         except TemplateError as error:
             raise MooredError(
                 f"the chat template of {self.tokenizer.name_or_path!r} cannot render a dialogue of "
@@ -192,6 +215,14 @@ class Renderer:
         ends = (token for token in self._encode(between).tolist() if token in added)
         return next(ends, None)
 
+    def _find_frame(self) -> tuple[str, str] | None:
+        """What stands around a user message, where the template leaves messages as they are."""
+        head, _, tail = self._text_after_reply(_NEXT).partition(_NEXT)
+        for message in (f"  {_NEXT}\n ", f"<tool_response>{_NEXT}</tool_response>", "", "\n"):
+            if self._text_after_reply(message) != head + message + tail:
+                return None
+        return head, tail
+
     def _keeps_history(self) -> bool:
         """True when a dialogue's text is its first prompt and what was appended turn by turn."""
         reply = f"{self._opening or '<think>'}one</think><answer>two</answer>"
@@ -211,6 +242,8 @@ class Renderer:
 
     def _text_after_reply(self, observation: Content) -> str:
         """What stands between a reply and the next one: end of turn, user message, header."""
+        if self._frame is not None and isinstance(observation, str):
+            return observation.join(self._frame)
         dialogue = [_user(), Message("assistant", _REPLY), Message("user", observation)]
         before, _, after = self._render(dialogue).partition(_REPLY)
         if not after:
@@ -232,12 +265,19 @@ class Renderer:
 
     def _encode(self, text: str) -> np.ndarray:
         """Token ids, chunk by chunk: most of a dialogue was encoded before."""
+        return np.concatenate([self._encode_chunk(chunk) for chunk in self._chunks(text)])
+
+    def _chunks(self, text: str) -> list[str]:
         starts = [match.start() for match in self._borders.finditer(text)] if self._borders else []
         cuts = [0, *(start for start in starts if start), len(text)]
-        return np.concatenate([self._chunk_ids(text[a:b]) for a, b in pairwise(cuts)])
+        return [text[a:b] for a, b in pairwise(cuts)]
 
     def _encode_chunk(self, text: str) -> np.ndarray:
-        return np.array(self.tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
+        if text not in self._chunk_ids:
+            _bound(self._chunk_ids, CACHED_CHUNKS)
+            ids = self.tokenizer.encode(text, add_special_tokens=False)
+            self._chunk_ids[text] = np.array(ids, dtype=np.int64)
+        return self._chunk_ids[text]
 
     def _find_borders(self) -> re.Pattern[str] | None:
         """Special tokens: what stands on either side of one is encoded independently."""
@@ -264,6 +304,12 @@ class Renderer:
     def _without_stop(self, completion_ids: np.ndarray) -> list[int]:
         ids = np.asarray(completion_ids).tolist()
         return ids[:-1] if ids and ids[-1] in self.stop_ids else ids
+
+
+def _bound(cache: dict, size: int) -> None:
+    """Forget everything once a cache is full: simple, and rare enough."""
+    if len(cache) >= size:
+        cache.clear()
 
 
 def _inner_chars(text: str, tag: str) -> Span:

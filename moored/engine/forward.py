@@ -7,16 +7,19 @@ chunk at a time; [tokens x vocabulary] is never built.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import cast
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from moored.batch import Packed
 
 LOGITS_PER_CHUNK = 1 << 24
 """Elements of the largest logits block."""
+ATTENTION = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def trunk_of(model: nn.Module) -> nn.Module:
@@ -27,13 +30,18 @@ def trunk_of(model: nn.Module) -> nn.Module:
 
 def hidden_states(trunk: nn.Module, packed: Packed) -> torch.Tensor:
     """(S, width) output at the position before every continuation token."""
+    kind = packed.input_ids.device.type
     dtype = next(trunk.parameters()).dtype
-    output = trunk(
-        input_ids=packed.input_ids,
-        position_ids=packed.position_ids,
-        attention_mask=tree_mask(packed.segments, dtype),
-        use_cache=False,
-    ).last_hidden_state
+    if torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+    # cuDNN builds a plan for every new shape, which takes longer than the attention itself.
+    with sdpa_kernel(ATTENTION) if kind == "cuda" else nullcontext():
+        output = trunk(
+            input_ids=packed.input_ids,
+            position_ids=packed.position_ids,
+            attention_mask=tree_mask(packed.segments, dtype),
+            use_cache=False,
+        ).last_hidden_state
     return output.reshape(-1, output.shape[-1])[packed.sources]
 
 

@@ -17,6 +17,7 @@ from torch import nn
 from moored.engine.base import Request, SamplingParams
 from moored.engine.forward import scaled_logits, trunk_of
 from moored.engine.kv import RowCache, gather
+from moored.engine.plain_ops import uniforms
 from moored.errors import MooredError
 from moored.types import Completion, FinishReason
 
@@ -170,16 +171,15 @@ class LocalSampler:
     ) -> list[Completion]:
         """Draw tokens until every row has stopped."""
         num_rows, device = len(requests), self.device
-        uniforms = torch.from_numpy(
-            np.stack([_uniforms(r.seed, params.max_tokens) for r in requests])
-        ).to(device)
+        seeds = torch.tensor([request.seed for request in requests], device=device)
         tokens = torch.zeros((num_rows, params.max_tokens), dtype=torch.long, device=device)
         logps = torch.zeros((num_rows, params.max_tokens), device=device)
         stops = torch.tensor(params.stop_ids, dtype=torch.long, device=device)
         running = torch.ones(num_rows, dtype=torch.bool, device=device)
         between = 1 if device.type == "cpu" else STEPS_BETWEEN_CHECKS
         for t in range(params.max_tokens):
-            drawn, logp = self._draw(live.hidden, uniforms[live.requests, t], params.temperature)
+            uniform = uniforms(seeds[live.requests], torch.tensor(t, device=device))
+            drawn, logp = self._draw(live.hidden, uniform, params.temperature)
             tokens[live.requests, t] = drawn
             logps[live.requests, t] = logp
             running[live.requests] &= ~torch.isin(drawn, stops)
@@ -262,8 +262,3 @@ class LocalSampler:
                 )
             )
         return completions
-
-
-def _uniforms(seed: int, count: int) -> np.ndarray:
-    """The random numbers of one reply, whatever else is in the batch."""
-    return np.random.Generator(np.random.Philox(key=seed)).random(count, dtype=np.float32)

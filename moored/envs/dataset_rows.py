@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from moored.envs.math_answer import bare_answer
 from moored.errors import EnvError
@@ -96,7 +97,7 @@ def _load_hub(hub_id: str) -> tuple[Row, ...]:
         ) from None
     name, _, config = hub_id.partition(":")
     try:
-        table = datasets.load_dataset(name, config or None, split="train")
+        table: Iterable[Any] = datasets.load_dataset(name, config or None, split="train")
     except Exception as error:
         raise EnvError(
             f"could not load '{name}' from the hub ({type(error).__name__}: {error}); check the "

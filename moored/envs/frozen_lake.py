@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -216,6 +216,9 @@ class FrozenLake(Game[Lake]):
             f"frozen_lake: no map of size {size} with frozen={self.frozen} could be solved in "
             f"{self.action_budget} actions in {MAX_TRIES} draws; raise frozen or max_actions"
         )
+
+    def task_options(self) -> Hashable | None:
+        return self.size, self.frozen, self.action_budget
 
     def task_key(self, task: Lake) -> str:
         return f"{task.num_cols} {task.tiles}"

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
+from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from moored.envs.base import FORMAT_REMINDER, StepResult, draw_task, parse_actions, parse_reply
 from moored.errors import EnvError
 from moored.types import Content, Message, TextPart
 
 TaskT = TypeVar("TaskT")
+KEPT_TASKS = 1024
+_drawn_tasks: dict[Hashable, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,10 @@ class Game(ABC, Generic[TaskT]):
     def task_key(self, task: TaskT) -> str:
         """Text that two tasks share exactly when they are the same task."""
 
+    def task_options(self) -> Hashable | None:
+        """What a task follows from besides its seed; None: unknown, it is drawn every time."""
+        return None
+
     @abstractmethod
     def start(self, task: TaskT, noise: random.Random) -> None:
         """Set up the board; `noise` is this episode's own randomness."""
@@ -109,7 +116,7 @@ class Game(ABC, Generic[TaskT]):
     def reset(self, task_seed: int, episode_seed: int = 0) -> list[Message]:
         task = self._fixed_task()
         if task is None:
-            task, _ = draw_task(task_seed, self.make_task, self.task_key)
+            task = self._drawn_task(task_seed)
         # Noise has its own stream, another one in every task: a stream shared between tasks would
         # make their outcomes move together, and one seeded like the board would give it away.
         self.start(task, random.Random(f"noise {task_seed} {episode_seed}"))
@@ -117,6 +124,19 @@ class Game(ABC, Generic[TaskT]):
         self._actions_left = self.max_actions
         self._over = False
         return [Message("system", self._system_text()), Message("user", self._turn_content(""))]
+
+    def _drawn_task(self, task_seed: int) -> TaskT:
+        """The episodes of a group ask for the same task one after another: draw it once."""
+        options = self.task_options()
+        key = type(self), options, task_seed
+        if options is None or key not in _drawn_tasks:
+            task, _ = draw_task(task_seed, self.make_task, self.task_key)
+            if options is None:
+                return task
+            if len(_drawn_tasks) >= KEPT_TASKS:
+                _drawn_tasks.clear()
+            _drawn_tasks[key] = task
+        return _drawn_tasks[key]
 
     def step(self, reply: str) -> StepResult:
         self._check_running("step")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -119,6 +119,9 @@ class Sokoban(Game[Room]):
             return self._levels[int(rng.random() * len(self._levels))]
         rows, cols, boxes = self._size
         return make_room(rng, rows, cols, boxes, self._lengths)
+
+    def task_options(self) -> Hashable | None:
+        return None if self._levels else (*self._size, self._lengths)
 
     def task_key(self, task: Room) -> str:
         parts = (task.rows, task.cols, task.walls, task.targets, task.boxes, task.player)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import ClassVar
@@ -98,6 +98,9 @@ class Sudoku(Game[Puzzle]):
             cells = remove_cells(solution, num_blanks, rng)
             if cells is not None:
                 return Puzzle(cells, solution)
+
+    def task_options(self) -> Hashable | None:
+        return self.size, self.blanks
 
     def task_key(self, task: Puzzle) -> str:
         return draw_grid(task.cells)

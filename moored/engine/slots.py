@@ -1,0 +1,153 @@
+"""Who owns which slot of the cache: episodes, and prompts that several episodes share.
+
+Plain bookkeeping; `SlotSampler` moves the tensors.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from moored.engine.base import Request
+
+MIN_SHARERS = 4
+"""Episodes that a common first prompt needs to get a slot of its own."""
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """Where an episode's keys and values are, and for which tokens."""
+
+    slot: int
+    prefix: int
+    """Slot of the shared first prompt, or the episode's own."""
+    prefix_length: int
+    ids: np.ndarray
+    """All tokens that are held, those of the prefix included."""
+
+    @property
+    def num_held(self) -> int:
+        """Tokens in the episode's own slot."""
+        return len(self.ids) - self.prefix_length
+
+    def move(self, slot: int) -> None:
+        if self.prefix == self.slot:
+            self.prefix = slot
+        self.slot = slot
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Tokens to run through the model for one slot."""
+
+    session: Session
+    before: int
+    """Tokens the slot already holds."""
+    ids: np.ndarray
+
+
+class Slots:
+    """`num_rows` slots of episodes, then those of shared prompts, then one for idle rows."""
+
+    def __init__(self, num_rows: int) -> None:
+        num_shared = num_rows // MIN_SHARERS
+        self.num_rows = num_rows
+        self.idle = num_rows + num_shared
+        self.sessions: dict[int, Session] = {}
+        self._free = list(range(num_rows))[::-1]
+        self._free_shared = list(range(num_rows, self.idle))[::-1]
+        self._users: Counter[int] = Counter()
+
+    @property
+    def num_free(self) -> tuple[int, int]:
+        """Slots of episodes and of shared prompts that nobody uses."""
+        return len(self._free), len(self._free_shared)
+
+    def end(self, keys: Iterable[int]) -> None:
+        """Take the slots of episodes back."""
+        for key in keys:
+            session = self.sessions.pop(key, None)
+            if session is None:
+                continue
+            self._free.append(session.slot)
+            if session.prefix != session.slot:
+                self._users[session.prefix] -= 1
+                if self._users[session.prefix] == 0:
+                    self._free_shared.append(session.prefix)
+
+    def place(self, requests: Sequence[Request]) -> tuple[list[Job], list[int]]:
+        """Give every request a slot; what is to be computed, and whose output each takes."""
+        known = {r.session for r in requests if self._is_known(r)}
+        keys = {r.session: r.prompt.key for r in requests if r.session not in known}
+        self.end(keys)
+        here = known | keys.keys()
+        others = [session for session in self.sessions if session not in here]
+        self.end(others[: max(0, len(keys) - len(self._free))])
+        sharers = Counter(keys.values())
+        jobs: list[Job] = []
+        owners: list[int] = []
+        first: dict[bytes, int] = {}
+        for request in requests:
+            key = keys.get(request.session)
+            if key in first:
+                owners.append(first[key])
+                self._open(request, jobs[first[key]].session.slot)
+                continue
+            owners.append(len(jobs))
+            if key is None:
+                session = self.sessions[request.session]
+                new = request.prompt.ids[len(session.ids) :]
+                jobs.append(Job(session, session.num_held, new))
+            elif sharers[key] >= MIN_SHARERS and self._free_shared:
+                first[key] = len(jobs)
+                slot = self._free_shared.pop()
+                self._open(request, slot)
+                jobs.append(Job(Session(slot, slot, 0, request.prompt.ids), 0, request.prompt.ids))
+            else:
+                jobs.append(Job(self._open(request, None), 0, request.prompt.ids))
+        return jobs, owners
+
+    def line_up(self, sessions: Sequence[Session]) -> tuple[dict[int, int], int]:
+        """Give row i slot i; which slot each moved one is to be filled from, and how far."""
+        at = {session.slot: session for session in self.sessions.values()}
+        held, source = 0, {}
+        for row, session in enumerate(sessions):
+            old, other = session.slot, at.get(row)
+            if old == row:
+                continue
+            source[row], source[old] = source.get(old, old), source.get(row, row)
+            held = max(held, session.num_held, other.num_held if other else 0)
+            at[row] = at.pop(old)
+            session.move(row)
+            if other is None:
+                self._free[self._free.index(row)] = old
+            else:
+                at[old] = other
+                other.move(old)
+        return source, held
+
+    def swap(self, a: Sequence[int], b: Sequence[int]) -> None:
+        """Exchange the slots of episodes, pair by pair."""
+        at = {session.slot: session for session in self.sessions.values()}
+        for here, there in zip(a, b, strict=True):
+            at[here].move(there)
+            at[there].move(here)
+
+    def _open(self, request: Request, prefix: int | None) -> Session:
+        slot, ids = self._free.pop(), request.prompt.ids
+        if prefix is None:
+            session = Session(slot, slot, 0, ids)
+        else:
+            self._users[prefix] += 1
+            session = Session(slot, prefix, len(ids), ids)
+        self.sessions[request.session] = session
+        return session
+
+    def _is_known(self, request: Request) -> bool:
+        session = self.sessions.get(request.session)
+        if session is None or len(session.ids) >= len(request.prompt.ids):
+            return False
+        return np.array_equal(request.prompt.ids[: len(session.ids)], session.ids)
