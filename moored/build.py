@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -11,10 +13,13 @@ from torch import nn
 from moored.algorithms import ALGORITHMS
 from moored.config import Config, load_config
 from moored.diagnostics.monitor import CollapseMonitor
-from moored.engine.base import SamplingParams
-from moored.engine.checkpoint import newest_weights
+from moored.engine.base import Sampler, SamplingParams
+from moored.engine.checkpoint import newest_checkpoint
+from moored.engine.decoder import can_decode
 from moored.engine.local_learner import LearnerOptions, LocalLearner
 from moored.engine.local_sampler import LocalSampler
+from moored.engine.slot_sampler import SlotSampler
+from moored.engine.state import load_weights
 from moored.envs.base import Split
 from moored.envs.mix import EnvMix
 from moored.errors import MooredError
@@ -23,11 +28,16 @@ from moored.losses import LossOptions
 from moored.models.load import LoadedModel, load_model
 from moored.render import Renderer
 from moored.runlog import RunLog
+from moored.sinks import require_sinks
 from moored.train import Run
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def build(config: Config, folder: Path, *, resume: bool = False) -> Run:
     """Assemble a run that trains in this process."""
+    require_sinks(config.log.sinks)
     device = pick_device(config.device)
     mix = EnvMix.parse([env.model_dump() for env in config.env])
     for env in mix.make():
@@ -51,7 +61,7 @@ def build(config: Config, folder: Path, *, resume: bool = False) -> Run:
         algorithm=ALGORITHMS[config.algorithm.name],
         mix=mix,
         renderer=renderer,
-        sampler=make_sampler(learner.model, bf16=bf16),
+        sampler=make_sampler(learner.model, bf16=bf16, max_context=config.max_context),
         learner=learner,
         monitor=monitor,
         log=RunLog(folder, resume=resume),
@@ -75,31 +85,43 @@ def uses_bf16(dtype: str, device: torch.device) -> bool:
     return dtype == "bfloat16" or (dtype == "auto" and device.type == "cuda")
 
 
-def make_sampler(model: nn.Module, *, bf16: bool) -> LocalSampler:
-    """A sampler on the learner's own weights, or on a bfloat16 copy of them."""
+def make_sampler(model: nn.Module, *, bf16: bool, max_context: int) -> Sampler:
+    """A sampler for the learner's model: on slots where its shape is known, else on its own code.
+
+    In bfloat16 either holds a copy of the weights, which stay float32 in the learner.
+    """
+    dtype = torch.bfloat16 if bf16 else torch.float32
+    if can_decode(model):
+        return SlotSampler(model, dtype=dtype, max_context=max_context)
     if not bf16:
         return LocalSampler(model)
     twin = copy.deepcopy(model).to(torch.bfloat16).requires_grad_(False)
     return LocalSampler(twin, shares_weights=False)
 
 
+def add_lora(model: PreTrainedModel, config: Config) -> nn.Module:
+    """The model as the run trains it: with LoRA layers, or as it is."""
+    if not config.optimizer.lora_rank:
+        return model
+    from peft import LoraConfig, get_peft_model
+
+    lora = LoraConfig(
+        r=config.optimizer.lora_rank,
+        lora_alpha=config.optimizer.lora_alpha,  # pyright: ignore[reportArgumentType]
+        target_modules="all-linear",
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        return get_peft_model(model, lora)  # pyright: ignore[reportReturnType]
+
+
 def _learner(config: Config, loaded: LoadedModel, bf16: bool) -> LocalLearner:
-    model: nn.Module = loaded.model
     optimizer, algorithm = config.optimizer, config.algorithm
     if optimizer.gradient_checkpointing:
         loaded.model.gradient_checkpointing_enable()
-    if optimizer.lora_rank:
-        from peft import LoraConfig, get_peft_model
-
-        lora = LoraConfig(
-            r=optimizer.lora_rank,
-            lora_alpha=optimizer.lora_alpha,  # pyright: ignore[reportArgumentType]
-            target_modules="all-linear",
-            task_type="CAUSAL_LM",
-        )
-        model = get_peft_model(loaded.model, lora)  # pyright: ignore[reportArgumentType]
     return LocalLearner(
-        model,
+        add_lora(loaded.model, config),
         LearnerOptions(
             lr=optimizer.lr,
             critic_lr=optimizer.critic_lr,
@@ -109,6 +131,7 @@ def _learner(config: Config, loaded: LoadedModel, bf16: bool) -> LocalLearner:
             row_tokens=optimizer.row_tokens,
             temperature=config.rollout.temperature,
             bf16=bf16,
+            compile=optimizer.compile,
         ),
         LossOptions(
             clip_low=algorithm.clip_low,
@@ -134,6 +157,7 @@ def evaluate_source(
     max_tokens: int,
     split: Split,
     seed: int,
+    on_turn: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
     """Evaluate a run directory (its newest checkpoint) or a model by name."""
     folder = Path(source)
@@ -144,15 +168,20 @@ def evaluate_source(
     mix = mix or EnvMix.parse([env.model_dump() for env in config.env])
     device = pick_device(config.device)
     loaded = load_model(config.model, device)
+    model = add_lora(loaded.model, config)
     if is_run:
-        loaded.model.load_state_dict(newest_weights(folder), strict=False)
+        load_weights(model, newest_checkpoint(folder) / "policy.safetensors")
     renderer = Renderer(loaded.tokenizer)
     params = SamplingParams(
         max_tokens=max_tokens, temperature=temperature, stop_ids=renderer.stop_ids
     )
     return evaluate(
         mix,
-        sampler=make_sampler(loaded.model, bf16=uses_bf16(config.dtype, device)),
+        sampler=make_sampler(
+            model,
+            bf16=uses_bf16(config.dtype, device),
+            max_context=config.max_context,
+        ),
         renderer=renderer,
         params=params,
         max_context=config.max_context,
@@ -160,4 +189,5 @@ def evaluate_source(
         num_samples=num_samples,
         split=split,
         seed=seed,
+        on_turn=on_turn,
     )

@@ -1,16 +1,16 @@
-"""`moored train`, `eval`, `compare`, `models`: thin commands over `build`, `train`, `evaluate`."""
+"""`moored train`, `compare`, `models`: thin commands over `build` and `train`."""
 
 from __future__ import annotations
 
 import json
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from moored.cli_eval import eval_command
 from moored.errors import ConfigError, MooredError
 
 if TYPE_CHECKING:
@@ -97,64 +97,16 @@ def _run_loop(run: Run) -> None:
                 progress.show(record)
                 return stopping
 
-            reason = train(run, on_step)
+            reason = f"{train(run, on_step)}\nmodel: {run.log.path / 'model'}"
     except KeyboardInterrupt:
         reason = "stopped at once; the step in flight is lost"
         stopping = True
     finally:
         signal.signal(signal.SIGINT, before)
-        run.pool.close()
+        run.close()
     console.print(f"{reason}\nrun directory: {run.log.path}")
     if stopping:
         console.print(f"go on with: moored train --resume {run.log.path}")
-
-
-def eval_command(
-    source: Annotated[
-        str, typer.Argument(help="A run directory, or a model (see `moored models`).")
-    ],
-    env: Annotated[
-        str | None, typer.Option(help="Environment, as in a config; default: the run's own.")
-    ] = None,
-    num_tasks: Annotated[int, typer.Option("-n", "--num-tasks", min=1)] = 512,
-    samples: Annotated[int, typer.Option(help="Episodes a task, for pass@k.", min=1)] = 1,
-    temperature: Annotated[float, typer.Option(min=0.0)] = 0.5,
-    max_tokens: Annotated[int, typer.Option(help="Longest reply.", min=1)] = 400,
-    split: Annotated[str, typer.Option(help="validation, test or train.")] = "validation",
-    seed: Annotated[int, typer.Option()] = 0,
-    as_json: AsJson = False,
-) -> None:
-    """Measure success on held-out tasks, with a 95 % interval."""
-    from moored.build import evaluate_source
-    from moored.config import parse_value
-    from moored.envs.base import SPLIT_SEEDS
-    from moored.envs.mix import EnvMix
-
-    if split not in SPLIT_SEEDS:
-        raise ConfigError(f"split must be one of {', '.join(SPLIT_SEEDS)}, got {split!r}")
-    mix = None if env is None else EnvMix.parse(parse_value(env, env))  # pyright: ignore[reportArgumentType]
-    found = evaluate_source(
-        source,
-        mix,
-        num_tasks=num_tasks,
-        num_samples=samples,
-        temperature=temperature,
-        max_tokens=max_tokens,
-        split=split,  # pyright: ignore[reportArgumentType]
-        seed=seed,
-    )
-    if as_json:
-        print(json.dumps(asdict(found), indent=2))
-        return
-    low, high = found.interval
-    print(
-        f"success {found.success_rate:.1%} (95% interval {low:.1%} to {high:.1%}) on "
-        f"{found.num_tasks} tasks, {found.num_samples} episode(s) each\n"
-        f"reward {found.reward_mean:.3f}, well-formed turns {found.validity_rate:.1%}, "
-        f"{found.mean_turns:.2f} turns of {found.mean_reply_tokens:.0f} tokens"
-    )
-    if samples > 1:
-        print(", ".join(f"pass@{k} {rate:.1%}" for k, rate in found.pass_at.items()))
 
 
 def compare_command(

@@ -23,6 +23,7 @@ from moored.names import (
     KLEstimator,
     LossScale,
     Rule,
+    Schedule,
     Score,
     check_rule_value,
 )
@@ -96,6 +97,12 @@ class OptimizerConfig(Section):
 
     lr: float = Field(default=1e-6, gt=0.0)
     critic_lr: float = Field(default=1e-5, gt=0.0)
+    schedule: Schedule = "constant"
+    """How both learning rates fall from the end of the warm-up to the last step."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Training steps over which both learning rates rise to their value."""
+    min_lr_ratio: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Share of the learning rate that `linear` and `cosine` fall towards."""
     weight_decay: float = Field(default=0.0, ge=0.0)
     grad_clip: float = Field(default=1.0, gt=0.0)
     num_minibatches: int = Field(default=4, ge=1)
@@ -109,6 +116,8 @@ class OptimizerConfig(Section):
     """0 trains all weights."""
     lora_alpha: float = Field(default=64.0, gt=0.0)
     gradient_checkpointing: bool = False
+    compile: bool = False
+    """Compile the layers with torch.compile: some 20 s at the start for faster updates."""
 
 
 class FilterConfig(Section):
@@ -123,6 +132,9 @@ class FilterConfig(Section):
     keep_zero: bool = False
     action: FilterAction = "drop"
     """What happens to the groups that are not kept."""
+    best_and_worst: int = Field(default=0, ge=0)
+    """Of each kept group train on this many of the best and as many of the worst trajectories, 0 on
+    all; with `rule: none` this is the trajectory-level baseline."""
     loss_scale: LossScale = "none"
     max_empty_steps: int = Field(default=5, ge=1)
     """Steps in a row without a kept group after which the run stops."""
@@ -173,6 +185,17 @@ class StopConfig(Section):
     min_success_evaluations: int = Field(default=5, ge=1)
 
 
+class LogConfig(Section):
+    """What is kept of a run besides its metrics, and where they are sent as well."""
+
+    rollouts_every: int = Field(default=10, ge=0)
+    """Steps between stored rollouts, the first step included; 0 stores none."""
+    sinks: list[typing.Literal["wandb", "tensorboard", "trackio"]] = []
+    """Each needs the extra of its name: `pip install 'moored[wandb]'`."""
+    project: str = Field(default="moored", min_length=1)
+    """Project of the run in W&B and trackio."""
+
+
 class Config(Section):
     """One run."""
 
@@ -195,6 +218,7 @@ class Config(Section):
     collapse: CollapseConfig = CollapseConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     stop: StopConfig = StopConfig()
+    log: LogConfig = LogConfig()
 
     @field_validator("env", mode="before")
     @classmethod

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from moored.engine.base import Sampler, SamplingParams
+from moored.engine.endpoint import EndpointSampler, TextRenderer
 from moored.envs.base import SPLIT_SEEDS, Split
 from moored.envs.mix import EnvMix
 from moored.errors import MooredError
-from moored.render import Renderer
-from moored.rollout import EnvPool, Task, roll_out
+from moored.rollout import DialogueRenderer, EnvPool, Task, roll_out
 from moored.types import Group
 
 
@@ -32,14 +33,17 @@ class Evaluation:
     validity_rate: float
     """Share of turns with a well-formed reply."""
     mean_turns: float
-    mean_reply_tokens: float
+    mean_reply_tokens: float | None
+    """None when an endpoint does not count them."""
+    num_errors: int
+    """Episodes that ended in an error; they count as failures."""
 
 
 def evaluate(
     mix: EnvMix,
     *,
     sampler: Sampler,
-    renderer: Renderer,
+    renderer: DialogueRenderer,
     params: SamplingParams,
     max_context: int,
     num_tasks: int = 512,
@@ -47,6 +51,7 @@ def evaluate(
     split: Split = "validation",
     seed: int = 0,
     pool: EnvPool | None = None,
+    on_turn: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
     """Play `num_samples` episodes of each of the first `num_tasks` tasks of a split."""
     if num_tasks < 1 or num_samples < 1:
@@ -74,8 +79,39 @@ def evaluate(
         max_context=max_context,
         seed=(seed, 1),
         pool=pool,
+        on_turn=on_turn,
     )
     return summarize(groups, num_samples)
+
+
+def evaluate_endpoint(
+    sampler: EndpointSampler,
+    mix: EnvMix | None,
+    *,
+    num_tasks: int,
+    num_samples: int,
+    temperature: float,
+    max_tokens: int,
+    split: Split,
+    seed: int,
+    on_turn: Callable[[int, int], None] | None = None,
+) -> Evaluation:
+    """Evaluate what a server serves; the context limit and the tokens are the server's own."""
+    if mix is None:
+        raise MooredError("a model has no environment of its own; give --env, e.g. --env sokoban")
+    found = evaluate(
+        mix,
+        sampler=sampler,
+        renderer=TextRenderer(),
+        params=SamplingParams(max_tokens=max_tokens, temperature=temperature),
+        max_context=sys.maxsize,
+        num_tasks=num_tasks,
+        num_samples=num_samples,
+        split=split,
+        seed=seed,
+        on_turn=on_turn,
+    )
+    return replace(found, mean_reply_tokens=sampler.mean_reply_tokens)
 
 
 def summarize(groups: Sequence[Group], num_samples: int) -> Evaluation:
@@ -98,6 +134,7 @@ def summarize(groups: Sequence[Group], num_samples: int) -> Evaluation:
         validity_rate=float(np.mean([turn.is_valid for turn in turns])) if turns else 0.0,
         mean_turns=len(turns) / max(len(trajectories), 1),
         mean_reply_tokens=float(np.mean([len(t.completion_ids) for t in turns])) if turns else 0.0,
+        num_errors=sum(t.stop.is_error for t in trajectories),
     )
 
 

@@ -17,12 +17,14 @@ FilterAction = Literal["drop", "mask", "refill", "soft"]
 LossScale = Literal["none", "linear", "sqrt"]
 Aggregation = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant"]
 KLEstimator = Literal["k1", "k2", "k3"]
+Schedule = Literal["constant", "linear", "cosine"]
 
 SCORES: tuple[str, ...] = get_args(Score)
 RULES: tuple[str, ...] = get_args(Rule)
 LOSS_SCALES: tuple[str, ...] = get_args(LossScale)
 AGGREGATIONS: tuple[str, ...] = get_args(Aggregation)
 KL_ESTIMATORS: tuple[str, ...] = get_args(KLEstimator)
+SCHEDULES: tuple[str, ...] = get_args(Schedule)
 
 
 def check_name(kind: str, name: str, known: tuple[str, ...]) -> None:

@@ -1,7 +1,8 @@
 """Episodes, turn by turn, with any Sampler: tasks in, groups of recorded trajectories out.
 
 All live episodes advance together: one `generate` a turn, then one `step` each. What an environment
-raises ends its episode and is recorded; what a sampler raises ends the rollout.
+raises ends its episode and is recorded, as is a reply that a sampler gives up on; what a sampler
+raises ends the rollout.
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from moored.engine.base import Request, Sampler, SamplingParams
 from moored.envs.base import Environment, StepResult
 from moored.errors import EnvError
-from moored.render import Renderer
+from moored.render import Spans
 from moored.types import (
     Completion,
+    Content,
     FinishReason,
     Group,
     Message,
@@ -47,6 +49,27 @@ class Task:
     make_env: Callable[[], Environment]
     task_seed: int
     episode_seeds: tuple[int, ...]
+
+
+class DialogueRenderer(Protocol):
+    """What episodes need of a `Renderer`."""
+
+    def start(self, messages: Sequence[Message]) -> Prompt: ...
+
+    def expect(self, observations: Iterable[Content]) -> None: ...
+
+    def extend(
+        self,
+        prompt_ids: np.ndarray,
+        completion_ids: np.ndarray,
+        reply: str,
+        observation: Content,
+        history: Sequence[Message],
+    ) -> np.ndarray: ...
+
+    def decode(self, completion_ids: np.ndarray) -> str: ...
+
+    def spans(self, completion_ids: np.ndarray, text: str) -> Spans: ...
 
 
 class EnvPool:
@@ -79,7 +102,7 @@ def roll_out(
     tasks: Sequence[Task],
     *,
     sampler: Sampler,
-    renderer: Renderer,
+    renderer: DialogueRenderer,
     params: SamplingParams,
     max_context: int,
     seed: tuple[int, ...],
@@ -114,14 +137,30 @@ def roll_out(
             if on_turn is not None:
                 on_turn(turn, len(live))
             requests = [episode.request(session, seed) for session, episode in live.items()]
-            completions = sampler.generate(requests, params)
-            replies = [renderer.decode(completion.token_ids) for completion in completions]
-            results = each(_step, live.values(), replies)
-            outcomes = zip(live.values(), completions, replies, results, strict=True)
-            for episode, completion, reply, result in outcomes:
-                episode.record(completion, reply, result)
+            _advance(live.values(), sampler.generate(requests, params), renderer, each)
     members = iter(episodes)
     return [_group(task, itertools.islice(members, len(task.episode_seeds))) for task in tasks]
+
+
+def _advance(
+    live: Iterable[_Episode],
+    completions: Sequence[Completion],
+    renderer: DialogueRenderer,
+    each: Callable[..., Iterator],
+) -> None:
+    """Step every episode that got a reply; end the others."""
+    answered: list[tuple[_Episode, Completion]] = []
+    for episode, completion in zip(live, completions, strict=True):
+        if completion.finish_reason is FinishReason.ERROR:
+            episode.lose_reply(completion.text)
+        else:
+            answered.append((episode, completion))
+    replies = [renderer.decode(completion.token_ids) for _, completion in answered]
+    results = list(each(_step, [episode for episode, _ in answered], replies))
+    going_on = (r.observation for r in results if isinstance(r, StepResult) and not r.done)
+    renderer.expect(going_on)
+    for (episode, completion), reply, result in zip(answered, replies, results, strict=True):
+        episode.record(completion, reply, result)
 
 
 @dataclass(slots=True, eq=False)
@@ -131,7 +170,7 @@ class _Episode:
     task: Task
     seed: int
     env: Environment
-    renderer: Renderer
+    renderer: DialogueRenderer
     max_prompt: int
     """Longest prompt that leaves room for a reply."""
     history: list[Message] = field(default_factory=list)
@@ -155,7 +194,15 @@ class _Episode:
         key = repr((seed, self.task.task_seed, self.seed, len(self.turns)))
         digest = blake2b(key.encode(), digest_size=8).digest()
         # 63 bits, because not every generator takes a 64th.
-        return Request(session=session, prompt=self.prompt, seed=int.from_bytes(digest) >> 1)
+        reply_seed = int.from_bytes(digest) >> 1
+        return Request(
+            session=session, prompt=self.prompt, seed=reply_seed, messages=tuple(self.history)
+        )
+
+    def lose_reply(self, why: str) -> None:
+        """End without the reply that was asked for."""
+        self.stop = StopReason.SAMPLER_ERROR
+        self._warn(f"the sampler gave no reply: {why}")
 
     def record(self, completion: Completion, reply: str, result: StepResult | Exception) -> None:
         """Take what the sampler wrote and what `step` made of it."""

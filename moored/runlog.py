@@ -1,4 +1,4 @@
-"""The run directory: `config.yaml`, `metrics.jsonl`, `collapse.jsonl`, `timing.jsonl`.
+"""The run directory: `config.yaml`, `metrics.jsonl`, `collapse.jsonl`, `timing.jsonl`, `rollouts/`.
 
 Streams are append-only JSON lines, one record a line, each with its schema number and step. A
 process killed at any moment leaves at most one torn last line, which readers skip and the next
@@ -10,7 +10,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
+import secrets
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -63,6 +66,22 @@ class RunLog:
                 continue
             kept = [record for record in _read(file) if _step(record) <= step]
             write_atomically(file, "".join(_to_line(record) for record in kept))
+        rollouts = self.path / "rollouts"
+        later = [f for f in rollouts.glob("step_*.parquet") if _number(f) > step]
+        for file in [*later, *rollouts.glob(".step_*")]:
+            _remove(file)
+
+    def rollouts_file(self, step: int) -> Path:
+        """Where the groups of a step are stored."""
+        return self.path / "rollouts" / f"step_{step:06d}.parquet"
+
+    def run_id(self) -> str:
+        """A name that no other run has, made on first use; trackers know the run by it."""
+        file = self.path / "run_id"
+        if not file.exists():
+            name = re.sub(r"[^A-Za-z0-9_-]+", "-", self.path.resolve().name)
+            write_atomically(file, f"{name}-{secrets.token_hex(4)}\n")
+        return file.read_text(encoding="utf-8").strip()
 
     def _file(self, stream: Stream) -> Path:
         return self.path / f"{stream}.jsonl"
@@ -82,16 +101,32 @@ def read_records(path: str | Path, stream: Stream = "metrics") -> list[dict[str,
 
 def write_atomically(file: Path, text: str) -> None:
     """Replace `file` in one step: readers see the old text or the new, never half of it."""
+    with replacing(file) as beside:
+        beside.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def replacing(file: Path) -> Iterator[Path]:
+    """A path to write to; it takes the place of `file` when the block ends without an error."""
     beside = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        with beside.open("w", encoding="utf-8") as handle:
-            handle.write(text)
-            handle.flush()
+        file.parent.mkdir(exist_ok=True)
+        yield beside
+        with beside.open("rb+") as handle:
             os.fsync(handle.fileno())
         beside.replace(file)
     except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise RunLogError(f"cannot write {str(file)!r}: {error.strerror}") from error
+        raise RunLogError(f"cannot write {str(file)!r}: {error.strerror or error}") from error
+    finally:
+        with suppress(OSError):
+            beside.unlink()
+
+
+def _remove(file: Path) -> None:
+    try:
+        file.unlink(missing_ok=True)
+    except OSError as error:
+        raise RunLogError(f"cannot delete {str(file)!r}: {error.strerror}") from error
 
 
 def _read(file: Path) -> Iterator[dict[str, object]]:
@@ -110,6 +145,12 @@ def _read(file: Path) -> Iterator[dict[str, object]]:
                     f"{SCHEMA}; read it with the version that wrote it"
                 )
             yield record
+
+
+def _number(file: Path) -> int:
+    """10 of `step_000010.parquet`; 0 of a file that someone else put there."""
+    number = file.stem.removeprefix("step_")
+    return int(number) if number.isdecimal() else 0
 
 
 def _step(record: Mapping[str, object]) -> int:

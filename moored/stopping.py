@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from moored.config import Config
-from moored.evaluate import Evaluation
 
 
 @dataclass(slots=True)
@@ -21,12 +20,7 @@ class LoopState:
     low_evaluations: int = 0
 
 
-def stop_reason(
-    config: Config,
-    state: LoopState,
-    metrics: Mapping[str, float],
-    evaluation: Evaluation | None,
-) -> str:
+def stop_reason(config: Config, state: LoopState, metrics: Mapping[str, float]) -> str:
     """Why the run should end now; empty to go on. Takes the step into `state`."""
     state.empty_steps = state.empty_steps + 1 if metrics["update/is_empty"] else 0
     if state.empty_steps >= config.filter.max_empty_steps:
@@ -42,8 +36,9 @@ def stop_reason(
             f"reward variance stayed below {config.stop.low_variance:.0%} of its start for "
             f"{state.low_variance_steps} steps"
         )
-    if evaluation is not None:
-        is_low = evaluation.success_rate < config.stop.min_success
+    success = metrics.get("evaluation/success_rate")
+    if success is not None:
+        is_low = success < config.stop.min_success
         state.low_evaluations = state.low_evaluations + 1 if is_low else 0
     if config.stop.min_success and state.low_evaluations >= config.stop.min_success_evaluations:
         return (

@@ -13,27 +13,24 @@ from pathlib import Path
 
 import numpy as np
 
-from moored.algo import loss_scale, select_groups
-from moored.algorithms import (
-    Algorithm,
-    overlong_penalty,
-    set_gae_advantages,
-    set_group_advantages,
-)
-from moored.batch import Sample, build_samples, set_weights
+from moored.algorithms import Algorithm
 from moored.config import Config, dump_config
 from moored.diagnostics.monitor import CollapseMonitor, Measurement
 from moored.engine.base import Learner, Sampler, SamplingParams
-from moored.engine.checkpoint import load_checkpoint, save_checkpoint
+from moored.engine.checkpoint import load_checkpoint, save_checkpoint, written_whole
 from moored.envs.mix import EnvMix
 from moored.errors import MooredError
 from moored.evaluate import Evaluation, evaluate
+from moored.failures import keep_failure
 from moored.render import Renderer
 from moored.rollout import EnvPool, Task, roll_out
+from moored.rollout_store import write_groups
 from moored.runlog import RunLog
+from moored.sinks import RunInfo, Sinks
 from moored.step_metrics import step_metrics
 from moored.stopping import LoopState, stop_reason
 from moored.types import Group, Selection
+from moored.update import make_samples, score_groups, update
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,6 +45,7 @@ class Run:
     learner: Learner
     monitor: CollapseMonitor
     log: RunLog
+    sinks: Sinks = field(default_factory=Sinks)
     pool: EnvPool = field(default_factory=EnvPool)
     state: LoopState = field(default_factory=LoopState)
     next_step: int = 1
@@ -59,6 +57,11 @@ class Run:
         start = time.perf_counter()
         yield
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
+
+    def close(self) -> None:
+        """Close environments and sinks."""
+        self.pool.close()
+        self.sinks.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,10 +86,13 @@ def train_step(run: Run, step: int) -> StepRecord:
             collapse = run.monitor.measure(step, groups)
     with run.timed("rollout"):
         groups, selection = _select(run, groups, step)
+    if _is_due(step, config.log.rollouts_every):
+        with run.timed("log"):
+            write_groups(run.log.rollouts_file(step), groups, step=step, kept=selection.group_mask)
     with run.timed("advantages"):
-        samples = _samples(run, groups, selection)
+        samples = make_samples(config, run.algorithm, run.learner, groups, selection)
     with run.timed("update"):
-        stats = _update(run, samples, selection, step)
+        stats = update(config, run.algorithm, run.learner, samples, selection, step)
     with run.timed("weights"):
         run.sampler.load_weights(run.learner.weights(), run.learner.version)
     evaluation = None
@@ -104,11 +110,26 @@ def train_step(run: Run, step: int) -> StepRecord:
 
 
 def train(run: Run, on_step: Callable[[StepRecord], bool | None] | None = None) -> str:
-    """Run to the last step, an early stop, or until `on_step` says True; returns why it ended."""
+    """Run to the last step, an early stop, or until `on_step` says True; returns why it ended.
+
+    The policy is then in the run directory, under `model`, in Hugging Face format.
+    """
+    reason = _train(run, on_step)
+    with written_whole(run.log.path / "model") as folder:
+        run.learner.export(folder)
+        run.renderer.tokenizer.save_pretrained(folder)
+    return reason
+
+
+def _train(run: Run, on_step: Callable[[StepRecord], bool | None] | None) -> str:
     config = run.config
     for step in range(run.next_step, config.num_steps + 1):
-        record = train_step(run, step)
-        reason = stop_reason(config, run.state, record.metrics, record.evaluation)
+        try:
+            record = train_step(run, step)
+        except MooredError as error:
+            tasks = _plan(run, step, 0, config.rollout.num_groups)
+            raise keep_failure(run.log.path, step, error, run.learner, tasks) from error
+        reason = stop_reason(config, run.state, record.metrics)
         run.next_step = step + 1
         if on_step is not None and on_step(record) and not reason:
             reason = f"stopped on request after step {step}"
@@ -135,11 +156,23 @@ def resume(run: Run) -> None:
         run.sampler.load_weights(run.learner.weights(), run.learner.version)
     run.next_step = step + 1
     run.log.rewind(step)
+    _open_sinks(run)
 
 
 def start(run: Run) -> None:
     """Begin a new run: store its configuration."""
     run.log.write_config(dump_config(run.config))
+    _open_sinks(run)
+
+
+def _open_sinks(run: Run) -> None:
+    info = RunInfo(
+        log=run.log,
+        project=run.config.log.project,
+        config=run.config.model_dump(mode="json"),
+        first_step=run.next_step,
+    )
+    run.sinks.open(run.config.log.sinks, info)
 
 
 def _is_due(step: int, every: int) -> bool:
@@ -188,7 +221,7 @@ def _roll_out(run: Run, tasks: Sequence[Task], step: int) -> list[Group]:
 def _select(run: Run, groups: list[Group], step: int) -> tuple[list[Group], Selection]:
     """Score and select groups; under `refill`, sample new ones for those that were dropped."""
     config = run.config
-    selection = _score(config, groups)
+    selection = score_groups(config.filter, groups)
     used = len(groups)
     for _ in range(config.filter.max_refills if config.filter.action == "refill" else 0):
         missing = config.rollout.num_groups - len(selection.kept)
@@ -197,97 +230,8 @@ def _select(run: Run, groups: list[Group], step: int) -> tuple[list[Group], Sele
         fresh = _roll_out(run, _plan(run, step, used, missing), step)
         used += missing
         groups = [*groups, *fresh]
-        selection = _score(config, groups)
+        selection = score_groups(config.filter, groups)
     return groups, selection
-
-
-def _score(config: Config, groups: Sequence[Group]) -> Selection:
-    rewards = [group.rewards for group in groups]
-    options = config.filter
-    return select_groups(
-        np.concatenate(rewards),
-        np.repeat(np.arange(len(groups)), [len(r) for r in rewards]),
-        score=options.score,
-        ddof=options.ddof,
-        rule=options.rule,
-        value=options.value,
-        eps=options.eps,
-        largest=options.largest,
-        keep_zero=options.keep_zero,
-    )
-
-
-def _samples(run: Run, groups: Sequence[Group], selection: Selection) -> list[Sample]:
-    """Samples of the groups that are trained on, with their advantages."""
-    config = run.config
-    keeps_all = config.filter.action in ("mask", "soft")
-    samples = build_samples(groups)
-    if not keeps_all:
-        samples = [s for s in samples if selection.group_mask[s.group]]
-    if not samples or not len(selection.kept):
-        return []
-    if run.algorithm.group_advantage is None:
-        set_gae_advantages(samples, run.learner.values(samples), config.algorithm)
-        return samples
-    rewards = np.concatenate([_shaped_rewards(config, group) for group in groups])
-    ids = np.repeat(np.arange(len(groups)), [len(group.trajectories) for group in groups])
-    set_group_advantages(samples, rewards, ids, run.algorithm.group_advantage)
-    return samples
-
-
-def _shaped_rewards(config: Config, group: Group) -> np.ndarray:
-    """Rewards less the penalty for overlong replies."""
-    longest, buffer = config.rollout.max_response_tokens, config.algorithm.overlong_buffer
-    penalties = [
-        sum(overlong_penalty(len(turn.completion_ids), longest, buffer) for turn in t.turns)
-        for t in group.trajectories
-    ]
-    return group.rewards + np.array(penalties)
-
-
-def _update(run: Run, samples: list[Sample], selection: Selection, step: int) -> dict[str, float]:
-    """Minibatch updates; the same number of them whatever the filter kept."""
-    config = run.config
-    if not samples:
-        return {}
-    rng = np.random.default_rng([config.seed, step])
-    totals: dict[str, list[float]] = {}
-    for _ in range(config.optimizer.num_epochs):
-        order = rng.permutation(len(samples))
-        for part in np.array_split(order, min(config.optimizer.num_minibatches, len(samples))):
-            minibatch = [samples[i] for i in part]
-            _weigh(run, minibatch, selection)
-            stats = run.learner.step(minibatch)
-            _check_finite(run, stats, step)
-            for name, value in stats.items():
-                totals.setdefault(name, []).append(value)
-    return {f"learner/{name}": float(np.mean(values)) for name, values in totals.items()}
-
-
-def _weigh(run: Run, minibatch: Sequence[Sample], selection: Selection) -> None:
-    """Token weights of one update: aggregation, loss scale, the filter's soft or mask action."""
-    config = run.config
-    scale = loss_scale(selection.kept_fraction, config.filter.loss_scale)
-    how = config.algorithm.aggregation or run.algorithm.aggregation
-    masked = config.filter.action == "mask"
-    counted = [s for s in minibatch if not masked or selection.group_mask[s.group]]
-    set_weights(counted, how, max_length=config.rollout.max_response_tokens, scale=scale)
-    for sample in minibatch:
-        if masked and not selection.group_mask[sample.group]:
-            sample.weights_T = np.zeros(len(sample.ids_T))
-        if config.filter.action == "soft":
-            sample.weights_T = sample.weights_T * selection.weights[sample.group]
-
-
-def _check_finite(run: Run, stats: Mapping[str, float], step: int) -> None:
-    bad = [name for name, value in stats.items() if not np.isfinite(value)]
-    if bad:
-        run.log.append("metrics", step, {"error": f"not finite: {', '.join(bad)}", **stats})
-        raise MooredError(
-            f"step {step}: {', '.join(bad)} is not finite, so the run stopped before the update; "
-            f"its numbers are the last line of {str(run.log.path / 'metrics.jsonl')!r}. Lower "
-            f"optimizer.lr or optimizer.grad_clip and resume"
-        )
 
 
 def _evaluate(run: Run) -> Evaluation:
@@ -309,6 +253,7 @@ def _evaluate(run: Run) -> Evaluation:
 
 
 def _write(run: Run, record: StepRecord) -> None:
+    timing = {f"{phase}_s": seconds for phase, seconds in record.seconds.items()}
     if record.collapse is not None:
         found = record.collapse
         run.log.append(
@@ -322,5 +267,7 @@ def _write(run: Run, record: StepRecord) -> None:
                 "reports": {name: report.to_dict() for name, report in found.reports.items()},
             },
         )
-    run.log.append("timing", record.step, {f"{k}_s": v for k, v in record.seconds.items()})
+    run.log.append("timing", record.step, timing)
     run.log.append("metrics", record.step, record.metrics)
+    looks = {} if record.collapse is None else record.collapse.metrics
+    run.sinks.log(record.step, {**record.metrics, **looks, **timing})

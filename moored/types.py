@@ -118,6 +118,8 @@ class FinishReason(StrEnum):
 
     STOP = "stop"
     LENGTH = "length"
+    ERROR = "error"
+    """No reply could be had: the completion has no tokens, and its text says why."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

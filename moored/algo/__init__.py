@@ -11,6 +11,7 @@ from moored.algo.filters import (
     select_trajectories,
 )
 from moored.algo.objectives import aggregate, clip_loss, kl_estimate, sequence_logp, value_loss
+from moored.algo.schedule import lr_factor
 from moored.algo.snr import advise, reward_variance
 from moored.types import Selection
 
@@ -26,6 +27,7 @@ __all__ = [
     "grpo",
     "kl_estimate",
     "loss_scale",
+    "lr_factor",
     "preset",
     "reinforce_pp",
     "reward_variance",

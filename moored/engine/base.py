@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from moored.types import Completion, Prompt
+from moored.types import Completion, Message, Prompt
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,12 +42,16 @@ class Request:
     """Everything before the reply."""
     seed: int
     """The reply is a function of weights, prompt and seed."""
+    messages: tuple[Message, ...] = ()
+    """The same dialogue before it was rendered, for samplers that take no ids."""
 
 
 class Sampler(Protocol):
     """Writes replies with some policy."""
 
-    def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Completion]: ...
+    def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Completion]:
+        """One completion a request, in order; `FinishReason.ERROR` gives up on a single one."""
+        ...
 
     def end_sessions(self, sessions: Sequence[int]) -> None:
         """Forget what was kept for these episodes."""
@@ -78,10 +82,19 @@ class Learner(Protocol):
         """Names and tensors of the policy, as a sampler takes them."""
         ...
 
-    def step(self, samples: Sequence[Sample]) -> Mapping[str, float]:
-        """One optimiser update on weighted token streams; returns its statistics."""
+    def step(self, samples: Sequence[Sample], *, lr_factor: float = 1.0) -> Mapping[str, float]:
+        """One optimiser update on weighted token streams; returns its statistics.
+
+        When one of them is not finite, nothing has been updated.
+        """
         ...
 
-    def save(self, folder: Path) -> None: ...
+    def save(self, folder: Path) -> None:
+        """Write all that `load` needs to go on as if nothing had happened."""
+        ...
 
     def load(self, folder: Path) -> None: ...
+
+    def export(self, folder: Path) -> None:
+        """Write the policy as Hugging Face weights that need nothing of moored."""
+        ...

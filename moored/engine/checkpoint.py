@@ -1,41 +1,53 @@
-"""Checkpoints of a run: whole or not there at all.
+"""Folders of a run that are whole or not there at all: checkpoints above all.
 
-A checkpoint is written beside its place and renamed into it, so a kill at any moment leaves either
-the old ones or the new one as well.
+A folder is written beside its place and renamed into it, so a kill at any moment leaves either the
+old ones or the new one as well.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from safetensors import SafetensorError
 
 from moored.engine.base import Learner
 from moored.errors import RunLogError
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 KEEP = 2
+
+
+@contextmanager
+def written_whole(final: Path) -> Iterator[Path]:
+    """An empty folder to write to; it takes the place of `final` when the block ends well."""
+    beside, old = (final.with_name(f".{what}_{final.name}") for what in ("writing", "old"))
+    try:
+        # What a kill left behind, of any step.
+        for stale in [*final.parent.glob(".writing_*"), old]:
+            shutil.rmtree(stale, ignore_errors=True)
+        beside.mkdir(parents=True)
+        yield beside
+        if final.exists():
+            final.replace(old)
+        beside.replace(final)
+        shutil.rmtree(old, ignore_errors=True)
+    except (OSError, SafetensorError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise RunLogError(f"cannot write {str(final)!r}: {why}") from error
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
 
 
 def save_checkpoint(run: Path, step: int, learner: Learner, state: Mapping[str, Any]) -> Path:
     """Write weights, optimiser and the loop's own state; keep the newest `KEEP` checkpoints."""
-    folder = run / "checkpoints"
-    final = folder / f"step_{step:06d}"
-    beside = folder / f".writing_{step:06d}"
-    try:
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir(parents=True)
-        learner.save(beside)
-        (beside / "state.json").write_text(json.dumps({"step": step, **state}) + "\n")
-        shutil.rmtree(final, ignore_errors=True)
-        beside.replace(final)
-    except OSError as error:
-        shutil.rmtree(beside, ignore_errors=True)
-        raise RunLogError(f"cannot write checkpoint {str(final)!r}: {error.strerror}") from error
+    final = run / "checkpoints" / f"step_{step:06d}"
+    with written_whole(final) as folder:
+        learner.save(folder)
+        (folder / "state.json").write_text(json.dumps({"step": step, **state}) + "\n")
     for old in _checkpoints(run)[:-KEEP]:
         shutil.rmtree(old, ignore_errors=True)
     return final
@@ -50,14 +62,12 @@ def load_checkpoint(run: Path, learner: Learner) -> dict[str, Any] | None:
     return json.loads((found[-1] / "state.json").read_text())
 
 
-def newest_weights(run: Path) -> dict[str, Tensor]:
-    """The policy of the newest checkpoint, for evaluation."""
-    from safetensors.torch import load_file
-
+def newest_checkpoint(run: Path) -> Path:
+    """Folder of the newest checkpoint."""
     found = _checkpoints(run)
     if not found:
         raise RunLogError(f"{str(run)!r} has no checkpoint yet; let it run further first")
-    return load_file(found[-1] / "policy.safetensors")
+    return found[-1]
 
 
 def _checkpoints(run: Path) -> list[Path]:

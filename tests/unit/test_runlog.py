@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from moored.errors import RunLogError
-from moored.runlog import SCHEMA, RunLog, read_records
+from moored.runlog import SCHEMA, RunLog, read_records, replacing
 
 
 def test_records_come_back_in_order_with_schema_and_step(tmp_path):
@@ -125,3 +125,33 @@ def test_a_run_that_never_wrote_to_a_stream_has_no_records_there(tmp_path):
     assert read_records(tmp_path / "a", "collapse") == read_records(tmp_path / "a") == []
     RunLog(tmp_path / "b").append("metrics", 1, {})
     assert read_records(tmp_path / "b", "collapse") == []
+
+
+def test_rewinding_removes_later_rollouts_and_torn_ones(tmp_path):
+    log = RunLog(tmp_path)
+    log.rewind(1)
+    folder = log.rollouts_file(1).parent
+    folder.mkdir()
+    for step in (1, 10, 11, 1_000_000):
+        log.rollouts_file(step).touch()
+    (folder / ".step_000020.parquet.99").touch()
+    (folder / "step_all.parquet").touch()
+    log.rewind(10)
+    left = sorted(file.name for file in folder.iterdir())
+    assert left == ["step_000001.parquet", "step_000010.parquet", "step_all.parquet"]
+
+
+def test_a_run_keeps_its_id_and_shares_it_with_no_other(tmp_path):
+    first = RunLog(tmp_path / "a b/run?1").run_id()
+    assert first == RunLog(tmp_path / "a b/run?1", resume=True).run_id()
+    assert first.startswith("run-1-") and first != RunLog(tmp_path / "c/run?1").run_id()
+
+
+def test_a_file_that_cannot_be_replaced_stays_as_it_is(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("old")
+    with pytest.raises(RunLogError, match=r"cannot write .*No space left"), replacing(file) as new:
+        new.write_text("half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert file.read_text() == "old"

@@ -65,72 +65,6 @@ def dialogues(model, num=12, turns=3, max_tokens=10, temperature=1.0):
     return records
 
 
-@pytest.mark.parametrize("options", [{}, {"num_key_value_heads": 2}], ids=["heads", "grouped"])
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_sampled_logprobs_equal_a_plain_forward_pass_over_cached_turns(options, temperature):
-    model = tiny_model(**options)
-    lengths = set()
-    for record in dialogues(model, temperature=temperature):
-        for prompt, completion in record:
-            expected = plain_logprobs(model, prompt, completion.token_ids, temperature)
-            np.testing.assert_allclose(completion.logprobs, expected, atol=1e-4)
-            lengths.add(len(completion.token_ids))
-    assert len(lengths) > 3  # rows stopped at different times, so rows were parked and compacted
-
-
-def test_a_reply_depends_on_its_own_seed_and_prompt_alone():
-    model, rng = tiny_model(), np.random.default_rng(1)
-    prompts = [Prompt(rng.integers(3, VOCABULARY, size=7)) for _ in range(9)]
-    requests = [Request(session=i, prompt=p, seed=i) for i, p in enumerate(prompts)]
-    params = SamplingParams(max_tokens=12, stop_ids=STOPS)
-    together = LocalSampler(model).generate(requests, params)
-    alone = [LocalSampler(model).generate([request], params)[0] for request in requests]
-    for a, b in zip(together, alone, strict=True):
-        np.testing.assert_array_equal(a.token_ids, b.token_ids)
-    again = LocalSampler(model).generate([Request(session=0, prompt=prompts[0], seed=77)], params)[
-        0
-    ]
-    assert not np.array_equal(again.token_ids, together[0].token_ids)
-
-
-def test_tokens_are_drawn_from_the_models_distribution():
-    model = tiny_model()
-    prompt = Prompt(np.array([5, 6, 7]))
-    requests = [Request(session=i, prompt=prompt, seed=i) for i in range(4000)]
-    drawn = LocalSampler(model).generate(requests, SamplingParams(max_tokens=1))
-    counts = np.bincount([c.token_ids[0] for c in drawn], minlength=VOCABULARY) / 4000
-    with torch.no_grad():
-        logits = model(torch.tensor([[5, 6, 7]])).logits[0, -1]
-    np.testing.assert_allclose(counts, torch.softmax(logits, -1).numpy(), atol=0.03)
-
-
-def test_temperature_zero_takes_the_likeliest_token_and_stops_are_kept():
-    model = tiny_model()
-    prompt = np.array([5, 6, 7])
-    params = SamplingParams(max_tokens=20, temperature=0.0, stop_ids=STOPS)
-    reply = LocalSampler(model).generate(
-        [Request(session=0, prompt=Prompt(prompt), seed=0)], params
-    )
-    ids = torch.from_numpy(prompt)[None]
-    for token in reply[0].token_ids:
-        with torch.no_grad():
-            assert int(model(ids).logits[0, -1].argmax()) == token
-        ids = torch.cat([ids, torch.tensor([[token]])], dim=1)
-    if reply[0].finish_reason == "stop":
-        assert reply[0].token_ids[-1] in STOPS
-
-
-def test_a_session_whose_history_was_rewritten_is_computed_afresh():
-    model = tiny_model()
-    sampler = LocalSampler(model)
-    params = SamplingParams(max_tokens=6, stop_ids=STOPS)
-    sampler.generate([Request(session=0, prompt=Prompt(np.array([5, 6, 7])), seed=0)], params)
-    other = np.array([5, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9])
-    reply = sampler.generate([Request(session=0, prompt=Prompt(other), seed=1)], params)[0]
-    expected = plain_logprobs(model, other, reply.token_ids)
-    np.testing.assert_allclose(reply.logprobs, expected, atol=1e-4)
-
-
 @pytest.mark.parametrize("row_tokens", [1, 24, 4096])
 def test_scores_equal_concatenating_and_running_again(row_tokens):
     model, rng = tiny_model(), np.random.default_rng(2)
@@ -254,11 +188,11 @@ class CatchGradients(torch.optim.SGD):
 
 
 def gradients(learner: LocalLearner, samples: list[Sample]) -> list[np.ndarray]:
-    assert learner.critic is not None
-    policy, critic = CatchGradients(learner.model), CatchGradients(learner.critic)
-    learner._optimizer, learner._critic_optimizer = policy, critic  # pyright: ignore
+    catchers = [CatchGradients(trained.module) for trained in learner._trained]
+    for trained, catcher in zip(learner._trained, catchers, strict=True):
+        trained.optimizer = catcher
     learner.step(samples)
-    return policy.caught + critic.caught
+    return [gradient for catcher in catchers for gradient in catcher.caught]
 
 
 @pytest.mark.parametrize("how", ["token_mean", "seq_mean_token_mean", "constant"])
@@ -356,3 +290,66 @@ def test_rows_and_micro_batches_keep_their_bounds():
     assert sorted(row.num_tokens for row in shared) == [35, 70]
     sizes = [[row.num_tokens for row in batch] for batch in micro_batches(rows, max_tokens=80)]
     assert sizes == [[40, 40], [35]]
+
+
+def test_gradient_checkpointing_computes_layers_twice_and_changes_no_gradient():
+    results, calls = [], []
+    for checkpointing in (False, True):
+        model = tiny_model()
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        learner = LocalLearner(model, LearnerOptions(grad_clip=1e9), with_critic=True)
+        samples = ready_samples(model)
+        assert learner.critic is not None
+        counted = []
+        for trunk in (model.model, learner.critic.trunk):
+            # Before, not after: recomputing stops as soon as nothing more is needed.
+            trunk.layers[0].mlp.register_forward_pre_hook(lambda *_, c=counted: c.append(1))  # pyright: ignore
+        results.append(gradients(learner, samples))
+        calls.append(len(counted))
+    assert calls == [2, 4]
+    for plain, again in zip(*results, strict=True):
+        np.testing.assert_allclose(again, plain, atol=1e-5)
+
+
+def test_dropout_is_off_in_updates_so_the_first_ratio_is_one():
+    model = tiny_model(attention_dropout=0.5)
+    groups = recorded_groups(model)
+    samples = build_samples(groups)
+    for sample in samples:
+        sample.advantages_T = np.ones(len(sample.ids_T))
+    set_weights(samples, "token_mean", max_length=10)
+    stats = LocalLearner(model.train()).step(samples)
+    assert abs(stats["old_policy_kl"]) < 1e-6 and stats["clip_fraction"] == 0.0
+
+
+def test_the_rate_factor_scales_both_rates_of_one_update():
+    moves = []
+    for factor in (1.0, 0.25):
+        model = tiny_model()
+        learner = LocalLearner(
+            model, LearnerOptions(lr=1e-3, critic_lr=1e-2, grad_clip=1e9), with_critic=True
+        )
+        assert learner.critic is not None
+        tensors = [model.model.norm.weight, learner.critic.head.bias]
+        before = [tensor.detach().clone() for tensor in tensors]
+        stats = learner.step(ready_samples(model), lr_factor=factor)
+        moves.append([tensor.detach() - old for tensor, old in zip(tensors, before, strict=True)])
+        assert stats["lr"] == pytest.approx(1e-3 * factor)
+    # The first step of Adam is the learning rate times the sign of the gradient.
+    for whole, quarter in zip(*moves, strict=True):
+        np.testing.assert_allclose(quarter, 0.25 * whole, rtol=1e-3)
+        assert float(whole.abs().max()) > 5e-4
+
+
+def test_a_critic_that_is_not_finite_holds_back_the_policy_too():
+    model = tiny_model()
+    learner = LocalLearner(model, LearnerOptions(lr=1e-2), with_critic=True)
+    samples = ready_samples(model)
+    samples[0].returns_T = np.full(len(samples[0].ids_T), np.nan)
+    before = {name: tensor.clone() for name, tensor in learner.weights()}
+    stats = learner.step(samples)
+    assert np.isnan(stats["value_loss"]) and np.isfinite(stats["policy_loss"])
+    assert learner.version == 0
+    assert all(torch.equal(tensor, before[name]) for name, tensor in learner.weights())
+    assert np.isfinite(learner.step(ready_samples(model))["grad_norm"])

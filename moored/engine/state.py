@@ -1,0 +1,101 @@
+"""What a learner leaves on disk: the state to go on from, and a model that others can load.
+
+A state holds what updates change: all weights, or under LoRA the adapters alone.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from moored.errors import MooredError
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig
+
+
+class Trained:
+    """A module and the optimiser of its trainable weights."""
+
+    def __init__(self, name: str, module: nn.Module, lr: float, weight_decay: float) -> None:
+        self.name = name
+        self.module = module
+        self.lr = lr
+        weights = [p for p in module.parameters() if p.requires_grad]
+        self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(
+            weights, lr=lr, weight_decay=weight_decay
+        )
+
+    def update(self, lr_factor: float | None) -> None:
+        """Take the gradients in, or with None throw them away."""
+        if lr_factor is not None:
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.lr * lr_factor
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def save(self, folder: Path) -> None:
+        save_file(_changing(self.module), folder / f"{self.name}.safetensors")
+        state = {
+            f"{index}.{name}": torch.as_tensor(value).contiguous()
+            for index, entry in self.optimizer.state_dict()["state"].items()
+            for name, value in entry.items()
+        }
+        save_file(state, folder / f"{self.name}_optimizer.safetensors")
+
+    def load(self, folder: Path) -> None:
+        load_weights(self.module, folder / f"{self.name}.safetensors")
+        state: dict[int, dict[str, torch.Tensor]] = {}
+        for key, tensor in load_file(folder / f"{self.name}_optimizer.safetensors").items():
+            index, _, name = key.partition(".")
+            state.setdefault(int(index), {})[name] = tensor
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
+
+
+def load_weights(module: nn.Module, file: Path) -> None:
+    """Take over saved weights; those of another model are refused."""
+    saved = load_file(file)
+    shapes = {name: tensor.shape for name, tensor in _changing(module).items()}
+    given = {name: tensor.shape for name, tensor in saved.items()}
+    odd = sorted(name for name in shapes.keys() | given if shapes.get(name) != given.get(name))
+    if odd:
+        raise MooredError(
+            f"{str(file)!r} does not fit the model: {len(odd)} weights differ in name or shape, "
+            f"{odd[0]!r} among them; give the model and lora_rank that the run began with"
+        )
+    module.load_state_dict(saved, strict=False)
+
+
+def export_model(model: nn.Module, folder: Path, dtype: torch.dtype) -> None:
+    """Write plain Hugging Face weights, with LoRA merged into the weights it sits on."""
+    # The copy is made in main memory: the device may have no room for a second model.
+    memo: dict[int, object] = {id(b): b.detach().to("cpu", copy=True) for b in model.buffers()}
+    for parameter in model.parameters():
+        twin = parameter.detach().to("cpu", copy=True)
+        memo[id(parameter)] = nn.Parameter(twin, requires_grad=False)
+    plain = copy.deepcopy(model, memo)
+    if hasattr(plain, "merge_and_unload"):
+        plain = plain.merge_and_unload()  # pyright: ignore[reportCallIssue]
+    generation = cast("GenerationConfig", plain.generation_config)
+    try:
+        generation.validate(strict=True)
+    except ValueError:
+        # Some published models set a temperature without this, and transformers refuses to save it.
+        generation.do_sample = True
+    plain.to(dtype).save_pretrained(folder)  # pyright: ignore[reportCallIssue]
+
+
+def _changing(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Everything but frozen weights, each storage once: safetensors refuses shared memory."""
+    named = module.named_parameters(remove_duplicate=False)
+    frozen = {name for name, parameter in named if not parameter.requires_grad}
+    kept: dict[int, tuple[str, torch.Tensor]] = {}
+    for name, tensor in module.state_dict().items():
+        if name not in frozen:
+            kept.setdefault(tensor.data_ptr(), (name, tensor.contiguous()))
+    return dict(kept.values())

@@ -1,0 +1,43 @@
+"""The toy model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+
+CHAT = (
+    "{% for m in messages %}{{ m.role }} {{ m.content }} end {% endfor %}"
+    "{% if add_generation_prompt %}assistant {% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def toy_folder(tmp_path_factory) -> Path:
+    """A tiny random model over nine words, saved in Hugging Face format."""
+    folder = tmp_path_factory.mktemp("toy")
+    words = ["pad", "end", "user", "assistant", "A", "B", "C", "D", "E"]
+    inner = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="pad"))
+    inner.pre_tokenizer = WhitespaceSplit()
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=inner, eos_token="end", pad_token="pad", chat_template=CHAT
+    )
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=len(words),
+            hidden_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=64,
+            tie_word_embeddings=True,
+        )
+    )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -1,0 +1,26 @@
+"""The comparison with TRL, as a command."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parent.parent.parent / "benchmarks" / "train_step.py"
+
+
+def test_trl_trains_on_as_many_tokens_as_moored(tmp_path):
+    pytest.importorskip("trl")
+    out = tmp_path / "step.json"
+    words = "--device cpu --groups 2 --group-size 2 --reply-tokens 4 --repeats 1"
+    # A process of its own: TRL warns of things that are none of ours.
+    command = [sys.executable, str(SCRIPT), *words.split(), "--trl-micro-batch", "2"]
+    subprocess.run([*command, "--out", str(out)], check=True, capture_output=True, text=True)
+    (pair,) = json.loads(out.read_text())["figures"]["pairs"]
+    # 2 tasks x 2 replies x 4 tokens
+    assert pair["moored"]["tokens"] == pair["trl"]["tokens"] == [16]
+    ratio = pair["trl"]["median_s"] / pair["moored"]["median_s"]
+    assert pair["speed_up"] == pytest.approx(ratio)

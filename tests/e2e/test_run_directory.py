@@ -1,0 +1,72 @@
+"""What a run leaves behind: rollouts and curves, the same whether it was stopped or not."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from moored.build import build
+from moored.config import load_config
+from moored.errors import ConfigError
+from moored.presets import read_presets
+from moored.rollout_store import read_groups
+from moored.runlog import read_records
+from moored.train import resume, start, train
+
+OPTIONS = ["num_steps=3", "checkpoint_every=2", "collapse.every=2", "evaluation.every=0"]
+OPTIONS += ["rollout.group_size=2", "rollout.max_response_tokens=16"]
+OPTIONS += ["log.rollouts_every=1", "log.sinks=[tensorboard]"]
+
+
+def interrupt_after(step: int):
+    def stop(record) -> None:
+        if record.step == step:
+            raise KeyboardInterrupt
+
+    return stop
+
+
+def test_a_resumed_run_stores_the_same_rollouts_and_continues_its_curves(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    torch.set_num_threads(1)
+    config = load_config(read_presets(["smoke"]), OPTIONS)
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    run = build(config, whole)
+    start(run)
+    train(run)
+    run.close()
+    run = build(config, broken)
+    start(run)
+    with pytest.raises(KeyboardInterrupt):
+        train(run, interrupt_after(3))
+    run.close()
+    # What was stored after the checkpoint is void.
+    (broken / "rollouts" / "step_000004.parquet").write_bytes(b"from another life")
+    run = build(config, broken, resume=True)
+    resume(run)
+    train(run)
+    run.close()
+    names = [f"step_{step:06d}.parquet" for step in (1, 2, 3)]
+    for folder in (whole, broken):
+        assert sorted(file.name for file in (folder / "rollouts").iterdir()) == names
+    for name in ("metrics.jsonl", *(f"rollouts/{name}" for name in names)):
+        assert (broken / name).read_bytes() == (whole / name).read_bytes()
+    stored = read_groups(whole / "rollouts" / names[-1])
+    rewards = [t.reward for group in stored for t in group.trajectories]
+    assert sum(rewards) / 4 == pytest.approx(read_records(whole)[-1]["rollout/reward_mean"])
+    events = EventAccumulator(str(broken / "tensorboard")).Reload()
+    steps = {tag: [event.step for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    assert steps["rollout/reward_mean"] == steps["rollout_s"] == [1, 2, 3]
+    assert steps["collapse/valid_thinking_rate"] == [1, 2]
+
+
+def test_a_sink_without_its_package_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    config = load_config(read_presets(["smoke"]), ["log.sinks=[trackio]"])
+    with pytest.raises(ConfigError, match=r"pip install 'moored\[trackio\]'"):
+        build(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()

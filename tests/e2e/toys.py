@@ -1,0 +1,90 @@
+"""Tasks so small that a random model of nine words learns them in seconds."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import ClassVar
+
+from moored.config import Config, load_config
+from moored.envs.base import StepResult
+from moored.train import Run, start, train
+from moored.types import Message
+
+HERE = "tests.e2e.toys"
+
+
+class Echo:
+    """Two states, two letters: answer with the letter that is shown. Tags are not asked for."""
+
+    name: ClassVar[str] = "echo"
+    is_stochastic: ClassVar[bool] = False
+    max_turns: int = 1
+
+    def reset(self, task_seed: int, episode_seed: int = 0) -> list[Message]:
+        self._letter = "AB"[random.Random(task_seed).randrange(2)]
+        return [Message("user", self._letter)]
+
+    def step(self, reply: str) -> StepResult:
+        is_right = reply.startswith(self._letter)
+        return StepResult(observation="", reward=float(is_right), done=True, success=is_right)
+
+    def oracle(self) -> str:
+        return self._letter
+
+    def close(self) -> None:
+        pass
+
+
+class Half(Echo):
+    """Echo that pays for odd tasks alone: half of its groups have no variance."""
+
+    name: ClassVar[str] = "half"
+
+    def reset(self, task_seed: int, episode_seed: int = 0) -> list[Message]:
+        self._pays = task_seed % 2
+        return super().reset(task_seed, episode_seed)
+
+    def step(self, reply: str) -> StepResult:
+        result = super().step(reply)
+        return StepResult(observation="", reward=self._pays * result.reward, done=True)
+
+
+class Logged(Echo):
+    """Echo that notes its tasks in the order they are played."""
+
+    name: ClassVar[str] = "logged"
+    played: ClassVar[list[tuple[str, int]]] = []
+
+    def reset(self, task_seed: int, episode_seed: int = 0) -> list[Message]:
+        Logged.played.append((self.name, task_seed))
+        return super().reset(task_seed, episode_seed)
+
+
+class AlsoLogged(Logged):
+    name: ClassVar[str] = "also_logged"
+
+
+def toy_config(folder: Path, *overrides: str) -> Config:
+    return load_config(
+        {"env": f"{HERE}:Echo", "model": str(folder)},
+        [
+            "num_steps=40",
+            "optimizer.lr=3e-3",
+            "optimizer.critic_lr=1e-2",
+            "optimizer.num_minibatches=2",
+            "rollout.max_response_tokens=2",
+            "collapse.every=0",
+            "stop.low_variance=0",
+            "filter.max_empty_steps=1000",
+            "algorithm.entropy_coef=0",
+            *overrides,
+        ],
+    )
+
+
+def success_rates(run: Run) -> list[float]:
+    rates: list[float] = []
+    start(run)
+    train(run, lambda record: rates.append(record.metrics["rollout/success_rate"]))
+    return rates

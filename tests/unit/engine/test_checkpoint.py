@@ -1,0 +1,47 @@
+"""Folders that are whole or not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from safetensors import SafetensorError
+
+from moored.engine.checkpoint import newest_checkpoint, written_whole
+from moored.errors import RunLogError
+
+
+def write(final: Path, text: str) -> None:
+    with written_whole(final) as folder:
+        (folder / "file").write_text(text)
+
+
+def test_a_folder_takes_the_place_of_the_old_one(tmp_path):
+    write(tmp_path / "run" / "model", "old")
+    write(tmp_path / "run" / "model", "new")
+    assert (tmp_path / "run" / "model" / "file").read_text() == "new"
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("full")])
+def test_a_failed_write_keeps_the_old_folder_and_leaves_nothing_behind(tmp_path, error):
+    write(tmp_path / "model", "old")
+    with (
+        pytest.raises(RunLogError, match=r"cannot write .*model': (No space left|full)"),
+        written_whole(tmp_path / "model") as folder,
+    ):
+        (folder / "file").write_text("half")
+        raise error
+    assert (tmp_path / "model" / "file").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_what_a_kill_left_half_written_is_cleared_by_the_next_write(tmp_path):
+    (tmp_path / ".writing_step_000003").mkdir()
+    write(tmp_path / "step_000004", "whole")
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000004"]
+
+
+def test_a_run_without_a_checkpoint_says_so(tmp_path):
+    with pytest.raises(RunLogError, match="no checkpoint yet"):
+        newest_checkpoint(tmp_path)
