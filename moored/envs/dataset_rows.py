@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from moored.envs.math_answer import bare_answer
 from moored.errors import EnvError
@@ -97,14 +97,15 @@ def _load_hub(hub_id: str) -> tuple[Row, ...]:
         ) from None
     name, _, config = hub_id.partition(":")
     try:
-        table: Iterable[Any] = datasets.load_dataset(name, config or None, split="train")
+        table = datasets.load_dataset(name, config or None, split="train")
     except Exception as error:
         raise EnvError(
             f"could not load '{name}' from the hub ({type(error).__name__}: {error}); check the "
             f"id ('hub:owner/name' or 'hub:owner/name:config') and the network, or download the "
             f"file and give its path"
         ) from error
-    records = ((f"row {index} of {name}", row) for index, row in enumerate(table, start=1))
+    rows = cast(Iterable[Mapping[str, object]], table)
+    records = ((f"row {index} of {name}", row) for index, row in enumerate(rows, start=1))
     return _collect(records, name)
 
 
