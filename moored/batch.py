@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -167,17 +168,36 @@ def pack(prompts: Sequence[Prompt], lengths: Sequence[int], *, max_tokens: int) 
     return sorted(rows, key=lambda row: -row.num_tokens)
 
 
-def micro_batches(rows: Sequence[Row], *, max_tokens: int) -> Iterator[list[Row]]:
-    """Rows of similar length together, at most `max_tokens` with padding (one row at least)."""
+def micro_batches(
+    rows: Sequence[Row], *, max_tokens: int, padded: bool = True
+) -> Iterator[list[Row]]:
+    """Rows of similar length together, at most `max_tokens`, with padding (one row at least)."""
     batch: list[Row] = []
+    used = 0
     for row in rows:
-        widest = batch[0].num_tokens if batch else row.num_tokens
-        if batch and widest * (len(batch) + 1) > max_tokens:
+        used = batch[0].num_tokens * (len(batch) + 1) if padded and batch else used + row.num_tokens
+        if batch and used > max_tokens:
             yield batch
-            batch = []
+            batch, used = [], row.num_tokens
         batch.append(row)
     if batch:
         yield batch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tree:
+    """A line of tokens: all prompts, then all continuations, those of a prompt side by side."""
+
+    prompts: tuple[int, ...]
+    """Tokens of each prompt."""
+    continuations: tuple[tuple[int, ...], ...]
+    """Tokens of each continuation of each prompt."""
+    prepared: dict[str, Any] = field(default_factory=dict)
+    """What attention finds out once for all layers."""
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(self.prompts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -188,14 +208,16 @@ class Packed:
     """(B, L), padded with 0."""
     position_ids: torch.Tensor
     """(B, L): each continuation counts on from the end of the prompt."""
-    segments: torch.Tensor
-    """(B, L): 0 prompt, 1, 2, … its continuations, -1 padding."""
+    segments: torch.Tensor | None
+    """(B, L): 0 prompt, 1, 2, … its continuations, -1 padding; None: see `tree`."""
     sources: torch.Tensor
     """(S,) flat index into B * L of the position whose output predicts the token."""
     targets: torch.Tensor
     """(S,) the token."""
     items: tuple[tuple[int, int], ...]
     """(index in the caller's list, number of tokens) in the order of S."""
+    tree: Tree | None = None
+    """Who sees whom where B is 1 and the tokens lie as in `to_line`."""
 
     def split(self, values_S: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
         """Cut a flat result back into continuations."""
@@ -243,4 +265,39 @@ def to_tensors(
         tensor(np.concatenate(sources)),
         tensor(np.concatenate(targets).astype(np.int64)),
         tuple(items),
+    )
+
+
+def to_line(
+    rows: Sequence[Row], continuations: Sequence[np.ndarray], device: torch.device
+) -> Packed:
+    """Lay out rows as one line without padding: all prompts, then all continuations."""
+    prompts = [row.prompt.ids for row in rows]
+    items = [item for row in rows for item in row.items]
+    replies = [continuations[item] for item in items]
+    if min(map(len, prompts)) == 0:
+        raise MooredError("a prompt needs at least one token to predict the next from")
+    lengths = [len(ids) for ids in replies]
+    bases = np.repeat([len(ids) for ids in prompts], [len(row.items) for row in rows])
+    last = np.repeat(np.cumsum([len(ids) for ids in prompts]) - 1, [len(r.items) for r in rows])
+    stops = sum(map(len, prompts)) + np.cumsum(lengths)
+    # The first token is predicted by the end of the prompt, the others by their forerunner.
+    sources = [
+        np.concatenate([[end], np.arange(stop - length, stop - 1)])[:length]
+        for end, stop, length in zip(last, stops, lengths, strict=True)
+    ]
+    positions = [np.arange(len(ids)) for ids in prompts]
+    positions += [base + np.arange(length) for base, length in zip(bases, lengths, strict=True)]
+
+    def tensor(arrays: Sequence[np.ndarray]) -> torch.Tensor:
+        return torch.from_numpy(np.concatenate(arrays).astype(np.int64)).to(device)
+
+    return Packed(
+        tensor([*prompts, *replies])[None],
+        tensor(positions)[None],
+        None,
+        tensor(sources),
+        tensor(replies),
+        tuple(zip(items, lengths, strict=True)),
+        Tree(tuple(map(len, prompts)), tuple(row.lengths for row in rows)),
     )

@@ -108,10 +108,10 @@ class OptimizerConfig(Section):
     num_minibatches: int = Field(default=4, ge=1)
     """Updates an epoch; the samples of a step are dealt out among them."""
     num_epochs: int = Field(default=1, ge=1)
-    micro_batch_tokens: int = Field(default=16384, ge=1)
-    """Bound on the tokens of one forward pass; changes no result."""
+    micro_batch_tokens: int | None = Field(default=None, ge=1)
+    """Bound on the tokens of one forward pass; changes no result. null: by device."""
     row_tokens: int = Field(default=2048, ge=1)
-    """Bound on one packed row; changes no result."""
+    """Bound on one packed row where attention needs a mask; changes no result."""
     lora_rank: int = Field(default=0, ge=0)
     """0 trains all weights."""
     lora_alpha: float = Field(default=64.0, gt=0.0)

@@ -51,7 +51,8 @@ def policy_loss(
     loss = (stream.weights * clipped).sum()
     entropy = (stream.weights * stream.entropy).sum()
     parts = {"policy_loss": loss.detach(), "weighted_entropy": entropy.detach()}
-    loss = loss - options.entropy_coef * entropy
+    if options.entropy_coef:
+        loss = loss - options.entropy_coef * entropy
     if stream.ref_logp is not None:
         kl = (
             stream.weights * kl_estimate(stream.logp, stream.ref_logp, options.kl_estimator)

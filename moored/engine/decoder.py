@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from moored.engine import plain_ops
+from moored.engine.head import float_logits
 from moored.engine.rows import Rows
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -183,9 +184,7 @@ class Decoder:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """(R, vocabulary) in float32."""
-        if self.dtype == torch.float32:
-            return F.linear(hidden, self.head)
-        return torch.mm(hidden, self.head.t(), out_dtype=torch.float32)
+        return float_logits(hidden, self.head)
 
 
 def _ops(device: torch.device) -> Any:

@@ -18,12 +18,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from moored.batch import Packed, Sample, micro_batches, pack, to_tensors
-from moored.engine.forward import hidden_states, token_logprobs, trunk_of
+from moored.batch import Packed, Sample, micro_batches, pack, to_line, to_tensors
+from moored.engine.forward import hidden_states, trunk_of
+from moored.engine.head import token_logprobs
 from moored.engine.state import Trained, export_model
+from moored.engine.tree_attention import use_tree_attention
 from moored.errors import MooredError
 from moored.losses import LossOptions, TokenStream, policy_loss, value_loss
 from moored.types import Prompt
+
+MICRO_BATCH_TOKENS = (4096, 16384)
+"""On a CPU, where activations should stay near the cores; on a GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +39,10 @@ class LearnerOptions:
     critic_lr: float = 1e-5
     weight_decay: float = 0.0
     grad_clip: float = 1.0
-    micro_batch_tokens: int = 16384
-    """Bound on the tokens of one forward pass, padding included."""
+    micro_batch_tokens: int | None = None
+    """Bound on the tokens of one forward pass; None: 4,096 on a CPU, 16,384 on a GPU."""
     row_tokens: int = 2048
-    """Bound on one packed row: attention masks are square in it."""
+    """Bound on one packed row where attention needs a mask, which is square in it."""
     temperature: float = 1.0
     """The sampler's: log-probabilities are of the distribution that was sampled from."""
     bf16: bool = False
@@ -76,6 +81,7 @@ class LocalLearner:
         self.model = model
         self.options = options or LearnerOptions()
         self.loss = loss or LossOptions()
+        self._uses_tree = use_tree_attention(model, bf16=self.options.bf16)
         self.critic = Critic(model).to(self.device) if with_critic else None
         # A reference model exists only while KL is on.
         self.reference = copy.deepcopy(model).eval() if self.loss.kl_coef > 0.0 else None
@@ -196,9 +202,12 @@ class LocalLearner:
         self, prompts: Sequence[Prompt], continuations: Sequence[np.ndarray]
     ) -> Iterator[Packed]:
         lengths = [len(ids) for ids in continuations]
-        rows = pack(prompts, lengths, max_tokens=self.options.row_tokens)
-        for batch in micro_batches(rows, max_tokens=self.options.micro_batch_tokens):
-            yield to_tensors(batch, continuations, self.device)
+        most = self.options.micro_batch_tokens or MICRO_BATCH_TOKENS[self.device.type != "cpu"]
+        lay_out = to_line if self._uses_tree else to_tensors
+        row_tokens = most if self._uses_tree else self.options.row_tokens
+        rows = pack(prompts, lengths, max_tokens=row_tokens)
+        for batch in micro_batches(rows, max_tokens=most, padded=not self._uses_tree):
+            yield lay_out(batch, continuations, self.device)
 
     def _logprobs(
         self, model: nn.Module, prompts: Sequence[Prompt], continuations: Sequence[np.ndarray]

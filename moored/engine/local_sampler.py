@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from moored.engine.base import Request, SamplingParams
-from moored.engine.forward import scaled_logits, trunk_of
+from moored.engine.forward import trunk_of
+from moored.engine.head import scaled_logits
 from moored.engine.kv import RowCache, gather
 from moored.engine.plain_ops import uniforms
 from moored.errors import MooredError
