@@ -184,7 +184,7 @@ def micro_batches(
         yield batch
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # not frozen: torch.compile would guard on what is in it
 class Tree:
     """A line of tokens: all prompts, then all continuations, those of a prompt side by side."""
 
