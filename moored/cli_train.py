@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -76,11 +77,13 @@ def _free_folder(presets: Sequence[str]) -> Path:
 def _run_loop(run: Run) -> None:
     from rich.console import Console
 
+    from moored.profiling import profiled
     from moored.progress import StepProgress
     from moored.train import train
 
     console = Console()
     stopping = False
+    tables = []
 
     def on_interrupt(*_: object) -> None:
         nonlocal stopping
@@ -91,10 +94,19 @@ def _run_loop(run: Run) -> None:
 
     before = signal.signal(signal.SIGINT, on_interrupt)
     try:
-        with StepProgress(console, run.config.num_steps, run.next_step - 1) as progress:
+        with ExitStack() as stack:
+            progress = stack.enter_context(
+                StepProgress(console, run.config.num_steps, run.next_step - 1)
+            )
+            watchers = [progress.show]
+            if run.config.profile:
+                profile = stack.enter_context(profiled(run.log.path / "trace.json"))
+                watchers.append(profile.see)
+                stack.callback(lambda: tables.append(profile.table()))
 
             def on_step(record: StepRecord) -> bool:
-                progress.show(record)
+                for see in watchers:
+                    see(record)
                 return stopping
 
             reason = f"{train(run, on_step)}\nmodel: {run.log.path / 'model'}"
@@ -104,6 +116,8 @@ def _run_loop(run: Run) -> None:
     finally:
         signal.signal(signal.SIGINT, before)
         run.close()
+    for table in tables:
+        console.print(table)
     console.print(f"{reason}\nrun directory: {run.log.path}")
     if stopping:
         console.print(f"go on with: moored train --resume {run.log.path}")

@@ -210,6 +210,8 @@ class Config(Section):
     max_context: int = Field(default=2048, ge=16)
     """Longest dialogue in tokens; an episode that outgrows it is cut off."""
     checkpoint_every: int = Field(default=50, ge=1)
+    profile: bool = False
+    """Print seconds and token rates of each phase; write a Chrome trace of step 4 to trace.json."""
     env: list[EnvConfig] = Field(default=[EnvConfig(name="sokoban")], min_length=1)
     rollout: RolloutConfig = RolloutConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()

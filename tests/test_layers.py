@@ -36,8 +36,9 @@ ALLOWED: dict[str, set[str]] = {
     "play": BASE | {"envs"},
     "presets": BASE,
     "progress": LOOPS,
+    "profiling": LOOPS,
     "cli_eval": LOOPS,
-    "cli_train": LOOPS | {"presets", "progress", "cli_eval"},
+    "cli_train": LOOPS | {"presets", "profiling", "progress", "cli_eval"},
     "cli": LOOPS | {"analysis", "board", "play", "cli_train"},
     "__main__": {"cli"},
 }

@@ -33,6 +33,23 @@ def moored(*arguments: str | Path, expect: int = 0) -> subprocess.CompletedProce
     return done
 
 
+def test_a_profile_shows_the_phases_and_leaves_a_trace(tmp_path):
+    run = tmp_path / "run"
+    options = ["num_steps=5", "profile=true", "evaluation.every=0", *TINY]
+    shown = moored("train", "smoke", *options, "--run", run).stdout
+    table = shown[shown.index("phase") :].splitlines()
+    rates = {line.split()[0]: line.split() for line in table if line.strip()}
+    assert {"rollout", "update", "step"} <= set(rates)
+    seconds = float(rates["rollout"][1])
+    generated = read_records(run)[-1]["tokens/generated"]
+    assert isinstance(generated, float)
+    assert float(rates["rollout"][3].replace(",", "")) == pytest.approx(
+        generated / seconds, rel=0.02
+    )
+    events = json.loads((run / "trace.json").read_text())["traceEvents"]
+    assert any("mm" in event.get("name", "") for event in events)
+
+
 def test_a_smoke_run_trains_evaluates_compares_and_can_be_looked_at(tmp_path):
     run = tmp_path / "run"
     shown = moored("train", "smoke", "--run", run).stdout
