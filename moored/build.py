@@ -14,6 +14,7 @@ from moored.algorithms import ALGORITHMS
 from moored.config import Config, load_config
 from moored.diagnostics.monitor import CollapseMonitor
 from moored.engine.base import Sampler, SamplingParams
+from moored.engine.check import check_engine
 from moored.engine.checkpoint import newest_checkpoint
 from moored.engine.decoder import can_decode
 from moored.engine.local_learner import LearnerOptions, LocalLearner
@@ -56,12 +57,21 @@ def build(config: Config, folder: Path, *, resume: bool = False) -> Run:
         ema_decay=config.collapse.ema_decay,
         seed=config.seed,
     )
+    sampler = make_sampler(learner.model, bf16=bf16, max_context=config.max_context)
+    check_engine(
+        learner.model,
+        learner,
+        sampler,
+        temperature=config.rollout.temperature,
+        max_context=config.max_context,
+        bf16=bf16,
+    )
     return Run(
         config=config,
         algorithm=ALGORITHMS[config.algorithm.name],
         mix=mix,
         renderer=renderer,
-        sampler=make_sampler(learner.model, bf16=bf16, max_context=config.max_context),
+        sampler=sampler,
         learner=learner,
         monitor=monitor,
         log=RunLog(folder, resume=resume),

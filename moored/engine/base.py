@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from moored.errors import MooredError
 from moored.types import Completion, Message, Prompt
 
 if TYPE_CHECKING:
@@ -44,6 +45,18 @@ class Request:
     """The reply is a function of weights, prompt and seed."""
     messages: tuple[Message, ...] = ()
     """The same dialogue before it was rendered, for samplers that take no ids."""
+
+
+def check_requests(requests: Sequence[Request], params: SamplingParams) -> None:
+    """Raise when no reply can be written."""
+    if params.max_tokens < 1:
+        raise MooredError(f"max_tokens must be at least 1, got {params.max_tokens}")
+    if params.temperature < 0.0:
+        raise MooredError(f"temperature must be 0 or more, got {params.temperature}")
+    if any(len(request.prompt.ids) == 0 for request in requests):
+        raise MooredError("a prompt needs at least one token to predict the next from")
+    if len({request.session for request in requests}) < len(requests):
+        raise MooredError("two requests of one call have the same session; give each its own")
 
 
 class Sampler(Protocol):

@@ -26,6 +26,9 @@ def written_whole(final: Path) -> Iterator[Path]:
     """An empty folder to write to; it takes the place of `final` when the block ends well."""
     beside, old = (final.with_name(f".{what}_{final.name}") for what in ("writing", "old"))
     try:
+        if old.exists() and not final.exists():
+            # A kill between the two renames below.
+            old.replace(final)
         # What a kill left behind, of any step.
         for stale in [*final.parent.glob(".writing_*"), old]:
             shutil.rmtree(stale, ignore_errors=True)

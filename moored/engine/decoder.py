@@ -2,7 +2,7 @@
 
 The sampler needs one thing fast: the next token of many sequences. This module keeps the weights
 packed for that (queries, keys and values in one product, gate and up in another), the residual
-stream in float32 as the learner's autocast does, and the cache in slots that never move.
+stream in float32 as the learner's autocast does, and the cache in slots.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 
 from moored.engine import plain_ops
+from moored.engine.families import LLAMA_SHAPED, sliding_window
 from moored.engine.head import float_logits
 from moored.engine.rows import Rows
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Angles that do not depend on the length of the sequence."""
 
@@ -29,12 +29,12 @@ def can_decode(model: Any) -> bool:
         return False
     rope = getattr(config, "rope_parameters", None) or {}
     return (
-        config.model_type in FAMILIES
+        config.model_type in LLAMA_SHAPED
+        and model.device.type in ("cpu", "cuda")
         and getattr(config, "hidden_act", "silu") == "silu"
         and rope.get("rope_type", "default") in ROPE_TYPES
         and rope.get("partial_rotary_factor", 1.0) == 1.0
-        and not getattr(config, "use_sliding_window", False)
-        and (config.model_type != "mistral" or getattr(config, "sliding_window", None) is None)
+        and sliding_window(config) is None
         and not getattr(config, "mlp_bias", False)
         and _head_width(config) in (16, 32, 64, 128, 256)
     )

@@ -29,8 +29,12 @@ def hidden_states(trunk: nn.Module, packed: Packed) -> torch.Tensor:
     dtype = next(trunk.parameters()).dtype
     if torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
-    mask = None if packed.segments is None else tree_mask(packed.segments, dtype)
     extra = {} if packed.tree is None else {"tree": packed.tree}
+    if packed.segments is None:
+        # Models pass on a mask of four dimensions as it is; beside a tree nobody looks at it.
+        mask = torch.zeros((1, 1, 1, 1), dtype=dtype, device=packed.input_ids.device)
+    else:
+        mask = tree_mask(packed.segments, dtype)
     # cuDNN builds a plan for every new shape, which takes longer than the attention itself.
     with sdpa_kernel(ATTENTION) if kind == "cuda" else nullcontext():
         output = trunk(

@@ -128,7 +128,8 @@ class _Logprobs(torch.autograd.Function):
         to_logp, to_entropy = grads
         factor = weight.to(ctx.dtype)
         d_hidden = torch.empty_like(hidden)
-        d_weight = torch.zeros_like(weight, dtype=torch.float32)
+        trains_weight = ctx.needs_input_grad[1]
+        d_weight = torch.zeros_like(weight) if trains_weight else None
         for part in _chunks(hidden, len(weight)):
             h = hidden[part].to(ctx.dtype)
             log_p = float_logits(h, factor).mul_(ctx.beta).sub_(log_z[part, None])
@@ -144,5 +145,10 @@ class _Logprobs(torch.autograd.Function):
                 d_logits.addcmul_(slope, to_entropy[part, None], value=-1.0)
             d = d_logits.mul_(ctx.beta).to(ctx.dtype)
             d_hidden[part] = torch.mm(d, factor).to(hidden.dtype)
-            d_weight += torch.mm(d.t(), h)
-        return d_hidden, d_weight.to(weight.dtype), None, None, None
+            if d_weight is None:
+                continue
+            if d.dtype == d_weight.dtype:
+                d_weight.addmm_(d.t(), h)
+            else:
+                d_weight += torch.mm(d.t(), h)
+        return d_hidden, d_weight, None, None, None

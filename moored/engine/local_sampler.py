@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from moored.engine.base import Request, SamplingParams
+from moored.engine.base import Request, SamplingParams, check_requests
 from moored.engine.forward import trunk_of
 from moored.engine.head import scaled_logits
 from moored.engine.kv import RowCache, gather
@@ -76,8 +76,7 @@ class LocalSampler:
 
     @torch.no_grad()
     def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Completion]:
-        if params.max_tokens < 1:
-            raise MooredError(f"max_tokens must be at least 1, got {params.max_tokens}")
+        check_requests(requests, params)
         was_training = self.model.training
         self.model.eval()
         known = [i for i, request in enumerate(requests) if self._is_known(request)]

@@ -1,7 +1,7 @@
 """Sampler for Llama-shaped models: every episode owns a slot of one cache, from turn to turn.
 
 A turn computes only its new tokens, without padding, and writes their keys and values where they
-stay. The first prompt of a group is computed and kept once, in a slot that its episodes share. On a
+stay. A first prompt that many episodes share is computed and kept once, in a slot of its own. On a
 GPU one decoding step is one CUDA graph, captured once for each number of rows: the host neither
 launches kernels nor waits for tokens.
 """
@@ -9,13 +9,12 @@ launches kernels nor waits for tokens.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import torch
 
-from moored.engine.base import Request, SamplingParams
+from moored.engine.base import Request, SamplingParams, check_requests
 from moored.engine.decoder import Decoder
 from moored.engine.rows import MAX_STOPS, State, rows_of
 from moored.engine.slots import MIN_SHARERS, Job, Slots
@@ -57,8 +56,7 @@ class SlotSampler:
 
     @torch.no_grad()
     def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Completion]:
-        if params.max_tokens < 1:
-            raise MooredError(f"max_tokens must be at least 1, got {params.max_tokens}")
+        check_requests(requests, params)
         if len(params.stop_ids) > MAX_STOPS:
             raise MooredError(f"at most {MAX_STOPS} stop tokens, got {len(params.stop_ids)}")
         if not requests:
@@ -129,11 +127,17 @@ class SlotSampler:
 
     def _prefill(self, jobs: Sequence[Job]) -> torch.Tensor:
         """(jobs, width) output at the last token of each."""
+        # On a CPU the rows of a pass are padded to the longest: rows of similar length together.
+        is_padded = self._kind == "cpu"
+        order = sorted(range(len(jobs)), key=lambda i: len(jobs[i].ids) if is_padded else 0)
         parts = []
-        for part in _chunks(jobs, PREFILL_TOKENS[self._kind]):
+        for part in _chunks([jobs[i] for i in order], PREFILL_TOKENS[self._kind], is_padded):
             rows, ids, last = rows_of(part, self.device)
             parts.append(self.decoder.forward(self._cache, ids, rows)[last])
-        return torch.cat(parts)
+        hidden = torch.cat(parts)
+        back = torch.empty_like(hidden)
+        back[torch.tensor(order, device=self.device)] = hidden
+        return back
 
     def _draw(self, hidden: torch.Tensor, num_rows: int) -> None:
         state = self._state
@@ -249,11 +253,13 @@ def _bucket(num_rows: int) -> int:
     return size
 
 
-def _chunks(jobs: Sequence[Job], max_tokens: int) -> Iterator[Sequence[Job]]:
-    """Jobs in order, at most `max_tokens` at a time (one job at least)."""
-    ends = list(accumulate(len(job.ids) for job in jobs))
-    start, base = 0, 0
-    for stop in range(1, len(jobs) + 1):
-        if stop == len(jobs) or ends[stop] - base > max_tokens:
+def _chunks(jobs: Sequence[Job], max_tokens: int, is_padded: bool) -> Iterator[Sequence[Job]]:
+    """Jobs in order, at most `max_tokens` at a time, perhaps with padding (one job at least)."""
+    start, used = 0, 0
+    for stop, job in enumerate(jobs):
+        size = len(job.ids)
+        used = size * (stop - start + 1) if is_padded else used + size
+        if stop > start and used > max_tokens:
             yield jobs[start:stop]
-            start, base = stop, ends[stop - 1]
+            start, used = stop, size
+    yield jobs[start:]

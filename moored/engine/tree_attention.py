@@ -16,12 +16,12 @@ import torch
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from moored.batch import Tree
+from moored.engine.families import LLAMA_SHAPED, sliding_window
 
 NAME = "moored_tree"
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-"""Models that hand extra arguments down to their attention."""
 CHUNK = 8
 """Continuations of similar length that a CPU computes together, padded."""
 
@@ -34,14 +34,11 @@ _cuda_backward = torch.ops.aten._flash_attention_backward
 def use_tree_attention(model: Any, *, bf16: bool) -> bool:
     """Switch a model over where that is possible; on a GPU flash attention needs bfloat16."""
     config = model.config
-    is_plain = not getattr(config, "use_sliding_window", False) and not (
-        config.model_type == "mistral" and getattr(config, "sliding_window", None)
-    )
     fits = bf16 if model.device.type == "cuda" else model.device.type == "cpu" and not bf16
-    if config.model_type not in FAMILIES or not is_plain or not fits:
+    if config.model_type not in LLAMA_SHAPED or sliding_window(config) or not fits:
         return False
     AttentionInterface.register(NAME, tree_attention)
-    AttentionMaskInterface.register(NAME, _no_mask)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     base.set_attn_implementation(NAME)
     return True
@@ -65,10 +62,6 @@ def tree_attention(
     q, k, v = (tensor[0].transpose(0, 1).to(value.dtype) for tensor in (query, key, value))
     scale = scaling or query.shape[-1] ** -0.5
     return _attend(q, k, v, tree, scale)[None], None  # pyright: ignore[reportCallIssue]
-
-
-def _no_mask(*_: object, **__: object) -> None:
-    """The tree says who sees whom."""
 
 
 @torch.compiler.disable
@@ -118,7 +111,7 @@ def _bounds(tree: Tree, device: torch.device) -> _Bounds:
         return torch.tensor(np.cumsum([0, *lengths]), dtype=torch.int32, device=device)
 
     if "bounds" not in tree.prepared:
-        singles = [length for members in tree.continuations for length in members]
+        singles = [length for members in tree.continuations for length in members if length]
         sums = [sum(members) for members in tree.continuations]
         all_stretches = [*tree.prompts, *singles]
         tree.prepared["bounds"] = _Bounds(
@@ -300,7 +293,7 @@ def _passes(tree: Tree) -> list[tuple[_Block, _Block]]:
         for length, members in zip(tree.prompts, tree.continuations, strict=True):
             seen = _Block(prompt, [length])
             found.append((seen, seen))
-            begin = at
+            begin, members = at, [length for length in members if length]
             for first in range(0, len(members), CHUNK):
                 block = _Block(begin, members[first : first + CHUNK])
                 found.append((block, block))

@@ -60,4 +60,6 @@ def test_two_equally_likely_tokens_have_entropy_log_2_worked_out_by_hand():
     logp, entropy = head.token_logprobs(
         model, hidden, torch.tensor([1]), temperature=1.0, with_entropy=True
     )
-    np.testing.assert_allclose([logp.detach().item(), entropy.detach().item()], [-np.log(2), np.log(2)], rtol=1e-6)
+    np.testing.assert_allclose(
+        [logp.detach().item(), entropy.detach().item()], [-np.log(2), np.log(2)], rtol=1e-6
+    )

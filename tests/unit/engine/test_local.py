@@ -9,6 +9,7 @@ import transformers
 
 from moored import algo
 from moored.batch import Sample, build_samples, micro_batches, pack, set_weights
+from moored.engine import local_learner
 from moored.engine.base import Request, SamplingParams
 from moored.engine.local_learner import LearnerOptions, LocalLearner
 from moored.engine.local_sampler import LocalSampler
@@ -65,8 +66,16 @@ def dialogues(model, num=12, turns=3, max_tokens=10, temperature=1.0):
     return records
 
 
+@pytest.fixture(params=["tree", "mask"])
+def attention(request, monkeypatch):
+    """Both ways in which continuations share a prompt."""
+    if request.param == "mask":
+        monkeypatch.setattr(local_learner, "use_tree_attention", lambda *_, **__: False)
+    return request.param
+
+
 @pytest.mark.parametrize("row_tokens", [1, 24, 4096])
-def test_scores_equal_concatenating_and_running_again(row_tokens):
+def test_scores_equal_concatenating_and_running_again(row_tokens, attention):
     model, rng = tiny_model(), np.random.default_rng(2)
     prompt = rng.integers(0, VOCABULARY, size=11)
     replies = [rng.integers(0, VOCABULARY, size=length) for length in (1, 2, 7, 15, 3)]
@@ -196,7 +205,7 @@ def gradients(learner: LocalLearner, samples: list[Sample]) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("how", ["token_mean", "seq_mean_token_mean", "constant"])
-def test_gradients_depend_on_neither_micro_batches_nor_packing(how):
+def test_gradients_depend_on_neither_micro_batches_nor_packing(how, attention):
     loss = LossOptions(kl_coef=0.1, entropy_coef=0.05)
     results = []
     for micro, row in ((10_000, 10_000), (1, 1), (120, 60)):

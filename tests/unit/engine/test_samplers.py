@@ -161,6 +161,29 @@ def test_prompts_longer_than_expected_make_the_cache_grow():
         np.testing.assert_allclose(completion.logprobs, expected, atol=1e-4)
 
 
+def test_one_long_prompt_among_short_ones_is_computed_apart(monkeypatch):
+    widths = []
+    forward = slot_sampler.Decoder.forward
+
+    def watched(self, cache, ids, rows):
+        widths.append(len(rows.slots) * rows.max_count)
+        return forward(self, cache, ids, rows)
+
+    monkeypatch.setattr(slot_sampler.Decoder, "forward", watched)
+    monkeypatch.setitem(slot_sampler.PREFILL_TOKENS, "cpu", 300)
+    lengths = [200, *range(3, 23)]
+    rng, model = np.random.default_rng(0), tiny_model()
+    requests = [
+        Request(session=i, prompt=Prompt(rng.integers(3, VOCABULARY, size=n)), seed=i)
+        for i, n in enumerate(lengths)
+    ]
+    replies = SAMPLERS["slots"](model).generate(requests, SamplingParams(max_tokens=1))
+    assert max(widths) <= 300
+    for request, reply in zip(requests, replies, strict=True):
+        expected = plain_logprobs(model, request.prompt.ids, reply.token_ids)
+        np.testing.assert_allclose(reply.logprobs, expected, atol=1e-4)
+
+
 def test_prefill_in_small_pieces_changes_nothing(monkeypatch):
     model = tiny_model()
     whole = dialogues(SAMPLERS["slots"](model))
@@ -226,15 +249,41 @@ def test_new_weights_are_used_from_the_next_reply_on(make):
     sampler = make(model)
     params = SamplingParams(max_tokens=6, stop_ids=STOPS)
     requests = [Request(session=i, prompt=Prompt(np.array([5, 6, 7])), seed=i) for i in range(6)]
-    sampler.generate(requests, params)
+    first = sampler.generate(requests, params)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.1)
     sampler.load_weights(model.state_dict().items(), 3)
-    for reply in sampler.generate(requests, params):
-        expected = plain_logprobs(model, np.array([5, 6, 7]), reply.token_ids)
+    # The old replies go on: what was computed for them with the old weights must be forgotten.
+    longer = [np.concatenate([[5, 6, 7], reply.token_ids, [9]]) for reply in first]
+    requests = [Request(session=i, prompt=Prompt(ids), seed=i) for i, ids in enumerate(longer)]
+    for request, reply in zip(requests, sampler.generate(requests, params), strict=True):
+        expected = plain_logprobs(model, request.prompt.ids, reply.token_ids)
         np.testing.assert_allclose(reply.logprobs, expected, atol=1e-4)
         assert reply.policy_version == 3
+
+
+@both
+@pytest.mark.parametrize(
+    ("prompts", "options", "message"),
+    [
+        ([[5], []], {}, "at least one token"),
+        ([[5], [5]], {"sessions": [0, 0]}, "same session"),
+        ([[5]], {"temperature": -1.0}, "temperature"),
+        ([[5]], {"max_tokens": 0}, "max_tokens"),
+    ],
+    ids=["empty prompt", "one session twice", "negative temperature", "no tokens"],
+)
+def test_requests_that_cannot_be_answered_are_named(make, prompts, options, message):
+    sessions = options.get("sessions", range(len(prompts)))
+    settings = {"max_tokens": 2, **options}
+    settings.pop("sessions", None)
+    pairs = zip(sessions, prompts, strict=True)
+    requests = [
+        Request(session=s, prompt=Prompt(np.array(p, dtype=np.int64)), seed=0) for s, p in pairs
+    ]
+    with pytest.raises(MooredError, match=message):
+        make(tiny_model()).generate(requests, SamplingParams(**settings))
 
 
 @both

@@ -18,6 +18,7 @@ TREES = {
     "equal": Tree((5, 2), ((6, 6, 6), (3, 3))),
     "unequal": Tree((5, 1, 7), ((6, 2, 1), (1,), tuple(range(19, 0, -1)))),
     "lone prompt": Tree((5, 4), ((2,), ())),
+    "empty": Tree((3, 2), ((3,) * 8 + (0,), (0, 0))),
 }
 
 
@@ -119,3 +120,22 @@ def test_models_with_other_attention_keep_their_own():
     windowed = tiny(transformers.MistralConfig, sliding_window=8)
     assert not use_tree_attention(windowed, bf16=False)
     assert windowed.config._attn_implementation == "sdpa"
+
+
+def test_others_who_use_the_model_see_no_difference():
+    """Padding masks and cached stretches go through as before."""
+    torch.manual_seed(0)
+    model = tiny(transformers.LlamaConfig)
+    ids = torch.randint(1, 64, (2, 6))
+    padded = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
+
+    def uses() -> list[torch.Tensor]:
+        with torch.no_grad():
+            half = model(ids[:, :3], use_cache=True)
+            rest = model(ids[:, 3:], past_key_values=half.past_key_values)
+            return [model(ids, attention_mask=padded).logits[:, 2:], rest.logits]
+
+    before = uses()
+    assert use_tree_attention(model, bf16=False)
+    for ours, theirs in zip(uses(), before, strict=True):
+        torch.testing.assert_close(ours, theirs)
