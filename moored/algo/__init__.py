@@ -3,7 +3,6 @@
 from moored.algo.advantages import bilevel_gae, dr_grpo, gae, grpo, reinforce_pp, rloo, whiten
 from moored.algo.causes import triage
 from moored.algo.filters import (
-    StreamingTopP,
     loss_scale,
     preset,
     select,
@@ -13,11 +12,12 @@ from moored.algo.filters import (
 from moored.algo.objectives import aggregate, clip_loss, kl_estimate, sequence_logp, value_loss
 from moored.algo.schedule import lr_factor
 from moored.algo.snr import advise, reward_variance
+from moored.algo.streaming import StreamingFilter
 from moored.types import Selection
 
 __all__ = [
     "Selection",
-    "StreamingTopP",
+    "StreamingFilter",
     "advise",
     "aggregate",
     "bilevel_gae",

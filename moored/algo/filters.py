@@ -6,8 +6,6 @@ every detail has a name here: the score, the rule, what happens to zero scores, 
 
 from __future__ import annotations
 
-import math
-from collections import deque
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TypedDict
@@ -253,44 +251,3 @@ def loss_scale(kept_fraction: float, mode: str = "none") -> float:
     if not 0.0 <= kept_fraction <= 1.0:
         raise MooredError(f"kept_fraction must lie in [0, 1], got {kept_fraction}")
     return {"none": 1.0, "linear": kept_fraction, "sqrt": kept_fraction**0.5}[mode]
-
-
-class StreamingTopP:
-    """`top_p` for trainers that hand over one group at a time.
-
-    Keeps a window of recent scores. A group is kept when its score is not zero and is at least
-    the smallest score that `top_p` would keep in the window, itself included.
-    """
-
-    def __init__(self, value: float = 0.9, *, window: int = 128, warmup: int = 8) -> None:
-        check_rule_value("top_p", value)
-        if window < 1 or warmup < 0:
-            raise MooredError(f"window must be >= 1 and warmup >= 0, got {window} and {warmup}")
-        self.value = value
-        self.warmup = warmup
-        """Groups before the first cut; until then every non-zero score is kept."""
-        self._scores: deque[float] = deque(maxlen=window)
-        self._num_seen = 0
-
-    def offer(self, score: float) -> bool:
-        """Take in the next group's score; True when the group should be kept."""
-        score = float(score)
-        if not (math.isfinite(score) and score >= 0.0):
-            raise MooredError(f"a streamed score must be finite and >= 0, got {score}")
-        self._scores.append(score)
-        self._num_seen += 1
-        if self._num_seen <= self.warmup or score == 0.0:
-            return score > 0.0
-        recent = np.array(self._scores)
-        kept = select(recent, rule="top_p", value=self.value)
-        return len(kept) > 0 and score >= float(recent[kept].min())
-
-    def state_dict(self) -> dict[str, object]:
-        return {"scores": list(self._scores), "num_seen": self._num_seen}
-
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
-        scores, num_seen = state["scores"], state["num_seen"]
-        assert isinstance(scores, list) and isinstance(num_seen, int)
-        self._scores.clear()
-        self._scores.extend(scores)
-        self._num_seen = num_seen

@@ -61,10 +61,12 @@ class RewardVariance:
     ) -> tuple[float, float]:
         """Bootstrap interval over groups: with 8 groups the ratio is a rough number."""
         rng = np.random.default_rng(seed)
-        picks = rng.integers(len(self.variances), size=(draws, len(self.variances)))
-        sample = self.variances[picks]
-        mean = sample.mean(axis=1)
-        ratio = np.divide(sample.std(axis=1), mean, out=np.zeros(draws), where=mean > 0.0)
+        num_groups, ratio = len(self.variances), np.zeros(draws)
+        # A draw at a time: all at once would need draws x groups numbers.
+        for draw in range(draws):
+            sample = self.variances[rng.integers(num_groups, size=num_groups)]
+            mean = sample.mean()
+            ratio[draw] = sample.std() / mean if mean > 0.0 else 0.0
         low, high = np.quantile(ratio, [(1 - level) / 2, (1 + level) / 2])
         return float(low), float(high)
 

@@ -10,7 +10,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from moored.algo import StreamingTopP, preset, select, select_groups
+from moored.algo import preset, select, select_groups
 
 SLACK = Fraction(1, 10**11)
 
@@ -127,16 +127,6 @@ def test_ragen_preset_keeps_what_the_reference_loop_keeps():
         expected = slow_ragen(scores, 0.9, 0.01)
         assert select_groups(rewards, **preset("ragen")).kept.tolist() == expected
     assert select_groups(np.zeros((3, 2)), **{**preset("ragen"), "value": 1.0}).kept_fraction == 1
-
-
-def test_streaming_keeps_what_top_p_would_keep_of_the_window():
-    rng = np.random.default_rng(21)
-    stream, window, warmup = StreamingTopP(0.7, window=6, warmup=3), [], 3
-    for number, score in enumerate((rng.integers(0, 5, 200) / 4).tolist(), start=1):
-        window = [*window, score][-6:]
-        kept = slow_select(window, "top_p", 0.7, 0.0, True, False)
-        is_kept = score > 0 and (number <= warmup or score >= min(window[i] for i in kept))
-        assert bool(stream.offer(score)) == is_kept
 
 
 def test_selection_metrics_are_means_over_all_and_over_kept_groups():
