@@ -1,0 +1,1 @@
+"""moored inside other trainers; each module needs the package it is named after."""

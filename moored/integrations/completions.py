@@ -1,0 +1,88 @@
+"""Prompts and completions of any trainer, as token ids, turned into the groups a monitor measures.
+
+Numpy only. A tokenizer comes in as its `decode` function.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from moored.errors import MooredError
+from moored.types import Group, Span, StopReason, Trajectory, Turn
+
+TokenIds = Sequence[int] | np.ndarray
+THINK_TAGS = ("<think>", "</think>")
+
+
+def think_span(
+    completion_ids: TokenIds,
+    decode: Callable[[list[int]], str],
+    tags: tuple[str, str] = THINK_TAGS,
+    *,
+    is_open: bool = False,
+) -> Span | None:
+    """Tokens between the first opening tag and the next closing one; None where one is missing.
+
+    `is_open` says that the prompt ends with the opening tag. A token that holds both a part of a
+    tag and inner text belongs to the tag. `decode` must keep special tokens.
+    """
+    ids = [int(token) for token in completion_ids]
+    text = decode(ids)
+    opening, closing = tags
+    first = 0 if is_open else text.find(opening) + len(opening)
+    last = text.find(closing, first)
+    if last < 0 or not (is_open or opening in text):
+        return None
+
+    def num_chars(num_tokens: int) -> int:
+        return len(decode(ids[:num_tokens]))
+
+    counts = range(len(ids) + 1)
+    start = bisect_left(counts, first, key=num_chars)
+    stop = bisect_left(counts, last + 1, key=num_chars) - 1
+    return start, max(start, stop)
+
+
+def group_completions(
+    prompts: Sequence[TokenIds],
+    completions: Sequence[TokenIds],
+    think_spans: Sequence[Span | None] | None = None,
+) -> list[Group]:
+    """One group for every distinct prompt, in order of first appearance.
+
+    Without `think_spans` the whole completion counts as reasoning.
+    """
+    spans = [(0, len(ids)) for ids in completions] if think_spans is None else think_spans
+    if not len(prompts) == len(completions) == len(spans):
+        raise MooredError(
+            f"give one prompt, one completion and one span for each row, got {len(prompts)}, "
+            f"{len(completions)} and {len(spans)}"
+        )
+    by_prompt: dict[bytes, list[Turn]] = {}
+    for prompt, completion, span in zip(prompts, completions, spans, strict=True):
+        turn = _turn(prompt, completion, span)
+        by_prompt.setdefault(turn.prompt_ids.tobytes(), []).append(turn)
+    return [_group(index, turns) for index, turns in enumerate(by_prompt.values())]
+
+
+def _turn(prompt: TokenIds, completion: TokenIds, span: Span | None) -> Turn:
+    return Turn(
+        prompt_ids=np.asarray(prompt, dtype=np.int64),
+        completion_ids=np.asarray(completion, dtype=np.int64),
+        logprobs=np.full(len(completion), np.nan),
+        think_span=span,
+        reply="",
+    )
+
+
+def _group(index: int, turns: Sequence[Turn]) -> Group:
+    trajectories = tuple(
+        Trajectory(
+            env="completions", task_seed=index, episode_seed=k, turns=(turn,), stop=StopReason.DONE
+        )
+        for k, turn in enumerate(turns)
+    )
+    return Group(group_id=index, env="completions", task_seed=index, trajectories=trajectories)

@@ -1,0 +1,216 @@
+"""Collapse metrics on the model of TRL's `GRPOTrainer`, and an alarm for any `Trainer`.
+
+Every few steps the first replies of all processes are cross-scored by the trainer's own model, each
+process scoring its share, and the numbers go into the trainer's own metrics.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate.utils import gather_object  # pyright: ignore[reportMissingImports]
+from transformers import TrainerCallback
+from trl.trainer.grpo_trainer import GRPOTrainer  # pyright: ignore[reportMissingImports]
+
+from moored.diagnostics.monitor import CollapseMonitor
+from moored.errors import MooredError
+from moored.integrations.completions import THINK_TAGS, group_completions, think_span
+from moored.types import Prompt, Span
+
+logger = logging.getLogger(__name__)
+
+STATE_FILE = "moored_collapse.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollapseOptions:
+    """How often and how collapse is measured."""
+
+    every: int = 5
+    """Optimiser steps between measurements; the first generation is always measured."""
+    num_pairs: int = 64
+    num_prompts: int | None = None
+    """Fix it, so that curves can be compared: the ceiling of MI is log N."""
+    think_tags: tuple[str, str] | None = THINK_TAGS
+    """Where the reasoning lies; None takes the whole first reply."""
+    batch_size: int | None = None
+    """Rows in one scoring forward; None takes `per_device_train_batch_size`."""
+    stop_on_alarm: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise MooredError(f"every must be at least 1 step, got {self.every}")
+
+
+class WatchedGRPOTrainer(GRPOTrainer):
+    """`GRPOTrainer` that measures collapse on its own model when given `collapse` options."""
+
+    model: Any
+    accelerator: Any
+    processing_class: Any
+
+    def __init__(self, *args: Any, collapse: CollapseOptions | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.collapse_options = collapse or CollapseOptions()
+        self.collapse_monitor: CollapseMonitor | None = None
+        self._measured_at: int | None = None
+        if collapse is None:
+            return
+        self.collapse_monitor = CollapseMonitor(
+            score=self.score,
+            views=("first_turn",),
+            num_pairs=collapse.num_pairs,
+            num_prompts=collapse.num_prompts,
+            seed=collapse.seed,
+        )
+        self.add_callback(AlarmCallback(self.collapse_monitor, stop=collapse.stop_on_alarm))
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        batch = super()._generate_and_score_completions(inputs)
+        if self.collapse_monitor is not None and self.model.training:
+            self._measure_collapse(batch, self.collapse_monitor)
+        return batch
+
+    def _record(self, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            self._metrics["train"][name].append(float(value))
+
+    def _measure_collapse(self, batch: dict[str, Any], monitor: CollapseMonitor) -> None:
+        """Cross-score the first replies of all processes, every so many steps."""
+        step, every = self.state.global_step + 1, self.collapse_options.every
+        if self._measured_at is not None and step // every == self._measured_at // every:
+            return
+        self._measured_at = step
+        if any(gather_object(["pixel_values" in batch])):
+            logger.warning("collapse is not measured at step %d: prompts hold images", step)
+            self._record({"collapse/num_skipped_views": 1.0})
+            return
+        begin = time.perf_counter()
+        rows = gather_object(self._first_replies(batch))
+        prompts, replies, spans = zip(*rows, strict=True)
+        with _evaluating(self.model):
+            found = monitor.measure(step, group_completions(prompts, replies, spans))
+        for view, reason in found.skipped.items() if self.accelerator.is_main_process else ():
+            logger.warning("collapse is not measured at step %d, %s: %s", step, view, reason)
+        alarm = {"collapse/alarm": float(found.alarm is not None)}
+        seconds = {"collapse/measure_s": time.perf_counter() - begin}
+        self._record({**found.metrics, **alarm, **seconds})
+
+    def _first_replies(self, batch: dict[str, Any]) -> list[tuple[list[int], list[int], Any]]:
+        """Prompt, first reply and its reasoning span, of every row of this process."""
+        rows = []
+        written = batch.get("tool_mask", torch.ones_like(batch["completion_mask"]))
+        # Padding of `tool_mask` is 1, so a 0 is the first token that a tool or a user wrote.
+        own = batch["completion_mask"] * written.cumprod(dim=1)
+        for index in range(len(own)):
+            prompt = batch["prompt_ids"][index][batch["prompt_mask"][index].bool()].tolist()
+            reply = batch["completion_ids"][index][own[index].bool()].tolist()
+            rows.append((prompt, reply, self._reasoning(prompt, reply)))
+        return rows
+
+    def _reasoning(self, prompt: list[int], reply: list[int]) -> Span | None:
+        tags = self.collapse_options.think_tags
+        if tags is None:
+            return 0, len(reply) - (len(reply) > 0 and reply[-1] in self.eos_token_ids)
+        is_open = self._decode(prompt[-2 * len(tags[0]) :]).rstrip().endswith(tags[0])
+        return think_span(reply, self._decode, tags, is_open=is_open)
+
+    def _decode(self, ids: list[int]) -> str:
+        return self.processing_class.decode(ids, clean_up_tokenization_spaces=False)
+
+    def score(self, prompt: Prompt, continuations: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Log-prob of every continuation token on the trainer's model: a `ScoreFn`.
+
+        Every process must call it, with the same arguments; each scores an equal share.
+        """
+        share = math.ceil(len(continuations) / self.accelerator.num_processes)
+        start = self.accelerator.process_index * share
+        mine = [*continuations[start : start + share]]
+        mine += [continuations[0]] * (share - len(mine))
+        width = max(map(len, continuations))
+        ids = np.stack([np.pad(row, (0, width - len(row))) for row in mine])
+        mask = np.arange(width) < np.array([[len(row)] for row in mine])
+        size = (share, len(prompt.ids))
+        input_ids = np.hstack([np.broadcast_to(prompt.ids, size), ids])
+        attention_mask = np.hstack([np.ones(size), mask])
+        device = self.accelerator.device
+        batch_size = self.collapse_options.batch_size or self.args.per_device_train_batch_size
+        with torch.no_grad():
+            logps = self._get_per_token_logps_and_entropies(
+                self.model,
+                torch.as_tensor(input_ids, device=device),
+                torch.as_tensor(attention_mask, device=device, dtype=torch.long),
+                width,
+                batch_size=batch_size,
+            )[0]
+        scored = self.accelerator.gather(logps.contiguous()).float().cpu().numpy()
+        return [scored[m, : len(row)] for m, row in enumerate(continuations)]
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        if self.collapse_monitor is None or not self.args.should_save:
+            return
+        folder = Path(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
+        state = {"monitor": self.collapse_monitor.state_dict(), "measured_at": self._measured_at}
+        (folder / STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if self.collapse_monitor is None or checkpoint is None:
+            return
+        path = Path(checkpoint, STATE_FILE)
+        if path.exists():
+            state = json.loads(path.read_text(encoding="utf-8"))
+            self.collapse_monitor.load_state_dict(state["monitor"])
+            self._measured_at = state["measured_at"]
+
+
+class AlarmCallback(TrainerCallback):
+    """Warns when the alarm of a monitor goes off, and ends training if `stop`.
+
+    For any transformers `Trainer` whose loop feeds the monitor on every process.
+    """
+
+    def __init__(self, monitor: CollapseMonitor, *, stop: bool = False) -> None:
+        self.monitor = monitor
+        self.stop = stop
+        self._is_told = False
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        # An alarm that came with a checkpoint has been told before.
+        self._is_told = self.monitor.alarm.alarm is not None
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        alarm = self.monitor.alarm.alarm
+        if alarm is None or self._is_told:
+            return
+        self._is_told = True
+        if state.is_world_process_zero:
+            logger.warning(
+                "%s at step %d: MI fell to %.3g from %.3g nats per token%s",
+                *(alarm.kind, alarm.step, alarm.mi_level, alarm.mi_reference),
+                "; training stops" if self.stop else "",
+            )
+        if self.stop:
+            control.should_training_stop = True
+
+
+@contextmanager
+def _evaluating(model: Any):
+    """Without dropout and gradient checkpointing; scoring then draws no random numbers."""
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train()

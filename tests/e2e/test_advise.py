@@ -1,0 +1,85 @@
+"""`moored advise` as a user meets it: text, JSON, one line for a mistake, no torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# RV 1/4 in the first two groups, 0 in the others, which fail, fail and succeed.
+REWARDS = {"a": (1, 0), "b": (0, 1), "c": (0, 0), "d": (0, 0), "e": (1, 1)}
+
+
+def moored(*words: object, expect: int = 0) -> subprocess.CompletedProcess[str]:
+    code = "import sys; from moored.cli import main\ntry:\n    main()\nfinally:\n    print("
+    code += "sorted({'torch', 'transformers', 'pyarrow'} & set(sys.modules)), file=sys.stderr)"
+    command = [sys.executable, "-c", code, *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, env={"COLUMNS": "120"})
+    assert done.returncode == expect, done.stderr
+    return done
+
+
+@pytest.fixture
+def rollouts(tmp_path: Path) -> Path:
+    file = tmp_path / "rollouts.jsonl"
+    lines = [
+        json.dumps({"prompt": f"task {name}", "reward": reward})
+        for name, rewards in REWARDS.items()
+        for reward in rewards
+    ]
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+def test_advice_is_told_with_bars_shares_examples_and_settings(rollouts):
+    done = moored("advise", rollouts, "--update-share", 0.5)
+    text = done.stdout
+    assert "10 trajectories, 5 groups of 2, 1 step" in text
+    assert f"0 {'█' * 40} 3" in text
+    assert f"0.219 – 0.25 {'█' * 27} 2" in text
+    assert "Std/Mean 1.22" in text  # sqrt(0.6 / 0.4)
+    assert "0.5           20%             50%            80%          40%" in text
+    assert "too easy     1 (20%)\n    task e" in text
+    assert "too hard     2 (40%)\n    task c\n    task d" in text
+    assert "reward blind unknown, the file has no responses" in text
+    assert "Recommendation: filter\n  filter.rule=nonzero filter.value=0 filter.eps=0" in text
+    assert done.stderr.strip() == "[]"  # neither torch nor pyarrow was imported
+
+
+def test_json_holds_the_same(rollouts):
+    found = json.loads(moored("advise", rollouts, "--json", "--examples", 1).stdout)
+    assert found["recommendation"] == "filter"
+    assert found["settings"]["rule"] == "nonzero"
+    assert found["histogram"]["num_zero"] == 3
+    assert sum(found["histogram"]["counts"]) == 2
+    assert found["causes"]["too_hard"] == {"num_groups": 2, "share": 0.4, "prompts": ["task c"]}
+    assert found["effects"][0]["rho"] == 0.5
+    assert found["effects"][0]["step_saved"] is None
+
+
+def test_a_success_reward_moves_groups_between_causes(rollouts):
+    found = json.loads(moored("advise", rollouts, "--json", "--success-reward", 2).stdout)
+    assert found["causes"]["too_hard"]["num_groups"] == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--reward", "accuracy"], "has no column 'accuracy'"),
+        (["--reward", "reward=much"], "--reward takes COLUMN or COLUMN=WEIGHT"),
+        (["--step", "4"], "there is no step 4"),
+    ],
+)
+def test_mistakes_are_one_helpful_line(rollouts, words, message):
+    done = moored("advise", rollouts, *words, expect=2)
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_trajectories_that_are_not_grouped_are_named(tmp_path):
+    file = tmp_path / "a.csv"
+    file.write_text("group,reward\n1,0\n2,1\n")
+    assert "two rewards to compare" in moored("advise", file, expect=2).stderr
