@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moored import __version__, cli_train
+from moored import __version__, cli_advise, cli_diagnose, cli_train
 from moored.errors import ConfigError, MooredError
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ app = typer.Typer(
 )
 
 cli_train.register(app)
+cli_diagnose.register(app)
+cli_advise.register(app)
 
 EnvName = Annotated[str, typer.Argument(help="A name from `moored envs`, or module:Class.")]
 EnvOptions = Annotated[
