@@ -13,7 +13,14 @@ import pytest
 
 KEY = "sk-very-secret"
 # No torch: endpoints are for the slim install too.
-COMMAND = "import sys; sys.modules['torch'] = None; from moored.cli import main; main()"
+COMMAND = """\
+import signal, sys
+# A test run in the background inherits an ignored Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.modules["torch"] = None
+from moored.cli import main
+main()
+"""
 
 
 def launch(*arguments: object, **env: str) -> subprocess.Popen[str]:
@@ -122,5 +129,8 @@ def test_ctrl_c_ends_an_evaluation_whose_server_hangs(chat_server):
         while len(server.seen) < 4 and time.monotonic() < deadline:
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=10)
+        try:
+            _, err = process.communicate(timeout=10)
+        finally:
+            process.kill()
     assert process.returncode not in (0, 2) and "Traceback" not in err

@@ -326,7 +326,7 @@ def test_two_processes_measure_what_one_does(two_processes, tmp_path):
 def test_the_documented_examples_run(tmp_path):
     text = (ROOT / "docs" / "integrations.md").read_text(encoding="utf-8")
     with_trl, own_loop = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len(with_trl.splitlines()) < 20
+    assert len(with_trl.splitlines()) < 25
     logged = run_block(with_trl.replace("runs/trl", str(tmp_path)))
     assert logged.count("filter/kept_fraction") == 2
     assert logged.count("collapse_first_turn_sample/mi_estimate") == 2

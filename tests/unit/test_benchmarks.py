@@ -98,3 +98,12 @@ def test_a_training_step_without_trl_is_timed_alone(benchmark, tmp_path, monkeyp
     assert pair["trl"] is None
     assert pair["moored"]["tokens"] == [16]
     assert "pip install 'moored[trl]'" in capsys.readouterr().out
+
+
+def test_both_ways_of_cross_scoring_agree(benchmark, tmp_path):
+    out = tmp_path / "score.json"
+    words = "--device cpu --model toy --prompts 3 --reasonings 4 --prompt-tokens 20"
+    benchmark("score").main([*words.split(), "--reasoning-tokens", "9", "--out", str(out)])
+    figures = json.loads(out.read_text())["figures"]
+    assert figures["difference"] < 1e-4
+    assert figures["moored"]["tokens"] == figures["concatenated"]["tokens"]

@@ -1,0 +1,141 @@
+"""Cross-scoring: every reasoning after every prompt, against concatenating and running again.
+
+    python benchmarks/score.py [--model nano] [--prompts 16] [--reasonings 64] [--out FILE]
+
+The naive way runs each of prompts x reasonings sequences whole, padded, in batches of the same
+number of tokens, and takes log-probabilities of the reasoning alone. Both sides must agree.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from harness import (
+    add_common_options,
+    describe_machine,
+    device_of,
+    interleave,
+    make_console,
+    plain_model,
+    show_machine,
+    timing_table,
+    write_record,
+)
+from sampler import SHAPES
+from torch import nn
+from transformers import LlamaForCausalLM
+
+from moored.engine.local_learner import MICRO_BATCH_TOKENS, LearnerOptions, LocalLearner
+from moored.models.load import load_model
+from moored.types import Prompt
+
+Scores = dict[tuple[int, int], np.ndarray]
+
+
+def shared(
+    learner: LocalLearner, prompts: Sequence[Prompt], replies: Sequence[np.ndarray], found: Scores
+) -> int:
+    """moored's way; returns the scored tokens."""
+    for i, prompt in enumerate(prompts):
+        for j, logp in enumerate(learner.score(prompt, replies)):
+            found[i, j] = logp
+    return sum(map(len, replies)) * len(prompts)
+
+
+@torch.no_grad()
+def naive(
+    model: nn.Module,
+    prompts: Sequence[Prompt],
+    replies: Sequence[np.ndarray],
+    budget: int,
+    found: Scores,
+) -> int:
+    """One row for every pair, logits for the reasoning only."""
+    pairs = [(i, j) for i in range(len(prompts)) for j in range(len(replies))]
+    longest = max(len(p.ids) for p in prompts) + max(map(len, replies))
+    device, size = next(model.parameters()).device, max(1, budget // longest)
+    for start in range(0, len(pairs), size):
+        part = pairs[start : start + size]
+        ids = np.zeros((len(part), longest), dtype=np.int64)
+        mask = np.zeros_like(ids)
+        for row, (i, j) in enumerate(part):
+            whole = np.concatenate([prompts[i].ids, replies[j]])
+            ids[row, : len(whole)], mask[row, : len(whole)] = whole, 1
+        tokens = torch.from_numpy(ids).to(device)
+        first = min(len(prompts[i].ids) for i, _ in part) - 1
+        logits = model(
+            input_ids=tokens,
+            attention_mask=torch.from_numpy(mask).to(device),
+            use_cache=False,
+            logits_to_keep=longest - first,
+        ).logits[:, :-1]
+        logp = torch.log_softmax(logits.float(), dim=-1)
+        logp = logp.gather(-1, tokens[:, first + 1 :, None]).squeeze(-1).cpu().numpy()
+        for row, (i, j) in enumerate(part):
+            at = len(prompts[i].ids) - 1 - first
+            found[i, j] = logp[row, at : at + len(replies[j])]
+    return sum(map(len, replies)) * len(prompts)
+
+
+def parse_arguments(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Cross-scoring.")
+    parser.add_argument("--model", default="nano", help=f"a model, or a shape: {', '.join(SHAPES)}")
+    parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--reasonings", type=int, default=64)
+    parser.add_argument("--prompt-tokens", type=int, default=300)
+    parser.add_argument("--reasoning-tokens", type=int, default=80)
+    add_common_options(parser, repeats=3)
+    return parser.parse_args(words)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    given = parse_arguments(words)
+    device, bf16 = device_of(given)
+    machine = describe_machine(device, bf16=bf16)
+    torch.manual_seed(0)
+    if given.model in SHAPES:
+        model: nn.Module = LlamaForCausalLM(SHAPES[given.model]).to(device)  # pyright: ignore[reportArgumentType]
+    else:
+        model = load_model(given.model, device).model
+    vocabulary = int(model.config.vocab_size)  # pyright: ignore[reportArgumentType]
+    rng = np.random.default_rng(0)
+
+    def some(count: int, most: int) -> list[np.ndarray]:
+        """Sequences of unequal length, 0.8 to 1.2 times as long."""
+        lengths = rng.integers(most * 4 // 5, most * 6 // 5 + 1, size=count)
+        return [rng.integers(3, vocabulary, size=length) for length in lengths]
+
+    prompts = [Prompt(ids) for ids in some(given.prompts, given.prompt_tokens)]
+    replies = some(given.reasonings, given.reasoning_tokens)
+    budget = MICRO_BATCH_TOKENS[device.type != "cpu"]
+    learner = LocalLearner(model, LearnerOptions(bf16=bf16, micro_batch_tokens=budget))
+    plain = plain_model(model, bf16=bf16).eval()
+    plain.set_attn_implementation("sdpa")  # pyright: ignore[reportCallIssue]
+    ours: Scores = {}
+    theirs: Scores = {}
+    timings = interleave(
+        {
+            "moored": partial(shared, learner, prompts, replies, ours),
+            "concatenated": partial(naive, plain, prompts, replies, budget, theirs),
+        },
+        given.repeats,
+        device,
+    )
+    difference = max(float(np.abs(ours[pair] - theirs[pair]).max()) for pair in ours)
+    ratio = timings["concatenated"].median_s / timings["moored"].median_s
+    console = make_console()
+    title = f"{given.model}: {given.prompts} prompts x {given.reasonings} reasonings"
+    console.print(timing_table(title, timings, {"concatenated": ratio}))
+    console.print(f"largest difference of a token's log-probability: {difference:.2g} nats")
+    show_machine(console, machine)
+    figures = {name: timing.record() for name, timing in timings.items()}
+    write_record(given.out, machine, {"speed_up": ratio, "difference": difference, **figures})
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
