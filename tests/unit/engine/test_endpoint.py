@@ -147,8 +147,8 @@ def test_a_request_that_keeps_failing_fails_alone(chat_server, serve):
 def test_when_the_first_requests_all_fail_the_rest_are_not_asked(chat_server, serve):
     server = serve(lambda *_: chat_server.error(400, "temperature must be 1"))
     with pytest.raises(MooredError, match="gave no reply: 400 Bad Request: temperature must be 1"):
-        ask(server, *"abcdefghijkl", concurrency=2)
-    assert len(server.seen) < 8
+        ask(server, *map(str, range(400)), concurrency=2)
+    assert len(server.seen) < 300  # threads may ask a few more before they hear of it
 
 
 @pytest.mark.parametrize(("key", "what"), [(None, "asks for an API key"), (KEY, "refuses the API")])
