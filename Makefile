@@ -15,10 +15,13 @@ test: .venv/installed
 	$(BIN)/pytest -n auto
 
 # The main job on the embedded model: reasoning collapses without the filter and stays with it.
+# Both runs at once, a core each; OPTIONS go to both, e.g. OPTIONS=num_steps=20.
 train: BOTTLE := runs/bottle-$(shell date +%Y%m%d-%H%M%S)
 train: .venv/installed
-	$(BIN)/moored train collapse no_filter --run $(BOTTLE)/no_filter
-	$(BIN)/moored train collapse --run $(BOTTLE)/top_p
+	mkdir -p $(BOTTLE)
+	export OMP_NUM_THREADS=1; \
+	$(BIN)/moored train collapse no_filter $(OPTIONS) --run $(BOTTLE)/no_filter > $(BOTTLE)/no_filter.log 2>&1 & \
+	$(BIN)/moored train collapse $(OPTIONS) --run $(BOTTLE)/top_p && wait $$!
 	$(BIN)/moored compare $(BOTTLE)/no_filter $(BOTTLE)/top_p
 
 check: .venv/installed
