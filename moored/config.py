@@ -117,7 +117,7 @@ class OptimizerConfig(Section):
     lora_alpha: float = Field(default=64.0, gt=0.0)
     gradient_checkpointing: bool = False
     compile: bool = False
-    """Compile the layers with torch.compile: some 20 s at the start for faster updates."""
+    """Compile the layers with torch.compile: slow to start, then faster."""
 
 
 class FilterConfig(Section):
