@@ -142,6 +142,7 @@ def _learner(config: Config, loaded: LoadedModel, bf16: bool) -> LocalLearner:
             temperature=config.rollout.temperature,
             bf16=bf16,
             compile=optimizer.compile,
+            graphs=optimizer.graphs,
         ),
         LossOptions(
             clip_low=algorithm.clip_low,

@@ -118,6 +118,8 @@ class OptimizerConfig(Section):
     gradient_checkpointing: bool = False
     compile: bool = False
     """Compile the layers with torch.compile: slow to start, then faster."""
+    graphs: bool = True
+    """On a GPU replay updates from CUDA graphs (Llama-shaped models in bfloat16)."""
 
 
 class FilterConfig(Section):

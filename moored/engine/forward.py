@@ -24,7 +24,7 @@ def trunk_of(model: nn.Module) -> nn.Module:
 
 
 def hidden_states(trunk: nn.Module, packed: Packed) -> torch.Tensor:
-    """(S, width) output at the position before every continuation token."""
+    """(S, width) output at the sources of `packed`."""
     kind = packed.input_ids.device.type
     dtype = next(trunk.parameters()).dtype
     if torch.is_autocast_enabled(kind):
@@ -44,7 +44,7 @@ def hidden_states(trunk: nn.Module, packed: Packed) -> torch.Tensor:
             use_cache=False,
             **extra,
         ).last_hidden_state
-    return output.reshape(-1, output.shape[-1])[packed.sources]
+    return output.reshape(-1, output.shape[-1]).index_select(0, packed.sources)
 
 
 def tree_mask(segments: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

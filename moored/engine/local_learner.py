@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,9 @@ from torch import nn
 
 from moored.batch import Packed, Sample, micro_batches, pack, to_line, to_tensors
 from moored.engine.forward import hidden_states, trunk_of
+from moored.engine.graphs import Graphs
 from moored.engine.head import token_logprobs
+from moored.engine.loss_batch import LossBatch, loss_batch
 from moored.engine.state import Trained, export_model
 from moored.engine.tree_attention import use_tree_attention
 from moored.errors import MooredError
@@ -49,6 +51,8 @@ class LearnerOptions:
     """Compute in bfloat16 (the weights stay float32)."""
     compile: bool = False
     """Compile the layers: slow to start, then faster."""
+    graphs: bool = True
+    """On a GPU replay updates from CUDA graphs where the model's family allows it."""
 
 
 class Critic(nn.Module):
@@ -93,6 +97,16 @@ class LocalLearner:
         if self.options.compile:
             for module in filter(None, (model, self.critic, self.reference)):
                 _compile_layers(module)
+        self._add_gradients, self._layout_device = self._backward, self.device
+        if self.options.graphs and self._can_record():
+            weights = [weight for trained in self._trained for weight in trained.weights]
+            self._add_gradients = Graphs(self._losses, weights).add_gradients
+            self._layout_device = torch.device("cpu")
+
+    def _can_record(self) -> bool:
+        """Where no step of a pass asks the device for a number, or redraws random states."""
+        checkpoints = (getattr(m, "gradient_checkpointing", False) for m in self.model.modules())
+        return self.device.type == "cuda" and self._uses_tree and not any(checkpoints)
 
     @property
     def version(self) -> int:
@@ -133,17 +147,12 @@ class LocalLearner:
         sums: dict[str, torch.Tensor] = {}
         for trained in self._trained:
             _set_mode(trained.module, updating=True)
-        for packed in self._packed(samples):
-            fields = _Fields(packed, samples, reference)
-            with self._autocast():
-                loss, parts = self._policy_loss(packed, fields)
-                critic_loss = self._critic_loss(packed, fields)
-            loss.backward()
-            if critic_loss is not None:
-                critic_loss.backward()
-                parts["value_loss"] = critic_loss.detach()
-            for name, value in parts.items():
-                sums[name] = sums[name] + value if name in sums else value
+        ids = [sample.ids_T for sample in samples]
+        prompts = [sample.prompt for sample in samples]
+        for packed in self._pack(prompts, ids, self._layout_device):
+            batch = loss_batch(packed, samples, reference, with_values=self.critic is not None)
+            for name, value in self._add_gradients(batch).items():
+                sums[name] = sums[name] + value if name in sums else value.clone()
         stats = {name: float(value) for name, value in sums.items()}
         for trained in self._trained:
             norm = nn.utils.clip_grad_norm_(trained.module.parameters(), self.options.grad_clip)
@@ -155,25 +164,36 @@ class LocalLearner:
         self._version += is_sound
         return {**stats, "lr": self.options.lr * lr_factor}
 
-    def _policy_loss(
-        self, packed: Packed, fields: _Fields
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        hidden = hidden_states(trunk_of(self.model), packed)[fields.chosen]
+    def _backward(self, batch: LossBatch) -> Mapping[str, torch.Tensor]:
+        loss, parts = self._losses(batch)
+        loss.backward()
+        return parts
+
+    def _losses(self, batch: LossBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Policy and critic loss of a micro-batch, and their parts for the log."""
+        with self._autocast():
+            loss, parts = self._policy_loss(batch)
+            if self.critic is not None:
+                parts["value_loss"] = self._critic_loss(self.critic, batch)
+                loss = loss + parts["value_loss"]
+        return loss, {name: value.detach() for name, value in parts.items()}
+
+    def _policy_loss(self, batch: LossBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         logp, entropy = token_logprobs(
             self.model,
-            hidden,
-            packed.targets[fields.chosen],
+            hidden_states(trunk_of(self.model), batch.packed),
+            batch.packed.targets,
             temperature=self.options.temperature,
             with_entropy=True,
         )
         stream = TokenStream(
             logp=logp,
             entropy=entropy,
-            old_logp=fields.of("old_logprobs_T"),
-            ref_logp=fields.reference,
-            advantages=fields.of("advantages_T"),
-            weights=fields.of("weights_T"),
-            sequence=fields.sequence,
+            old_logp=batch.old_logprobs,
+            ref_logp=batch.reference,
+            advantages=batch.advantages,
+            weights=batch.weights,
+            sequence=batch.sequence,
         )
         loss, parts = policy_loss(stream, self.loss)
         with torch.no_grad():
@@ -185,21 +205,15 @@ class LocalLearner:
             parts["old_policy_kl"] = (stream.weights * (ratio - 1.0 - log_ratio)).sum()
         return loss, parts
 
-    def _critic_loss(self, packed: Packed, fields: _Fields) -> torch.Tensor | None:
-        if self.critic is None:
-            return None
-        values = self.critic(packed)[fields.chosen]
+    def _critic_loss(self, critic: Critic, batch: LossBatch) -> torch.Tensor:
+        assert batch.old_values is not None and batch.returns is not None
         error = value_loss(
-            values, fields.of("old_values_T"), fields.of("returns_T"), self.loss.value_clip
+            critic(batch.packed), batch.old_values, batch.returns, self.loss.value_clip
         )
-        return (fields.of("weights_T") * error).sum()
-
-    def _packed(self, samples: Sequence[Sample]) -> Iterator[Packed]:
-        ids = [sample.ids_T for sample in samples]
-        return self._pack([sample.prompt for sample in samples], ids)
+        return (batch.weights * error).sum()
 
     def _pack(
-        self, prompts: Sequence[Prompt], continuations: Sequence[np.ndarray]
+        self, prompts: Sequence[Prompt], continuations: Sequence[np.ndarray], device: torch.device
     ) -> Iterator[Packed]:
         lengths = [len(ids) for ids in continuations]
         most = self.options.micro_batch_tokens or MICRO_BATCH_TOKENS[self.device.type != "cpu"]
@@ -207,7 +221,7 @@ class LocalLearner:
         row_tokens = most if self._uses_tree else self.options.row_tokens
         rows = pack(prompts, lengths, max_tokens=row_tokens)
         for batch in micro_batches(rows, max_tokens=most, padded=not self._uses_tree):
-            yield lay_out(batch, continuations, self.device)
+            yield lay_out(batch, continuations, device)
 
     def _logprobs(
         self, model: nn.Module, prompts: Sequence[Prompt], continuations: Sequence[np.ndarray]
@@ -234,7 +248,7 @@ class LocalLearner:
     ) -> list[np.ndarray]:
         """Apply a per-token function to all continuations, micro-batch by micro-batch."""
         found: dict[int, np.ndarray] = {}
-        for packed in self._pack(prompts, continuations):
+        for packed in self._pack(prompts, continuations, self.device):
             with self._autocast():
                 values = of_tokens(packed)
             found.update(packed.split(values.float().cpu().numpy()))
@@ -277,33 +291,3 @@ def _compile_layers(module: nn.Module) -> None:
     for stack in trunk.children():
         for layer in stack if isinstance(stack, nn.ModuleList) else ():
             layer.compile(dynamic=True)
-
-
-class _Fields:
-    """Per-token arrays of samples in the order of a packed batch, loss tokens only."""
-
-    def __init__(
-        self, packed: Packed, samples: Sequence[Sample], reference: list[np.ndarray] | None
-    ) -> None:
-        self._samples = [samples[index] for index, _ in packed.items]
-        self._device = packed.targets.device
-        mask = np.concatenate([sample.loss_mask_T for sample in self._samples])
-        self.chosen = torch.from_numpy(np.flatnonzero(mask)).to(self._device)
-        counts = [sample.num_loss_tokens for sample in self._samples]
-        self.sequence = self._tensor(np.repeat(np.arange(len(counts)), counts))
-        self.reference = None
-        if reference is not None:
-            arrays = [reference[index] for index, _ in packed.items]
-            self.reference = self._flat(arrays)
-
-    def of(self, name: str) -> torch.Tensor:
-        """(S,) one field of the samples."""
-        return self._flat([getattr(sample, name) for sample in self._samples])
-
-    def _flat(self, arrays: Sequence[np.ndarray]) -> torch.Tensor:
-        pairs = zip(arrays, self._samples, strict=True)
-        flat = np.concatenate([array[sample.loss_mask_T] for array, sample in pairs])
-        return self._tensor(flat.astype(np.float32))
-
-    def _tensor(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)

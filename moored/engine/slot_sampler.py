@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from moored.engine.base import Request, SamplingParams, check_requests
+from moored.engine.buckets import bucket
 from moored.engine.decoder import Decoder
 from moored.engine.rows import MAX_STOPS, State, rows_of
 from moored.engine.slots import MIN_SHARERS, Job, Slots
@@ -25,6 +26,8 @@ PREFILL_TOKENS = {"cuda": 32768, "cpu": 4096}
 """Bound on the tokens of one forward pass."""
 STEPS_BETWEEN_CHECKS = {"cuda": 16, "cpu": 4}
 """Tokens between looks at which rows still run: on a GPU each look waits for the device."""
+MIN_ROWS = 8
+"""Rows of the smallest CUDA graph."""
 CACHE_SHARE = 0.6
 """Share of the free GPU memory that the cache may take."""
 
@@ -75,7 +78,7 @@ class SlotSampler:
         if num_rows <= have and longest <= self._capacity:
             return
         self._capacity = max(self._capacity, longest)
-        wanted = max(_bucket(num_rows), have)
+        wanted = max(bucket(num_rows, MIN_ROWS), have)
         if have:
             most = self._max_rows(self._cache.nbytes)
             if longest <= self._cache.shape[4] and min(wanted, most) <= have:
@@ -182,7 +185,7 @@ class SlotSampler:
         """Rows of the graph that is used for so many."""
         if self._kind == "cpu":
             return num_rows
-        return min(_bucket(num_rows), self._slots.num_rows)
+        return min(bucket(num_rows, MIN_ROWS), self._slots.num_rows)
 
     def _compact(self, num_rows: int) -> int:
         """Go on with the running rows alone once clearly fewer rows than now would do."""
@@ -243,14 +246,6 @@ class SlotSampler:
                 )
             )
         return completions
-
-
-def _bucket(num_rows: int) -> int:
-    """The next of 8, 12, 16, 24, 32, 48, …: few graphs, few idle rows."""
-    size = 8
-    while size < num_rows:
-        size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
-    return size
 
 
 def _chunks(jobs: Sequence[Job], max_tokens: int, is_padded: bool) -> Iterator[Sequence[Job]]:

@@ -26,9 +26,9 @@ class Trained:
         self.name = name
         self.module = module
         self.lr = lr
-        weights = [p for p in module.parameters() if p.requires_grad]
+        self.weights = [p for p in module.parameters() if p.requires_grad]
         self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(
-            weights, lr=lr, weight_decay=weight_decay
+            self.weights, lr=lr, weight_decay=weight_decay, fused=self.weights[0].is_cuda or None
         )
 
     def update(self, lr_factor: float | None) -> None:
@@ -37,7 +37,8 @@ class Trained:
             for group in self.optimizer.param_groups:
                 group["lr"] = self.lr * lr_factor
             self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        # Kept, because recorded updates add to them where they lie.
+        self.optimizer.zero_grad(set_to_none=False)
 
     def save(self, folder: Path) -> None:
         save_file(_changing(self.module), folder / f"{self.name}.safetensors")

@@ -93,7 +93,7 @@ class _TreeAttention(torch.autograd.Function):
 
 
 @dataclass(frozen=True, slots=True)
-class _Bounds:
+class Bounds:
     """Where stretches begin and end, as flash attention takes it: running sums from 0."""
 
     stretches: torch.Tensor
@@ -106,7 +106,9 @@ class _Bounds:
     longest_continuations: int
 
 
-def _bounds(tree: Tree, device: torch.device) -> _Bounds:
+def bounds_of(tree: Tree, device: torch.device) -> Bounds:
+    """Found once for all layers."""
+
     def running(lengths: Sequence[int]) -> torch.Tensor:
         return torch.tensor(np.cumsum([0, *lengths]), dtype=torch.int32, device=device)
 
@@ -114,7 +116,7 @@ def _bounds(tree: Tree, device: torch.device) -> _Bounds:
         singles = [length for members in tree.continuations for length in members if length]
         sums = [sum(members) for members in tree.continuations]
         all_stretches = [*tree.prompts, *singles]
-        tree.prepared["bounds"] = _Bounds(
+        tree.prepared["bounds"] = Bounds(
             running(all_stretches),
             running(tree.prompts),
             running(sums),
@@ -130,7 +132,7 @@ def _forward_cuda(
 ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
     """Outputs, (heads, N) log-sum-exps, and what the backward pass wants besides."""
     q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-    first, b = tree.num_prompt_tokens, _bounds(tree, q.device)
+    first, b = tree.num_prompt_tokens, bounds_of(tree, q.device)
     own = b.stretches, b.stretches, b.longest_stretch, b.longest_stretch
     out, lse, *own_extra = _cuda_forward(q, k, v, *own, 0.0, True, False, scale=scale)[:4]
     if first == len(q):
@@ -165,7 +167,7 @@ def _backward_cuda(
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-    first, b = tree.num_prompt_tokens, _bounds(tree, q.device)
+    first, b = tree.num_prompt_tokens, bounds_of(tree, q.device)
     own = b.stretches, b.stretches, b.longest_stretch, b.longest_stretch
     lse = lse.contiguous()
     dq, dk, dv = _cuda_backward(grad, q, k, v, out, lse, *own, 0.0, True, *extra[:2], scale=scale)

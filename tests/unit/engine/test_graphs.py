@@ -1,0 +1,178 @@
+"""Padded micro-batches change nothing, and so do CUDA graphs of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from moored.batch import Sample, micro_batches, pack, to_line
+from moored.engine.buckets import bucket
+from moored.engine.local_learner import LearnerOptions, LocalLearner
+from moored.engine.loss_batch import loss_batch, pad
+from moored.losses import LossOptions
+from moored.types import Prompt
+
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def tiny_model(device: str = "cpu") -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    return LlamaForCausalLM(config).to(device).eval()
+
+
+def make_samples(lengths=((5, (7, 3)), (9, (4, 11, 2))), seed=0) -> list[Sample]:
+    """(prompt tokens, continuations of it): every third token is an observation."""
+    rng = np.random.default_rng(seed)
+    samples = []
+    for group, (size, members) in enumerate(lengths):
+        prompt = Prompt(rng.integers(1, 64, size))
+        for count in members:
+            mask = np.arange(count) % 3 != 2
+            samples.append(
+                Sample(
+                    prompt=prompt,
+                    ids_T=rng.integers(1, 64, count),
+                    loss_mask_T=mask,
+                    old_logprobs_T=np.where(mask, -4.0 + rng.normal(size=count) / 4, 0.0),
+                    turn_ends_T=np.zeros(count, dtype=bool),
+                    rewards_T=np.zeros(count),
+                    group=group,
+                    trajectory=len(samples),
+                    advantages_T=rng.normal(size=count) * mask,
+                    weights_T=mask / 17.0,
+                    returns_T=rng.normal(size=count) * mask,
+                    old_values_T=rng.normal(size=count) * mask,
+                )
+            )
+    return samples
+
+
+def host_batch(samples, reference=None):
+    lengths = [len(sample.ids_T) for sample in samples]
+    rows = pack([sample.prompt for sample in samples], lengths, max_tokens=4096)
+    (batch,) = micro_batches(rows, max_tokens=4096, padded=False)
+    packed = to_line(batch, [sample.ids_T for sample in samples], torch.device("cpu"))
+    return loss_batch(packed, samples, reference, with_values=True)
+
+
+def test_buckets_grow_by_a_half_and_a_third():
+    sizes = [bucket(size, 8) for size in (1, 8, 9, 12, 13, 17, 25, 33, 1025)]
+    assert sizes == [8, 8, 12, 12, 16, 24, 32, 48, 1536]
+
+
+def test_a_padded_batch_has_the_sizes_of_its_shape():
+    samples = make_samples()
+    padded, shape = pad(host_batch(samples))
+    tree = padded.packed.tree
+    assert tree is not None
+    # 5 + 9 prompt tokens, 7 + 3 + 4 + 11 + 2 continuation tokens, of which 5+2+3+8+2 count.
+    assert (shape.prompt_tokens, shape.continuation_tokens, shape.loss_tokens) == (256, 256, 256)
+    assert tree.num_prompt_tokens == 256
+    assert sum(map(sum, tree.continuations)) == 256
+    # What is added comes in pieces of at most 128: 242 prompt tokens and 229 others in 2 each.
+    assert tree.prompts == (9, 5, 128, 114)
+    assert tree.continuations == ((11, 4, 2), (7, 3), (), (128, 101))
+    assert padded.packed.input_ids.shape == padded.packed.position_ids.shape == (1, 512)
+    assert padded.weights.count_nonzero() == 20
+    assert padded.sequence.max() == 255
+    assert padded.packed.sources.max() < 256 + 27
+
+
+def test_a_batch_that_fills_its_shape_still_gets_a_prompt():
+    samples = make_samples(lengths=((255, (256,)),))
+    padded, shape = pad(host_batch(samples))
+    assert shape.prompt_tokens == 256
+    assert padded.packed.tree is not None
+    assert padded.packed.tree.prompts == (255, 1)
+    samples = make_samples(lengths=((256, (10,)),))
+    assert pad(host_batch(samples))[1].prompt_tokens == 384
+
+
+@pytest.mark.parametrize("sequence_ratio", [False, True])
+def test_padding_changes_neither_losses_nor_gradients(sequence_ratio):
+    loss = LossOptions(entropy_coef=0.01, sequence_ratio=sequence_ratio, kl_coef=0.1)
+    learner = LocalLearner(tiny_model(), loss=loss, with_critic=True)
+    assert learner.critic is not None
+    torch.nn.init.normal_(learner.critic.head.weight)
+    samples = make_samples()
+    reference = learner.reference_logprobs(samples)
+    batch = host_batch(samples, reference)
+    weights = [*learner.model.parameters(), *learner.critic.parameters()]
+
+    def compute(given):
+        total, parts = learner._losses(given)
+        return torch.autograd.grad(total, weights), parts
+
+    grads, parts = compute(batch)
+    padded_grads, padded_parts = compute(pad(batch)[0])
+    assert parts.keys() == padded_parts.keys()
+    for name, value in parts.items():
+        torch.testing.assert_close(padded_parts[name], value, rtol=1e-5, atol=1e-6)
+    for found, expected in zip(padded_grads, grads, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_gradients_are_zero_after_an_update_and_not_added_to_the_next():
+    learner = LocalLearner(tiny_model())
+    samples = make_samples()
+    learner.step(samples, lr_factor=0.0)
+    first = learner.step(samples, lr_factor=0.0)
+    assert learner.step(samples, lr_factor=0.0)["grad_norm"] == pytest.approx(first["grad_norm"])
+
+
+@on_gpu
+def test_updates_from_graphs_equal_those_without(tmp_path: Path):
+    lengths = [
+        ((5, (7, 3)), (9, (4, 11, 2))),
+        ((40, (100, 90, 300)), (9, (4, 11, 2))),
+        ((12, (6, 3)), (8, (5, 10, 2))),
+        ((200, (700, 900, 300)), (300, (400, 500, 600))),
+    ]
+    batches = [make_samples(each, seed) for seed, each in enumerate(lengths)]
+    found = {}
+    for graphs in (True, False):
+        options = LearnerOptions(lr=1e-3, bf16=True, graphs=graphs, micro_batch_tokens=2048)
+        loss = LossOptions(entropy_coef=0.01, kl_coef=0.1)
+        learner = LocalLearner(tiny_model("cuda"), options, loss, with_critic=True)
+        stats = [learner.step(samples) for samples in batches for _ in range(2)]
+        learner.save(tmp_path)
+        learner.load(tmp_path)
+        stats.append(learner.step(batches[0]))
+        found[graphs] = stats, [weight.detach().clone() for weight in learner.model.parameters()]
+    for ours, plain in zip(found[True][0], found[False][0], strict=True):
+        assert ours == pytest.approx(plain, rel=0.05, abs=2e-3)
+    for ours, plain in zip(found[True][1], found[False][1], strict=True):
+        # Nine steps of Adam at 1e-3 move a weight by up to 9e-3.
+        assert (ours - plain).abs().mean() < 5e-4
+
+
+@on_gpu
+def test_gradients_of_a_graph_equal_the_plain_ones():
+    samples = make_samples(((200, (150, 90, 300)), (30, (40, 50))))
+    grads = {}
+    for graphs in (True, False):
+        options = LearnerOptions(bf16=True, graphs=graphs)
+        learner = LocalLearner(tiny_model("cuda"), options, with_critic=True)
+        device = torch.device("cpu" if graphs else "cuda")
+        prompts, ids = [s.prompt for s in samples], [s.ids_T for s in samples]
+        for _ in range(2):
+            for weight in learner.model.parameters():
+                if weight.grad is not None:
+                    weight.grad.zero_()
+            for packed in learner._pack(prompts, ids, device):
+                learner._add_gradients(loss_batch(packed, samples, None, with_values=True))
+        grads[graphs] = [weight.grad.clone() for weight in learner.model.parameters()]
+    for ours, plain in zip(grads[True], grads[False], strict=True):
+        assert (ours - plain).norm() <= 0.02 * plain.norm() + 1e-7
