@@ -32,7 +32,7 @@ def advise_command(
         typer.Argument(
             metavar="FILE…",
             help="Rollouts of moored, TRL or verl; Parquet, JSON lines or CSV with a reward and "
-            "a group or prompt.",
+            "a group or prompt. Or folders of them, such as a run directory.",
         ),
     ],
     reward: Annotated[

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
     from moored.diagnose.diagnosis import Diagnosis, Plan
     from moored.diagnose.records import BadRow, ReadOptions, Record
+    from moored.diagnose.sample import Draw
     from moored.diagnose.scorers import Scorer
 
 MOST_PROMPTS = 16
@@ -81,51 +84,85 @@ def diagnose_command(
     ] = None,
     concurrency: Annotated[int, typer.Option(help="Requests to it at a time.", min=1)] = 32,
     timeout: Annotated[float, typer.Option(help="Seconds it may take for a reply.")] = 300.0,
+    by_turn: Annotated[
+        bool | None,
+        typer.Option(
+            "--by-turn/--no-by-turn",
+            help="Measure each turn of the last step too (own runs); default: with --html.",
+            show_default=False,
+        ),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="PAGE", help="Write a page to look at, too.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Tell from rollouts whether reasoning still depends on its prompt."""
     from moored.diagnose.diagnosis import choose_num_prompts, diagnose, make_plan
+    from moored.diagnose.html import check_can_write, write_page
+    from moored.diagnose.readers import expand
     from moored.diagnose.records import ReadOptions
     from moored.diagnose.sample import draw
+    from moored.diagnose.turns import draw_turns, plan_turns
 
     if num_prompts is not None and num_pairs < num_prompts:
         raise ConfigError(f"--pairs must be at least --prompts, got {num_pairs} and {num_prompts}")
+    if html is not None:
+        check_can_write(html)
     options = ReadOptions(tags=tags, whole=whole, turn=turn, rewards=tuple(reward or ()))
     name = model or _own_model(paths)
-    with _rows(paths, reader, options) as rows:
-        drawn = draw(
-            rows,
-            num_prompts=num_prompts or min(MOST_PROMPTS, num_pairs),
-            num_pairs=num_pairs,
-            window=window,
-            skip_bad=skip_bad,
-            seed=seed,
-        )
+    source = _Source(files=expand(paths), reader=reader, options=options)
+    wants_turns = _wants_turns(by_turn, html, source)
+    draw_rows = partial(draw, num_pairs=num_pairs, window=window, skip_bad=skip_bad, seed=seed)
+    with source.rows() as rows:
+        drawn = draw_rows(rows, num_prompts=num_prompts or min(MOST_PROMPTS, num_pairs))
     chosen_prompts = choose_num_prompts(drawn, num_prompts)
+    draw_rows = partial(draw_rows, num_prompts=chosen_prompts)
     if endpoint is None:
         scorer = _local_scorer(name, device, dtype)
     else:
-        from moored.diagnose.scorers import endpoint_scorer
-        from moored.engine.endpoint import read_api_key
-
-        scorer = endpoint_scorer(
-            endpoint,
-            name,
-            tokenizer=tokenizer,
-            api_key=read_api_key(api_key_env),
-            concurrency=concurrency,
-            timeout_s=timeout,
-        )
+        scorer = _endpoint_scorer(endpoint, name, tokenizer, api_key_env, concurrency, timeout)
     plan = make_plan(
         drawn, scorer, num_prompts=chosen_prompts, num_pairs=num_pairs, max_tokens=max_tokens
     )
+    if wants_turns:
+        step = plan.steps[-1].draw.step
+        turns = draw_turns(partial(_draw_turn, source, step, window, draw_rows), step, turn=turn)
+        plan = plan_turns(
+            plan, turns, scorer, turn=turn, num_pairs=num_pairs, max_tokens=max_tokens
+        )
     with _progress(plan, scorer) as on_column:
-        found = diagnose(plan, drawn, scorer, draws=draws, seed=seed, on_column=on_column)
+        found = diagnose(
+            plan,
+            drawn,
+            scorer,
+            draws=draws,
+            seed=seed,
+            closeups=html is not None,
+            on_column=on_column,
+        )
+    files = list(map(str, paths))
     if as_json:
-        about = {"files": list(map(str, paths)), "model": scorer.name, "window": window}
+        about = {"files": files, "model": scorer.name, "window": window}
         print(json.dumps(about | found.to_dict(), indent=2))
     else:
         _show(found)
+    if html is not None:
+        write_page(html, found, files=files, model=scorer.name)
+        typer.echo(f"page: {html}", err=True)
+
+
+def _draw_turn(
+    source: _Source, step: int | None, window: int, draw_rows: Callable[..., Draw], turn: int
+) -> Draw:
+    with source.of_turn(turn, step, window).rows() as rows:
+        return draw_rows(rows)
+
+
+def _wants_turns(by_turn: bool | None, html: Path | None, source: _Source) -> bool:
+    if by_turn and not source.tells_turns():
+        raise ConfigError("--by-turn needs files that hold a row a turn, as runs of moored do")
+    return by_turn if by_turn is not None else html is not None and source.tells_turns()
 
 
 def _own_model(paths: list[Path]) -> str:
@@ -136,28 +173,49 @@ def _own_model(paths: list[Path]) -> str:
     return str(folders[0])
 
 
-@contextmanager
-def _rows(
-    paths: list[Path], reader: str | None, options: ReadOptions
-) -> Iterator[Iterator[Record | BadRow]]:
-    """All rows of all files; a line on the terminal says how far it is."""
-    from rich.console import Console
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Source:
+    """Files, how they are read, and which steps they were seen to hold."""
 
-    from moored.diagnose.readers import expand, read_rows
+    files: list[Path]
+    reader: str | None
+    options: ReadOptions
+    steps: dict[Path, set[int | None]] = field(default_factory=dict)
 
-    files = expand(paths)
+    @contextmanager
+    def rows(self) -> Iterator[Iterator[Record | BadRow]]:
+        """All rows of all files; a line on the terminal says how far it is."""
+        from rich.console import Console
 
-    def rows() -> Iterator[Record | BadRow]:
-        num_rows = 0
-        for file in files:
-            for row in read_rows(file, options, reader):
-                num_rows += 1
-                if num_rows % 1000 == 0:
-                    status.update(f"reading {file.name}, {num_rows:,} rows")
-                yield row
+        from moored.diagnose.readers import read_rows
+        from moored.diagnose.records import Record
 
-    with Console(stderr=True).status("reading") as status:
-        yield rows()
+        def rows() -> Iterator[Record | BadRow]:
+            num_rows = 0
+            for file in self.files:
+                steps = self.steps.setdefault(file, set())
+                for row in read_rows(file, self.options, self.reader):
+                    num_rows += 1
+                    if num_rows % 1000 == 0:
+                        status.update(f"reading {file.name}, {num_rows:,} rows")
+                    if isinstance(row, Record):
+                        steps.add(row.step)
+                    yield row
+
+        with Console(stderr=True).status("reading") as status:
+            yield rows()
+
+    def tells_turns(self) -> bool:
+        """True when all files hold a row a turn."""
+        from moored.diagnose.readers import find_reader
+
+        return all((self.reader or find_reader(file)) == "moored" for file in self.files)
+
+    def of_turn(self, turn: int, step: int | None, window: int) -> _Source:
+        """Another turn, from those files alone that hold a step (or window of steps)."""
+        wanted = {None} if step is None else set(range(step, step + window))
+        files = [file for file, steps in self.steps.items() if steps & wanted]
+        return replace(self, files=files, options=replace(self.options, turn=turn), steps={})
 
 
 def _local_scorer(name: str, device: str, dtype: str) -> Scorer:
@@ -176,6 +234,27 @@ def _local_scorer(name: str, device: str, dtype: str) -> Scorer:
     return local_scorer(name, place, bf16=uses_bf16(dtype, place))
 
 
+def _endpoint_scorer(
+    url: str,
+    model: str,
+    tokenizer: str | None,
+    api_key_env: str | None,
+    concurrency: int,
+    timeout_s: float,
+) -> Scorer:
+    from moored.diagnose.scorers import endpoint_scorer
+    from moored.engine.endpoint import read_api_key
+
+    return endpoint_scorer(
+        url,
+        model,
+        tokenizer=tokenizer,
+        api_key=read_api_key(api_key_env),
+        concurrency=concurrency,
+        timeout_s=timeout_s,
+    )
+
+
 @contextmanager
 def _progress(plan: Plan, scorer: Scorer) -> Iterator[Callable[[], None]]:
     """Say what scoring costs, then show how far it is where that takes a while."""
@@ -187,6 +266,7 @@ def _progress(plan: Plan, scorer: Scorer) -> Iterator[Callable[[], None]]:
     console = Console(stderr=True)
     seconds = predict_seconds(plan, scorer)
     looks = f"{len(plan.steps)} steps" if len(plan.steps) > 1 else "1 step"
+    looks += f" and {len(plan.turns)} more turns of the last" if plan.turns else ""
     pairs = max(len(step.pairs.pairs) for step in plan.steps)
     console.print(
         f"scoring {looks} with {scorer.name}: {plan.num_prompts} prompts × {pairs} reasonings, "
@@ -203,10 +283,12 @@ def _progress(plan: Plan, scorer: Scorer) -> Iterator[Callable[[], None]]:
 def _show(found: Diagnosis) -> None:
     from rich.console import Console
 
-    from moored.diagnose.table import curve_table, step_table, summary
+    from moored.diagnose.table import curve_table, step_table, summary, turn_table
 
     console = Console()
     several = len(found.looks) > 1
     console.print(curve_table(found, console.width) if several else step_table(found.looks[0]))
+    if found.turns:
+        console.print(turn_table(found, console.width))
     for line in summary(found):
         console.print(line, highlight=False)

@@ -33,11 +33,12 @@ ALLOWED: dict[str, set[str]] = {
     "analysis": BASE | {"runlog", "analysis", "algo", "diagnostics"},
     "board": BASE | {"runlog", "analysis", "board"},
     "integrations": BASE | {"algo", "diagnostics", "integrations"},
-    "diagnose": BASE | {"runlog", "rollout_store", "diagnostics", "engine", "models", "diagnose"},
+    "diagnose": BASE | {"runlog", "rollout_files", "diagnostics", "engine", "models", "diagnose"},
     "play": BASE | {"envs"},
     "presets": BASE,
     "advice": BASE | {"algo"},
-    "reward_files": BASE | {"rollout_store"},
+    "rollout_files": BASE | {"rollout_store"},
+    "reward_files": BASE | {"rollout_files"},
     "cli_advise": BASE | {"algo", "advice", "reward_files"},
     "progress": LOOPS,
     "profiling": LOOPS,
@@ -50,9 +51,15 @@ ALLOWED: dict[str, set[str]] = {
 """Layer of a module -> layers it may import."""
 
 HEAVY = {"torch", "transformers", "ray", "vllm", "peft", "trl", "verl"}
-LIGHT = (MATHS - {"sinks"}) | {"play", "integrations", "analysis", "advice", "reward_files"}
-SUBCLASSES = {"integrations.trl", "integrations.trl_collapse"}
-"""Modules that extend a class of the heavy package they are named after."""
+LIGHT = (MATHS - {"sinks"}) | {"play", "integrations", "analysis", "advice"}
+LIGHT |= {"rollout_files", "reward_files"}
+SUBCLASSES = {
+    "integrations.trl",
+    "integrations.trl_collapse",
+    "integrations.verl_collapse",
+    "integrations.verl_trainer",
+}
+"""Modules that extend or make objects of the heavy package they are named after."""
 
 
 def layer_of(module: str) -> str:

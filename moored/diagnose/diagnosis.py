@@ -5,7 +5,8 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -17,7 +18,8 @@ from moored.diagnostics.information import information
 from moored.diagnostics.pairs import PairSet
 from moored.diagnostics.regimes import Regime, RegimeTracker
 from moored.diagnostics.report import CollapseReport, ZScoreEMA
-from moored.diagnostics.scoring import cross_score
+from moored.diagnostics.scoring import ScoreFn, cross_score
+from moored.diagnostics.views import Likelihood
 from moored.errors import TooFewPromptsError
 from moored.types import Prompt
 
@@ -42,10 +44,28 @@ class Plan:
     """Step -> why it cannot be measured."""
     num_prompts: int
     token_forwards: int
+    turn: int = 1
+    """Turn position that the steps look at."""
+    turns: Mapping[int, PairSet] = field(default_factory=dict)
+    """Other turn position -> its pairs in the last step; see `turns`."""
+    skipped_turns: Mapping[int, str] = field(default_factory=dict)
+    """Turn position -> why it cannot be measured."""
 
     @property
     def num_columns(self) -> int:
-        return sum(len(step.pairs.prompts) for step in self.steps)
+        pairs = [*(step.pairs for step in self.steps), *self.turns.values()]
+        return sum(len(each.prompts) for each in pairs)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Closeup:
+    """What a look was measured on, to be shown: M reasonings, N prompts, every score."""
+
+    prompts: tuple[str, ...]
+    reasonings: tuple[str, ...]
+    """As far as they were scored."""
+    token: Likelihood
+    """Per token; `token.gain_M` has the MI as its mean."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +79,22 @@ class Look:
     valid_thinking_rate: float
     reasoning_tokens_mean: float
     rewards: RewardStats | None
+    closeup: Closeup | None = None
+    """Kept of the first and the last look, when asked for."""
+
+    def to_dict(self) -> dict[str, object]:
+        """The figures, ready for JSON; not the closeup."""
+        stored: dict[str, object] = asdict(replace(self, closeup=None))
+        del stored["closeup"]
+        return stored | {"report": self.report.to_dict()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnLook:
+    """One turn position of the last step, measured."""
+
+    turn: int
+    report: CollapseReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,14 +108,18 @@ class Diagnosis:
     seconds: float
     num_bad_rows: int
     num_torn_rows: int
+    turns: tuple[TurnLook, ...] = ()
+    """Turn positions of the last step; none unless they were planned."""
+    skipped_turns: Mapping[int, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, object]:
-        """Everything, ready for JSON."""
-        looks = [asdict(look) | {"report": look.report.to_dict()} for look in self.looks]
+        """Everything measured, ready for JSON."""
         return {
             "schema": SCHEMA,
-            "looks": looks,
+            "looks": [look.to_dict() for look in self.looks],
             "skipped": [{"step": step, "why": why} for step, why in self.skipped.items()],
+            "turns": [{"turn": t.turn, "report": t.report.to_dict()} for t in self.turns],
+            "skipped_turns": [{"turn": t, "why": why} for t, why in self.skipped_turns.items()],
             "alarm": None if self.alarm is None else asdict(self.alarm),
             "token_forwards": self.token_forwards,
             "seconds": self.seconds,
@@ -162,6 +202,7 @@ def diagnose(
     *,
     draws: int = 1000,
     seed: int = 0,
+    closeups: bool = False,
     on_column: Callable[[], None] = lambda: None,
 ) -> Diagnosis:
     """Measure all planned steps, oldest first; `on_column` is called after each scored prompt."""
@@ -173,31 +214,48 @@ def diagnose(
         on_column()
         return scored
 
+    measure = partial(_measure, score=score, draws=draws, seed=seed)
     looks = []
     for planned in plan.steps:
-        pairs = planned.pairs
-        report = information(
-            cross_score(pairs, score),
-            pairs.columns,
-            pairs.lengths,
-            bootstrap=draws,
-            permutations=draws,
-            seed=seed,
-        )
+        logp_MN, report = measure(planned.pairs)
         report = ema.update(report)
         step = planned.draw.step
         if step is not None:
             alarm.update(step, report.mi_estimate, report.conditional_entropy_est)
-        looks.append(_look(planned, report, regimes.update(report)))
+        look = _look(planned, report, regimes.update(report))
+        if closeups and planned in (plan.steps[0], plan.steps[-1]):
+            look = replace(look, closeup=_closeup(logp_MN, planned.pairs, scorer))
+        looks.append(look)
+    turns = {turn: measure(pairs)[1] for turn, pairs in plan.turns.items()}
+    if turns:
+        turns[plan.turn] = looks[-1].report
     return Diagnosis(
         looks=tuple(looks),
         skipped=plan.skipped,
         alarm=alarm.alarm,
         token_forwards=plan.token_forwards,
-        seconds=time.perf_counter() - start,
         num_bad_rows=drawn.num_bad,
         num_torn_rows=drawn.num_torn,
+        turns=tuple(TurnLook(turn=turn, report=turns[turn]) for turn in sorted(turns)),
+        skipped_turns=plan.skipped_turns,
+        seconds=time.perf_counter() - start,
     )
+
+
+def _measure(
+    pairs: PairSet, *, score: ScoreFn, draws: int, seed: int
+) -> tuple[np.ndarray, CollapseReport]:
+    """(M, N) scores, and what they say."""
+    logp_MN = cross_score(pairs, score)
+    report = information(
+        logp_MN,
+        pairs.columns,
+        pairs.lengths,
+        bootstrap=draws,
+        permutations=draws,
+        seed=seed,
+    )
+    return logp_MN, report
 
 
 def _look(planned: PlannedStep, report: CollapseReport, regime: Regime) -> Look:
@@ -209,4 +267,13 @@ def _look(planned: PlannedStep, report: CollapseReport, regime: Regime) -> Look:
         valid_thinking_rate=planned.pairs.valid_thinking_rate,
         reasoning_tokens_mean=float(planned.pairs.lengths.mean()),
         rewards=planned.draw.rewards(),
+    )
+
+
+def _closeup(logp_MN: np.ndarray, pairs: PairSet, scorer: Scorer) -> Closeup:
+    text = scorer.encoder.text
+    return Closeup(
+        prompts=tuple(text(prompt.ids) for prompt in pairs.prompts),
+        reasonings=tuple(text(pair.continuation[pair.num_opening :]) for pair in pairs.pairs),
+        token=Likelihood.of(logp_MN / pairs.lengths[:, None], pairs.columns),
     )

@@ -63,6 +63,12 @@ class Encoder:
         num_opening = int(np.count_nonzero(spans_T2[:, 0] < start))
         return ids[: int(np.count_nonzero(spans_T2[:, 1] <= stop))], num_opening
 
+    def text(self, ids: np.ndarray) -> str:
+        """What ids say; without a tokenizer, the ids."""
+        if self._tokenizer is None:
+            return " ".join(map(str, ids.tolist()))
+        return cast(str, self._tokenizer.decode(ids.tolist(), clean_up_tokenization_spaces=False))
+
     def check_text(self, reasonings: Sequence[Reasoning]) -> None:
         """Raise when ids do not decode to the text recorded beside them."""
         known = [r for r in reasonings if r.text is not None and isinstance(r.content, np.ndarray)]
@@ -81,8 +87,7 @@ class Encoder:
         return self._decode(reasoning).strip(BROKEN).strip() in (reasoning.text or "")
 
     def _decode(self, reasoning: Reasoning) -> str:
-        ids = np.asarray(reasoning.content)[reasoning.start : reasoning.stop].tolist()
-        return cast(str, self._need_tokenizer().decode(ids, clean_up_tokenization_spaces=False))
+        return self.text(np.asarray(reasoning.content)[reasoning.start : reasoning.stop])
 
     def _render(self, chat: Chat) -> str:
         from jinja2.exceptions import TemplateError

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from moored.rollout_files import BadRow as BadRow
 from moored.types import Span
 
 Chat = Sequence[Mapping[str, object]]
@@ -35,16 +36,6 @@ class Record:
             return False
         inner = self.response[slice(*self.think)]
         return not (inner.strip() if isinstance(inner, str) else len(inner))
-
-
-@dataclass(frozen=True, slots=True)
-class BadRow:
-    """A row that cannot be used: where it stands and why."""
-
-    where: str
-    why: str
-    is_torn: bool = False
-    """A last line cut short, as a writer leaves it that was stopped or still writes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,26 +9,20 @@ from typing import Any
 import numpy as np
 
 from moored.diagnose.records import PromptLike, ReadOptions, Record, find_reasoning
+from moored.rollout_files import Row, Unusable, number, whole_number
 from moored.types import Span
-
-Row = Mapping[str, Any]
-
-
-class Unusable(Exception):
-    """Why a row cannot be used."""
 
 
 def from_moored(row: Row, options: ReadOptions) -> Record:
     if row["images"]:
         raise Unusable("holds images; only text can be scored")
     start, end = row["think_start"], row["think_end"]
-    ids = np.asarray(row["completion_ids"], dtype=np.int64)
     return Record(
         step=row["step"],
-        prompt=np.asarray(row["prompt_ids"], dtype=np.int64),
-        response=ids,
+        prompt=np.array(row["prompt_ids"], dtype=np.int64),
+        response=np.array(row["completion_ids"], dtype=np.int64),
         think=None if start is None else (start, end),
-        reward=_number(row, "trajectory_reward"),
+        reward=_sum_of(row, ("trajectory_reward",)),
         group=str(row["group_id"]),
         text=row["reply"],
     )
@@ -37,7 +31,7 @@ def from_moored(row: Row, options: ReadOptions) -> Record:
 def from_trl(row: Row, options: ReadOptions, *, rewards: Sequence[str]) -> Record:
     response = _reply(row, "completion", options)
     return Record(
-        step=_step(row),
+        step=whole_number(row, "step"),
         prompt=_prompt(row, "prompt"),
         response=response,
         think=find_reasoning(response, options),
@@ -48,7 +42,7 @@ def from_trl(row: Row, options: ReadOptions, *, rewards: Sequence[str]) -> Recor
 def from_verl(row: Row, options: ReadOptions) -> Record:
     response = _reply(row, "output", options)
     return Record(
-        step=_step(row),
+        step=whole_number(row, "step"),
         prompt=_prompt(row, "input"),
         response=response,
         think=find_reasoning(response, options),
@@ -60,7 +54,7 @@ def from_verl(row: Row, options: ReadOptions) -> Record:
 def from_plain(row: Row, options: ReadOptions) -> Record:
     response = _reply(row, "response", options)
     return Record(
-        step=_step(row),
+        step=whole_number(row, "step"),
         prompt=_prompt(row, "prompt"),
         response=response,
         think=_given_span(row, response) or find_reasoning(response, options),
@@ -109,7 +103,11 @@ def _plain_message(name: str, message: Row) -> dict[str, object]:
 def _text_or_ids(name: str, value: object) -> str | np.ndarray:
     if isinstance(value, str):
         return value
-    if isinstance(value, list) and value and all(type(x) is int and x >= 0 for x in value):
+    if (
+        isinstance(value, list)
+        and value
+        and all(type(x) is int and 0 <= x < 1 << 63 for x in value)
+    ):
         return np.array(value, dtype=np.int64)
     raise Unusable(f"has a {name!r} that is no text, no messages and no token ids: {value!r:.80}")
 
@@ -126,25 +124,7 @@ def _given_span(row: Row, response: str | np.ndarray) -> Span | None:
     return start, end
 
 
-def _step(row: Row) -> int | None:
-    step = row.get("step")
-    if step is None:
-        return None
-    if isinstance(step, bool) or not isinstance(step, int | float) or not float(step).is_integer():
-        raise Unusable(f"has step {step!r}, which is no whole number")
-    return int(step)
-
-
 def _sum_of(row: Row, names: Sequence[str]) -> float | None:
-    found = [x for x in (_number(row, name) for name in names) if x is not None]
+    """Of the rewards that are there; None when none is."""
+    found = [x for x in (number(row, name) for name in names) if math.isfinite(x)]
     return sum(found) if found else None
-
-
-def _number(row: Row, name: str) -> float | None:
-    """A reward; None for a missing one and for NaN."""
-    value = row.get(name)
-    if value is None:
-        return None
-    if not isinstance(value, int | float):
-        raise Unusable(f"has {name!r} = {value!r:.80}, which is no number")
-    return float(value) if math.isfinite(value) else None

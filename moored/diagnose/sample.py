@@ -141,7 +141,7 @@ class StepDraw:
             return
         self.reward_sum += record.reward
         self.num_rewards += 1
-        name = prompt_key if record.group is None else record.group.encode()
+        name = prompt_key if record.group is None else record.group
         key = hashlib.blake2b(repr((record.step, name)).encode(), digest_size=8).digest()
         moments = self.groups.slot(key, lambda: [0.0, 0.0, 0.0])
         if moments is not None:

@@ -16,8 +16,8 @@ from torch.nn.functional import pad as pad_tensor
 from moored.batch import Packed, Sample, Tree
 from moored.engine.buckets import bucket
 
-MIN_TOKENS, MIN_LONGEST, MIN_STRETCHES = 256, 128, 8
-"""Sizes of the smallest shape."""
+MIN_PROMPTS, MIN_CONTINUATIONS, MIN_LONGEST, MIN_STRETCHES = 256, 1024, 128, 16
+"""Sizes of the smallest shape: tokens of all prompts, of all continuations, of a stretch; count."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -95,10 +95,11 @@ def pad(batch: LossBatch) -> tuple[LossBatch, Shape]:
     packed, tree = batch.packed, batch.packed.tree
     assert tree is not None
     first, whole = tree.num_prompt_tokens, packed.input_ids.shape[1]
-    longest = bucket(max(_stretches(tree)), MIN_LONGEST)
-    # One more prompt at least, for the continuations that are added.
-    prompt_tokens = bucket(first + 1, MIN_TOKENS)
-    continuation_tokens = bucket(whole - first, MIN_TOKENS)
+    # Coarse where more costs little. One more prompt at least, for the continuations added.
+    longest = _power(max(_stretches(tree)), MIN_LONGEST, 2)
+    prompt_tokens = _power(first + 1, MIN_PROMPTS, 2)
+    continuation_tokens = bucket(whole - first, MIN_CONTINUATIONS)
+    quarter = continuation_tokens // 4
     tree = Tree(
         (*tree.prompts, *_pieces(prompt_tokens - first, longest)),
         (*tree.continuations, *_added(tree, prompt_tokens, continuation_tokens, longest)),
@@ -106,9 +107,9 @@ def pad(batch: LossBatch) -> tuple[LossBatch, Shape]:
     shape = Shape(
         prompt_tokens=prompt_tokens,
         continuation_tokens=continuation_tokens,
-        loss_tokens=bucket(len(batch.weights), MIN_TOKENS),
-        num_prompts=bucket(len(tree.prompts), MIN_STRETCHES),
-        num_stretches=bucket(sum(1 for _ in _stretches(tree)), MIN_STRETCHES),
+        loss_tokens=-(-len(batch.weights) // quarter) * quarter,
+        num_prompts=_power(len(tree.prompts), MIN_STRETCHES, 4),
+        num_stretches=_power(sum(1 for _ in _stretches(tree)), MIN_STRETCHES, 4),
         longest=longest,
     )
     shift, more = prompt_tokens - first, shape.loss_tokens - len(batch.weights)
@@ -131,6 +132,13 @@ def pad(batch: LossBatch) -> tuple[LossBatch, Shape]:
         tree=tree,
     )
     return replace(batch, packed=filled, **streams), shape
+
+
+def _power(size: int, least: int, base: int) -> int:
+    """The next of `least` times powers of `base`."""
+    while least < size:
+        least *= base
+    return least
 
 
 def _stretches(tree: Tree) -> Iterator[int]:

@@ -210,18 +210,23 @@ def test_progress_is_told_in_trajectories(tmp_path):
         ("", "is empty"),
         (" \n\n", "is empty"),
         ('[{"reward": 1}]', "one object a line"),
-        ('{"prompt": "a", "reward": 1}\n{"prompt": "a", "rew\n{"a": 1}\n', "line 2 is not whole"),
-        ('{"prompt": "a", "rew', "line 1 is not whole"),
-        ('{"prompt": "a", "reward": 1}\n3\n', "line 2 must be an object"),
+        (
+            '{"prompt": "a", "reward": 1}\n{"prompt": "a", "rew\n{"a": 1}\n',
+            "line 2 is not JSON.*; mend it",
+        ),
+        ('{"prompt": "a", "rew', "line 1 is not JSON"),
+        ('{"prompt": "a", "reward": 1}\n3\n', "line 2 is not a JSON object: 3"),
         ('{"prompt": "a", "rewrd": 1}', "no column reward or score; it has prompt or rewrd"),
         ('{"text": "a", "reward": 1}', "neither group or group_id nor prompt or input"),
         ('{"prompt": "a", "reward": 1}\n{"prompt": "a"}', "line 2 has no 'reward'"),
-        ('{"prompt": "a", "reward": "good"}', "reward must be a number, got 'good'"),
-        ('{"prompt": "", "reward": 1}', "prompt is missing"),
-        ('{"prompt": "a", "step": null, "reward": 1}', "step must be a whole number"),
+        ('{"prompt": "a", "reward": "good"}', "line 1 has 'reward' = 'good', which is no number"),
+        ('{"prompt": "", "reward": 1}', "line 1 has no 'prompt', so its group is unknown"),
+        ('{"prompt": "a", "step": null, "reward": 1}', "line 1 has no 'step'"),
+        ('{"prompt": "a", "step": 0.5, "reward": 1}', "'step' = 0.5, which is no whole number"),
+        ('{"prompt": "a", "reward": 1' + 400 * "0" + "}", "which is no number"),
         ('{"prompt": "a", "reward": NaN}\n{"prompt": "a", "reward": null}', "none of the 2"),
         ("group,reward\n", "holds no rows"),
-        ("group,reward\na,1\nb\n", "line 3 does not have 2 fields"),
+        ("group,reward\na,1\nb\n", "line 3 has 1 fields instead of 2; mend it"),
         ("hello\nworld\n", "no column reward or score; it has hello"),
         ("PAR1 cut short", "cannot read"),
     ],
@@ -233,11 +238,20 @@ def test_broken_files_are_named_with_what_is_wrong(tmp_path, content, message):
         read_rewards([file])
 
 
-def test_a_missing_file_a_folder_and_bytes_are_named(tmp_path):
+def test_a_missing_file_an_empty_folder_and_bytes_are_named(tmp_path):
     with pytest.raises(MooredError, match="No such file"):
         read_rewards([tmp_path / "nothing.csv"])
-    with pytest.raises(MooredError, match="give the files in it"):
+    with pytest.raises(MooredError, match=r"holds no \.parquet or \.jsonl or \.csv file"):
         read_rewards([tmp_path])
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00\x80")
-    with pytest.raises(MooredError, match="neither Parquet, JSON lines nor CSV"):
+    with pytest.raises(MooredError, match="line 1 is neither JSON nor CSV"):
         read_rewards([tmp_path / "bytes"])
+
+
+def test_a_folder_is_read_file_by_file_in_the_order_of_steps(tmp_path):
+    for number in (10, 9):
+        write_lines(tmp_path / f"{number}.jsonl", [{"group": 0, "reward": number}])
+    (tmp_path / "11.csv").write_text("group,reward\n0,11\n")
+    batch = read_rewards([tmp_path])
+    assert batch.rewards.tolist() == [9, 10, 11]
+    assert batch.group_of.tolist() == [0, 1, 2]

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from moored.diagnose.readers import expand, find_reader, read_rows
+from moored.diagnose.readers import find_reader, read_rows
 from moored.diagnose.records import BadRow, ReadOptions, Record
 from moored.errors import MooredError
 from moored.rollout_store import write_groups
@@ -154,7 +154,9 @@ def test_a_torn_last_line_is_marked_and_a_broken_one_is_named(tmp_path):
     [
         ({"prompt": "x"}, "has no 'response'"),
         ({"prompt": 3, "response": "y"}, "no text, no messages and no token ids"),
-        ({"prompt": "x", "response": "y", "step": "soon"}, "no whole number"),
+        ({"prompt": "x", "response": "y", "step": "soon"}, "'step' = 'soon', which is no number"),
+        ({"prompt": "x", "response": "y", "step": 1.5}, "1.5, which is no whole number"),
+        ({"prompt": [1 << 63], "response": "y"}, "no text, no messages and no token ids"),
         ({"prompt": "x", "response": "y", "reward": "high"}, "no number"),
         ({"prompt": "x", "response": "yy", "think_start": 1, "think_end": 9}, "0 to 2"),
         ({"prompt": [{"role": "user", "content": [{"type": "image"}]}], "response": "y"}, "images"),
@@ -178,11 +180,15 @@ def test_files_that_are_no_rollouts_are_refused(tmp_path):
     empty.write_bytes(b"")
     assert "is empty" in refusal(empty)
     empty.write_bytes(b"\n\n")
-    assert "holds no rows" in refusal(empty)
+    assert "is empty" in refusal(empty)
+    assert "holds no rows" in refusal(parquet(tmp_path / "empty.parquet", {"prompt": []}))
     assert "cannot read" in refusal(tmp_path / "missing.jsonl")
     assert "question, answer, but needs" in refusal(
         lines(tmp_path / "b.jsonl", {"question": "x", "answer": "y"})
     )
+    table = tmp_path / "a.csv"
+    table.write_text("prompt,response\nx,y\n")
+    assert "neither Parquet nor JSON lines" in refusal(table)
     good = lines(tmp_path / "c.jsonl", {"prompt": "x", "response": "y"})
     assert "reads Parquet" in refusal(good, "trl")
     assert "did you mean 'jsonl'" in refusal(good, "jsnl")
@@ -194,13 +200,11 @@ def test_files_that_are_no_rollouts_are_refused(tmp_path):
     assert "is it whole?" in refusal(torn)
 
 
-def test_folders_give_their_files_in_the_order_of_steps(tmp_path):
-    for step in (2, 10, 9):
-        lines(tmp_path / f"{step}.jsonl", {})
-    assert [file.stem for file in expand([tmp_path])] == ["2", "9", "10"]
-    (tmp_path / "run" / "rollouts").mkdir(parents=True)
-    with pytest.raises(MooredError, match="rollouts_every"):
-        expand([tmp_path / "run"])
+def test_a_first_line_that_is_broken_does_not_hide_the_format(tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"prompt":\n{"prompt": "x", "response": "y"}\n')
+    bad, good = read_rows(file, OPTIONS)
+    assert isinstance(bad, BadRow) and not bad.is_torn and isinstance(good, Record)
 
 
 def test_reading_drawing_and_showing_need_no_torch(tmp_path):

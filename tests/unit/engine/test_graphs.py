@@ -78,13 +78,14 @@ def test_a_padded_batch_has_the_sizes_of_its_shape():
     tree = padded.packed.tree
     assert tree is not None
     # 5 + 9 prompt tokens, 7 + 3 + 4 + 11 + 2 continuation tokens, of which 5+2+3+8+2 count.
-    assert (shape.prompt_tokens, shape.continuation_tokens, shape.loss_tokens) == (256, 256, 256)
+    assert (shape.prompt_tokens, shape.continuation_tokens, shape.loss_tokens) == (256, 1024, 256)
     assert tree.num_prompt_tokens == 256
-    assert sum(map(sum, tree.continuations)) == 256
-    # What is added comes in pieces of at most 128: 242 prompt tokens and 229 others in 2 each.
+    assert sum(map(sum, tree.continuations)) == 1024
+    # What is added comes in pieces of at most 128: 242 prompt tokens, 997 others.
     assert tree.prompts == (9, 5, 128, 114)
-    assert tree.continuations == ((11, 4, 2), (7, 3), (), (128, 101))
-    assert padded.packed.input_ids.shape == padded.packed.position_ids.shape == (1, 512)
+    assert tree.continuations == ((11, 4, 2), (7, 3), (), (128,) * 7 + (101,))
+    assert (shape.num_prompts, shape.num_stretches, shape.longest) == (16, 64, 128)
+    assert padded.packed.input_ids.shape == padded.packed.position_ids.shape == (1, 1280)
     assert padded.weights.count_nonzero() == 20
     assert padded.sequence.max() == 255
     assert padded.packed.sources.max() < 256 + 27
@@ -97,7 +98,7 @@ def test_a_batch_that_fills_its_shape_still_gets_a_prompt():
     assert padded.packed.tree is not None
     assert padded.packed.tree.prompts == (255, 1)
     samples = make_samples(lengths=((256, (10,)),))
-    assert pad(host_batch(samples))[1].prompt_tokens == 384
+    assert pad(host_batch(samples))[1].prompt_tokens == 512
 
 
 @pytest.mark.parametrize("sequence_ratio", [False, True])
