@@ -3,7 +3,8 @@
     python benchmarks/score.py [--model nano] [--prompts 16] [--reasonings 64] [--out FILE]
 
 The naive way runs each of prompts x reasonings sequences whole, padded, in batches of the same
-number of tokens, and takes log-probabilities of the reasoning alone. Both sides must agree.
+number of tokens, and takes log-probabilities of the reasoning alone. Both sides must agree. The
+ceiling is the rate of one large matrix product on this machine.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +24,7 @@ from harness import (
     make_console,
     plain_model,
     show_machine,
+    timed,
     timing_table,
     write_record,
 )
@@ -81,6 +84,29 @@ def naive(
     return sum(map(len, replies)) * len(prompts)
 
 
+def work(model: nn.Module, prompts: Sequence[Prompt], replies: Sequence[np.ndarray]) -> float:
+    """Floating-point operations that cannot be avoided: each prompt once, each pair's reasoning."""
+    config: Any = model.config
+    head = config.vocab_size * config.hidden_size
+    trunk = sum(p.numel() for name, p in model.named_parameters() if "layers" in name)
+    inner = config.num_attention_heads * (config.hidden_size // config.num_attention_heads)
+    lengths = np.array([len(ids) for ids in replies], dtype=float)
+    total = 0.0
+    for size in (len(prompt.ids) for prompt in prompts):
+        tokens, seen = size + lengths.sum(), size**2 / 2 + (lengths * size + lengths**2 / 2).sum()
+        total += 2 * trunk * tokens + 2 * head * lengths.sum()
+        total += 4 * config.num_hidden_layers * inner * seen
+    return total
+
+
+def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """Operations a second in the best of ten large matrix products."""
+    size = 8192 if device.type == "cuda" else 1024
+    a = torch.randn(size, size, device=device).to(dtype)
+    seconds = [timed(lambda: int((a @ a).shape[0]), device)[0] for _ in range(11)]
+    return 2.0 * size**3 / min(seconds[1:])
+
+
 def parse_arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Cross-scoring.")
     parser.add_argument("--model", default="nano", help=f"a model, or a shape: {', '.join(SHAPES)}")
@@ -131,9 +157,19 @@ def main(words: Sequence[str] | None = None) -> int:
     title = f"{given.model}: {given.prompts} prompts x {given.reasonings} reasonings"
     console.print(timing_table(title, timings, {"concatenated": ratio}))
     console.print(f"largest difference of a token's log-probability: {difference:.2g} nats")
+    needed = work(model, prompts, replies)
+    ceiling = matmul_rate(device, torch.bfloat16 if bf16 else torch.float32)
+    share = needed / timings["moored"].median_s / ceiling
+    console.print(
+        f"moored: {needed / 1e12:.2f} Tflop at {share:.0%} of the {ceiling / 1e12:.2f} Tflop/s of "
+        f"a large matrix product"
+    )
     show_machine(console, machine)
+    limits = {"flop": needed, "ceiling_flop_s": ceiling, "share_of_ceiling": share}
     figures = {name: timing.record() for name, timing in timings.items()}
-    write_record(given.out, machine, {"speed_up": ratio, "difference": difference, **figures})
+    write_record(
+        given.out, machine, {"speed_up": ratio, "difference": difference, **limits, **figures}
+    )
     return 0
 
 

@@ -57,7 +57,9 @@ def build(config: Config, folder: Path, *, resume: bool = False) -> Run:
         ema_decay=config.collapse.ema_decay,
         seed=config.seed,
     )
-    sampler = make_sampler(learner.model, bf16=bf16, max_context=config.max_context)
+    sampler = make_sampler(
+        learner.model, bf16=bf16, max_context=config.max_context, plain=config.plain
+    )
     check_engine(
         learner.model,
         learner,
@@ -95,13 +97,13 @@ def uses_bf16(dtype: str, device: torch.device) -> bool:
     return dtype == "bfloat16" or (dtype == "auto" and device.type == "cuda")
 
 
-def make_sampler(model: nn.Module, *, bf16: bool, max_context: int) -> Sampler:
+def make_sampler(model: nn.Module, *, bf16: bool, max_context: int, plain: bool = False) -> Sampler:
     """A sampler for the learner's model: on slots where its shape is known, else on its own code.
 
     In bfloat16 either holds a copy of the weights, which stay float32 in the learner.
     """
     dtype = torch.bfloat16 if bf16 else torch.float32
-    if can_decode(model):
+    if can_decode(model) and not plain:
         return SlotSampler(model, dtype=dtype, max_context=max_context)
     if not bf16:
         return LocalSampler(model)
@@ -142,7 +144,7 @@ def _learner(config: Config, loaded: LoadedModel, bf16: bool) -> LocalLearner:
             temperature=config.rollout.temperature,
             bf16=bf16,
             compile=optimizer.compile,
-            graphs=optimizer.graphs,
+            plain=config.plain,
         ),
         LossOptions(
             clip_low=algorithm.clip_low,

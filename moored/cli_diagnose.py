@@ -266,7 +266,7 @@ def _progress(plan: Plan, scorer: Scorer) -> Iterator[Callable[[], None]]:
     console = Console(stderr=True)
     seconds = predict_seconds(plan, scorer)
     looks = f"{len(plan.steps)} steps" if len(plan.steps) > 1 else "1 step"
-    looks += f" and {len(plan.turns)} more turns of the last" if plan.turns else ""
+    looks += f" and {len(plan.turns)} other turn(s) of the last" if plan.turns else ""
     pairs = max(len(step.pairs.pairs) for step in plan.steps)
     console.print(
         f"scoring {looks} with {scorer.name}: {plan.num_prompts} prompts × {pairs} reasonings, "

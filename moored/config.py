@@ -118,8 +118,6 @@ class OptimizerConfig(Section):
     gradient_checkpointing: bool = False
     compile: bool = False
     """Compile the layers with torch.compile: slow to start, then faster."""
-    graphs: bool = True
-    """On a GPU replay updates from CUDA graphs (Llama-shaped models in bfloat16)."""
 
 
 class FilterConfig(Section):
@@ -209,6 +207,9 @@ class Config(Section):
     """`auto` takes a GPU when there is one."""
     dtype: typing.Literal["auto", "float32", "bfloat16"] = "auto"
     """What is computed in; `auto` is bfloat16 on a GPU."""
+    plain: bool = False
+    """Run the model through its own code, without slots, tree attention and CUDA graphs: slow, and
+    the same but for rounding; to compare with, or when in doubt."""
     max_context: int = Field(default=2048, ge=16)
     """Longest dialogue in tokens; an episode that outgrows it is cut off."""
     checkpoint_every: int = Field(default=50, ge=1)

@@ -295,12 +295,6 @@ def _own_episodes(file: Path) -> Iterator[tuple[str, Row]]:
         (where, first), *later = turns
         check_schema(where, first)
         replies = (first["reply"], *(turn["reply"] for _, turn in later))
-        yield (
-            where,
-            {
-                **first,
-                "prompt": first["observation"],
-                "response": "\n".join(_answer(reply or "") for reply in replies),
-                "reward": first["trajectory_reward"],
-            },
-        )
+        response = "\n".join(_answer(reply or "") for reply in replies)
+        whole = {"prompt": first["observation"], "reward": first["trajectory_reward"]}
+        yield where, {**first, **whole, "response": response}

@@ -226,9 +226,7 @@ def diagnose(
         if closeups and planned in (plan.steps[0], plan.steps[-1]):
             look = replace(look, closeup=_closeup(logp_MN, planned.pairs, scorer))
         looks.append(look)
-    turns = {turn: measure(pairs)[1] for turn, pairs in plan.turns.items()}
-    if turns:
-        turns[plan.turn] = looks[-1].report
+    reports = {turn: measure(pairs)[1] for turn, pairs in plan.turns.items()}
     return Diagnosis(
         looks=tuple(looks),
         skipped=plan.skipped,
@@ -236,7 +234,7 @@ def diagnose(
         token_forwards=plan.token_forwards,
         num_bad_rows=drawn.num_bad,
         num_torn_rows=drawn.num_torn,
-        turns=tuple(TurnLook(turn=turn, report=turns[turn]) for turn in sorted(turns)),
+        turns=_turn_looks({plan.turn: looks[-1].report, **reports}) if reports else (),
         skipped_turns=plan.skipped_turns,
         seconds=time.perf_counter() - start,
     )
@@ -268,6 +266,10 @@ def _look(planned: PlannedStep, report: CollapseReport, regime: Regime) -> Look:
         reasoning_tokens_mean=float(planned.pairs.lengths.mean()),
         rewards=planned.draw.rewards(),
     )
+
+
+def _turn_looks(reports: Mapping[int, CollapseReport]) -> tuple[TurnLook, ...]:
+    return tuple(TurnLook(turn=turn, report=reports[turn]) for turn in sorted(reports))
 
 
 def _closeup(logp_MN: np.ndarray, pairs: PairSet, scorer: Scorer) -> Closeup:

@@ -1,89 +1,77 @@
-"""Forward and backward passes of micro-batches as CUDA graphs: one launch in place of thousands.
+"""Passes over micro-batches as CUDA graphs: one launch in place of thousands.
 
-A graph is recorded for each shape of a padded batch. It reads its batch from fixed tensors and adds
-to fixed gradients, so that a replay needs nothing of the host but the batch.
+The first batch of a shape is computed as it is, and the same work recorded; later ones are copied
+to where the recording reads, and replayed. So a pass may read its batch and tensors that stay where
+they are, and write to such tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 
-from moored.batch import Packed, Tree
-from moored.engine.loss_batch import LossBatch, Shape, pad
+from moored.batch import Tree
+from moored.engine.token_batch import Shape, TokenBatch, pad
 from moored.engine.tree_attention import Bounds, bounds_of
 
-Losses = Callable[[LossBatch], tuple[torch.Tensor, dict[str, torch.Tensor]]]
-"""The loss of a micro-batch, and what to log of it."""
+Outputs = Mapping[str, torch.Tensor]
+Pass = Callable[[TokenBatch], Outputs]
+LINES = ("input_ids", "position_ids", "sources", "targets")
+SUMS = ("stretches", "prompts", "continuations")
+HOST = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Recording:
     graph: torch.cuda.CUDAGraph
-    batch: LossBatch
+    batch: TokenBatch
     """What it reads, on the device."""
-    parts: Mapping[str, torch.Tensor]
-    """What it writes besides gradients; the next replay of any graph may overwrite it."""
+    outputs: Outputs
+    """What it writes; the next replay of any recording may overwrite it."""
 
 
 class Graphs:
-    """Adds gradients of micro-batches to those of `weights`."""
+    """Runs passes over batches that lie on the host; a pass is known by the name it is given."""
 
-    def __init__(self, losses: Losses, weights: Sequence[torch.nn.Parameter]) -> None:
-        self._losses = losses
-        self._weights = weights
-        self._grads = [torch.zeros_like(weight) for weight in weights]
-        self._recordings: dict[Shape, _Recording] = {}
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._recordings: dict[tuple[str, Shape], _Recording] = {}
         self._pool = torch.cuda.graph_pool_handle()
 
-    @property
-    def num_recorded(self) -> int:
-        return len(self._recordings)
-
-    def add_gradients(self, batch: LossBatch) -> Mapping[str, torch.Tensor]:
-        """Of one micro-batch, which lies on the host; what to log of it comes back."""
-        for weight, grad in zip(self._weights, self._grads, strict=True):
-            weight.grad = grad
+    def run(self, name: str, compute: Pass, batch: TokenBatch) -> Outputs:
+        """The outputs are of the padded batch, and hold until the next run."""
         padded, shape = pad(batch)
         padded = _with_bounds(padded, shape)
-        if shape not in self._recordings:
-            self._recordings[shape] = self._record(padded)
-        found = self._recordings[shape]
+        found = self._recordings.get((name, shape))
+        if found is None:
+            with torch.cuda.device(self._device):
+                return self._record((name, shape), compute, _on_device(padded, self._device))
         for into, given in zip(_tensors(found.batch), _tensors(padded), strict=True):
             into.copy_(given)
         found.graph.replay()
-        return found.parts
+        return found.outputs
 
-    def _record(self, padded: LossBatch) -> _Recording:
-        device = self._weights[0].device
-        batch = _on_device(padded, device)
-        with torch.cuda.device(device):
-            # Once before, since libraries set themselves up at first use.
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                self._gradients(batch)
-            torch.cuda.current_stream().wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool):
-                grads, parts = self._gradients(batch)
-                torch._foreach_add_(self._grads, grads)  # pyright: ignore[reportPrivateImportUsage]
-        return _Recording(graph, batch, parts)
-
-    def _gradients(
-        self, batch: LossBatch
-    ) -> tuple[tuple[torch.Tensor, ...], Mapping[str, torch.Tensor]]:
-        loss, parts = self._losses(batch)
-        return torch.autograd.grad(loss, self._weights, materialize_grads=True), parts
+    def _record(self, key: tuple[str, Shape], compute: Pass, batch: TokenBatch) -> Outputs:
+        # On another stream than the default one, where libraries set themselves up for capture.
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            computed = compute(batch)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            outputs = compute(batch)
+        self._recordings[key] = _Recording(graph, batch, outputs)
+        return computed
 
 
-def _with_bounds(padded: LossBatch, shape: Shape) -> LossBatch:
+def _with_bounds(padded: TokenBatch, shape: Shape) -> TokenBatch:
     """The tree by its bounds alone, which are tensors of the shape's size."""
     tree = padded.packed.tree
     assert tree is not None
-    exact = bounds_of(tree, torch.device("cpu"))
+    exact = bounds_of(tree, HOST)
     bounds = Bounds(
         stretches=_repeat_last(exact.stretches, shape.num_stretches + 1),
         prompts=_repeat_last(exact.prompts, shape.num_prompts + 1),
@@ -101,24 +89,20 @@ def _repeat_last(sums: torch.Tensor, size: int) -> torch.Tensor:
     return torch.cat([sums, sums[-1:].expand(size - len(sums))])
 
 
-def _on_device(batch: LossBatch, device: torch.device) -> LossBatch:
+def _on_device(batch: TokenBatch, device: torch.device) -> TokenBatch:
     packed, tree = batch.packed, batch.packed.tree
     assert tree is not None
     bounds = tree.prepared["bounds"]
-    on_device = replace(bounds, **{name: getattr(bounds, name).to(device) for name in SUMS})
-    moved = {name: getattr(packed, name).to(device) for name in LINES}
-    tree = Tree(tree.prompts, tree.continuations, {"bounds": on_device})
-    streams = {name: tensor.to(device) for name, tensor in batch.streams().items()}
-    return replace(batch, packed=replace(packed, **moved, tree=tree), **streams)
+    bounds = replace(bounds, **{name: getattr(bounds, name).to(device) for name in SUMS})
+    lines = {name: getattr(packed, name).to(device) for name in LINES}
+    tree = Tree(tree.prompts, tree.continuations, {"bounds": bounds})
+    streams = {name: tensor.to(device) for name, tensor in batch.streams.items()}
+    return TokenBatch(replace(packed, **lines, tree=tree), streams)
 
 
-LINES = ("input_ids", "position_ids", "sources", "targets")
-SUMS = ("stretches", "prompts", "continuations")
-
-
-def _tensors(batch: LossBatch) -> Iterator[torch.Tensor]:
-    packed: Packed = batch.packed
-    assert packed.tree is not None
-    yield from (getattr(packed, name) for name in LINES)
-    yield from (getattr(packed.tree.prepared["bounds"], name) for name in SUMS)
-    yield from batch.streams().values()
+def _tensors(batch: TokenBatch) -> Iterator[torch.Tensor]:
+    tree = batch.packed.tree
+    assert tree is not None
+    yield from (getattr(batch.packed, name) for name in LINES)
+    yield from (getattr(tree.prepared["bounds"], name) for name in SUMS)
+    yield from batch.streams.values()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +20,10 @@ from torch import nn
 
 from moored.batch import Packed, Sample, micro_batches, pack, to_line, to_tensors
 from moored.engine.forward import hidden_states, trunk_of
-from moored.engine.graphs import Graphs
+from moored.engine.graphs import HOST, Graphs, Outputs, Pass
 from moored.engine.head import token_logprobs
-from moored.engine.loss_batch import LossBatch, loss_batch
 from moored.engine.state import Trained, export_model
+from moored.engine.token_batch import TokenBatch, loss_batch
 from moored.engine.tree_attention import use_tree_attention
 from moored.errors import MooredError
 from moored.losses import LossOptions, TokenStream, policy_loss, value_loss
@@ -51,8 +51,8 @@ class LearnerOptions:
     """Compute in bfloat16 (the weights stay float32)."""
     compile: bool = False
     """Compile the layers: slow to start, then faster."""
-    graphs: bool = True
-    """On a GPU replay updates from CUDA graphs where the model's family allows it."""
+    plain: bool = False
+    """Attention by a mask and no CUDA graphs: slow, and the same but for rounding."""
 
 
 class Critic(nn.Module):
@@ -85,7 +85,9 @@ class LocalLearner:
         self.model = model
         self.options = options or LearnerOptions()
         self.loss = loss or LossOptions()
-        self._uses_tree = use_tree_attention(model, bf16=self.options.bf16)
+        self._uses_tree = not self.options.plain and use_tree_attention(
+            model, bf16=self.options.bf16
+        )
         self.critic = Critic(model).to(self.device) if with_critic else None
         # A reference model exists only while KL is on.
         self.reference = copy.deepcopy(model).eval() if self.loss.kl_coef > 0.0 else None
@@ -97,16 +99,27 @@ class LocalLearner:
         if self.options.compile:
             for module in filter(None, (model, self.critic, self.reference)):
                 _compile_layers(module)
-        self._add_gradients, self._layout_device = self._backward, self.device
-        if self.options.graphs and self._can_record():
-            weights = [weight for trained in self._trained for weight in trained.weights]
-            self._add_gradients = Graphs(self._losses, weights).add_gradients
-            self._layout_device = torch.device("cpu")
+        self._checkpointed = self._evaluate()
+        self._graphs = None
+        if self.device.type == "cuda" and self._uses_tree and not self._checkpointed:
+            self._graphs = Graphs(self.device)
+            for weight in self._weights:
+                weight.grad = torch.zeros_like(weight)
 
-    def _can_record(self) -> bool:
-        """Where no step of a pass asks the device for a number, or redraws random states."""
-        checkpoints = (getattr(m, "gradient_checkpointing", False) for m in self.model.modules())
-        return self.device.type == "cuda" and self._uses_tree and not any(checkpoints)
+    def _evaluate(self) -> list[nn.Module]:
+        """Leave training mode for good: dropout would make ratios differ from 1 at the start.
+
+        Returns the layers with gradient checkpointing, which ask for that mode in updates.
+        """
+        found = []
+        for module in filter(None, (self.model, self.critic, self.reference)):
+            module.eval()
+            found += [m for m in module.modules() if getattr(m, "gradient_checkpointing", False)]
+        return found
+
+    @property
+    def _weights(self) -> list[nn.Parameter]:
+        return [weight for trained in self._trained for weight in trained.weights]
 
     @property
     def version(self) -> int:
@@ -121,7 +134,8 @@ class LocalLearner:
 
     @torch.no_grad()
     def score(self, prompt: Prompt, continuations: Sequence[np.ndarray]) -> list[np.ndarray]:
-        return self._logprobs(self.model, [prompt] * len(continuations), continuations)
+        prompts = [prompt] * len(continuations)
+        return self._logprobs("policy", self.model, prompts, continuations)
 
     @torch.no_grad()
     def reference_logprobs(self, samples: Sequence[Sample]) -> list[np.ndarray]:
@@ -129,30 +143,32 @@ class LocalLearner:
         if self.reference is None:
             raise MooredError("there is no reference model because kl_coef is 0")
         prompts = [sample.prompt for sample in samples]
-        return self._logprobs(self.reference, prompts, [sample.ids_T for sample in samples])
+        ids = [sample.ids_T for sample in samples]
+        return self._logprobs("reference", self.reference, prompts, ids)
 
     @torch.no_grad()
     def values(self, samples: Sequence[Sample]) -> list[np.ndarray]:
         if self.critic is None:
             raise MooredError("this learner has no critic; algorithms with GAE need one")
-        _set_mode(self.critic)
         prompts = [sample.prompt for sample in samples]
-        return self._map_tokens(prompts, [sample.ids_T for sample in samples], self.critic)
+        ids = [sample.ids_T for sample in samples]
+        return self._map_tokens("values", prompts, ids, self.critic)
 
     def step(self, samples: Sequence[Sample], *, lr_factor: float = 1.0) -> dict[str, float]:
         """One update of policy and critic; none of either when a number is not finite."""
         if not samples:
             raise MooredError("an update needs at least one sample")
         reference = self.reference_logprobs(samples) if self.reference is not None else None
+        for layer in self._checkpointed:
+            layer.training = True
         sums: dict[str, torch.Tensor] = {}
-        for trained in self._trained:
-            _set_mode(trained.module, updating=True)
         ids = [sample.ids_T for sample in samples]
-        prompts = [sample.prompt for sample in samples]
-        for packed in self._pack(prompts, ids, self._layout_device):
+        for packed in self._pack([sample.prompt for sample in samples], ids):
             batch = loss_batch(packed, samples, reference, with_values=self.critic is not None)
-            for name, value in self._add_gradients(batch).items():
+            for name, value in self._run("update", self._add_gradients, batch).items():
                 sums[name] = sums[name] + value if name in sums else value.clone()
+        for layer in self._checkpointed:
+            layer.training = False
         stats = {name: float(value) for name, value in sums.items()}
         for trained in self._trained:
             norm = nn.utils.clip_grad_norm_(trained.module.parameters(), self.options.grad_clip)
@@ -164,21 +180,27 @@ class LocalLearner:
         self._version += is_sound
         return {**stats, "lr": self.options.lr * lr_factor}
 
-    def _backward(self, batch: LossBatch) -> Mapping[str, torch.Tensor]:
-        loss, parts = self._losses(batch)
-        loss.backward()
-        return parts
+    def _run(self, name: str, compute: Pass, batch: TokenBatch) -> Outputs:
+        return compute(batch) if self._graphs is None else self._graphs.run(name, compute, batch)
 
-    def _losses(self, batch: LossBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Policy and critic loss of a micro-batch, and their parts for the log."""
+    def _add_gradients(self, batch: TokenBatch) -> Outputs:
+        """Add those of a micro-batch to the weights'; returns the parts of its loss for the log."""
         with self._autocast():
             loss, parts = self._policy_loss(batch)
             if self.critic is not None:
                 parts["value_loss"] = self._critic_loss(self.critic, batch)
                 loss = loss + parts["value_loss"]
-        return loss, {name: value.detach() for name, value in parts.items()}
+        if self._graphs is None:
+            loss.backward()
+        else:
+            # `backward` would add on the stream of the first pass, which no graph records.
+            weights = self._weights
+            found = torch.autograd.grad(loss, weights, materialize_grads=True)
+            torch._foreach_add_([weight.grad for weight in weights], found)  # pyright: ignore
+        return {name: value.detach() for name, value in parts.items()}
 
-    def _policy_loss(self, batch: LossBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def _policy_loss(self, batch: TokenBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        streams = batch.streams
         logp, entropy = token_logprobs(
             self.model,
             hidden_states(trunk_of(self.model), batch.packed),
@@ -189,11 +211,11 @@ class LocalLearner:
         stream = TokenStream(
             logp=logp,
             entropy=entropy,
-            old_logp=batch.old_logprobs,
-            ref_logp=batch.reference,
-            advantages=batch.advantages,
-            weights=batch.weights,
-            sequence=batch.sequence,
+            old_logp=streams["old_logprobs"],
+            ref_logp=streams.get("reference"),
+            advantages=streams["advantages"],
+            weights=streams["weights"],
+            sequence=streams["sequence"],
         )
         loss, parts = policy_loss(stream, self.loss)
         with torch.no_grad():
@@ -205,16 +227,15 @@ class LocalLearner:
             parts["old_policy_kl"] = (stream.weights * (ratio - 1.0 - log_ratio)).sum()
         return loss, parts
 
-    def _critic_loss(self, critic: Critic, batch: LossBatch) -> torch.Tensor:
-        assert batch.old_values is not None and batch.returns is not None
-        error = value_loss(
-            critic(batch.packed), batch.old_values, batch.returns, self.loss.value_clip
-        )
-        return (batch.weights * error).sum()
+    def _critic_loss(self, critic: Critic, batch: TokenBatch) -> torch.Tensor:
+        streams, values = batch.streams, critic(batch.packed)
+        error = value_loss(values, streams["old_values"], streams["returns"], self.loss.value_clip)
+        return (streams["weights"] * error).sum()
 
     def _pack(
-        self, prompts: Sequence[Prompt], continuations: Sequence[np.ndarray], device: torch.device
+        self, prompts: Sequence[Prompt], continuations: Sequence[np.ndarray]
     ) -> Iterator[Packed]:
+        device = self.device if self._graphs is None else HOST
         lengths = [len(ids) for ids in continuations]
         most = self.options.micro_batch_tokens or MICRO_BATCH_TOKENS[self.device.type != "cpu"]
         lay_out = to_line if self._uses_tree else to_tensors
@@ -224,10 +245,12 @@ class LocalLearner:
             yield lay_out(batch, continuations, device)
 
     def _logprobs(
-        self, model: nn.Module, prompts: Sequence[Prompt], continuations: Sequence[np.ndarray]
+        self,
+        name: str,
+        model: nn.Module,
+        prompts: Sequence[Prompt],
+        continuations: Sequence[np.ndarray],
     ) -> list[np.ndarray]:
-        _set_mode(model)
-
         def logp(packed: Packed) -> torch.Tensor:
             hidden = hidden_states(trunk_of(model), packed)
             return token_logprobs(
@@ -238,20 +261,25 @@ class LocalLearner:
                 with_entropy=False,
             )[0]
 
-        return self._map_tokens(prompts, continuations, logp)
+        return self._map_tokens(name, prompts, continuations, logp)
 
     def _map_tokens(
         self,
+        name: str,
         prompts: Sequence[Prompt],
         continuations: Sequence[np.ndarray],
         of_tokens: Callable[[Packed], torch.Tensor],
     ) -> list[np.ndarray]:
         """Apply a per-token function to all continuations, micro-batch by micro-batch."""
-        found: dict[int, np.ndarray] = {}
-        for packed in self._pack(prompts, continuations, self.device):
+
+        def compute(batch: TokenBatch) -> Outputs:
             with self._autocast():
-                values = of_tokens(packed)
-            found.update(packed.split(values.float().cpu().numpy()))
+                return {"values": of_tokens(batch.packed).float()}
+
+        found: dict[int, np.ndarray] = {}
+        for packed in self._pack(prompts, continuations):
+            values = self._run(name, compute, TokenBatch(packed))["values"]
+            found.update(packed.split(values[: len(packed.targets)].cpu().numpy()))
         return [found[i] for i in range(len(continuations))]
 
     def _autocast(self):
@@ -274,15 +302,6 @@ class LocalLearner:
     def export(self, folder: Path) -> None:
         """Write the policy in Hugging Face format, in the precision the sampler used."""
         export_model(self.model, folder, torch.bfloat16 if self.options.bf16 else torch.float32)
-
-
-def _set_mode(module: nn.Module, *, updating: bool = False) -> None:
-    """Evaluation mode, also in updates: dropout would make ratios differ from 1 at the start.
-
-    Only layers with gradient checkpointing are told of an update, since they look at this flag.
-    """
-    for layer in module.modules():
-        layer.training = updating and bool(getattr(layer, "gradient_checkpointing", False))
 
 
 def _compile_layers(module: nn.Module) -> None:

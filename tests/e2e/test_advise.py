@@ -60,6 +60,12 @@ def test_json_holds_the_same(rollouts):
     assert found["effects"][0]["step_saved"] is None
 
 
+def test_a_folder_is_read_as_its_files_are(rollouts):
+    whole, folder = (moored("advise", path, "--json") for path in (rollouts, rollouts.parent))
+    assert folder.stdout == whole.stdout
+    assert folder.stderr.strip() == "[]"
+
+
 def test_a_success_reward_moves_groups_between_causes(rollouts):
     found = json.loads(moored("advise", rollouts, "--json", "--success-reward", 2).stdout)
     assert found["causes"]["too_hard"]["num_groups"] == 3

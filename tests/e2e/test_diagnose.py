@@ -56,11 +56,26 @@ def test_a_run_directory_is_diagnosed_with_its_own_model(run):
         assert look["rewards"]["num_groups"] == 4
 
 
-def test_one_file_with_another_model_shows_every_metric(run):
+def test_one_file_with_another_model_shows_every_metric_and_turn(run):
     file = run / "rollouts" / "step_000001.parquet"
-    shown = moored("diagnose", file, "--model", "nano").stdout
+    shown = moored("diagnose", file, "--model", "nano", "--by-turn").stdout
+    assert any(line.split()[:2] == ["turn", "M"] for line in shown.splitlines())
     for label in ("MI per token", "ceiling of both", "H(Z|X) per sequence", "95 % interval"):
         assert label in shown
+
+
+def test_a_page_is_written_beside_the_json_with_turns_of_the_last_step(run, tmp_path):
+    page = tmp_path / "page.html"
+    done = moored("diagnose", run, "--json", "--draws", "50", "--html", page)
+    assert "scoring 2 steps and 1 other turn(s) of the last" in done.stderr
+    found, text = json.loads(done.stdout), page.read_text(encoding="utf-8")
+    assert [look["turn"] for look in found["turns"]] == [1, 2]
+    assert found["turns"][0]["report"] == found["looks"][-1]["report"]
+    assert found["turns"][1]["report"]["num_prompts"] == 4
+    for look in (found["looks"][-1], *found["turns"]):
+        assert f"<td>{look['report']['conditional_entropy_est']:.3f}</td>" in text
+    assert f"{found['token_forwards']:,} token-forwards" in text
+    assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
 
 
 def refusal(monkeypatch, capsys, *arguments: str | Path) -> str:
@@ -98,6 +113,9 @@ def test_plain_lines_with_a_torn_end_and_a_bad_row_are_diagnosed(tmp_path, monke
         (ROW, [], "--model"),
         (ROW, ["--model", "nano", "--reader", "tlr"], "did you mean 'trl'"),
         (ROW, ["--model", "nano", "--pairs", "4", "--prompts", "8"], "at least --prompts"),
+        (ROW, ["--model", "nano", "--by-turn"], "needs files that hold a row a turn"),
+        ("", ["--html", "no/where/page.html"], "folder 'no/where' does not exist"),
+        ("", ["--html", "."], "needs a file, got the folder"),
         (IDS, ["--model", "nano"], "token id 9999, but the model knows 1024"),
     ],
 )

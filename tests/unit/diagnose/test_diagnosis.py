@@ -137,6 +137,6 @@ def test_everything_is_json_and_tables_show_intervals_chance_and_alarm():
     assert wide.count("◀ ALARM") == 1 and "…" in wide and "…" not in narrow
     one = shown(step_table(found.looks[0]))
     assert "retrieval among the best 4" in one and "0.125" in one
-    assert any("ALARM at step" in line for line in summary(found))
+    assert any("ALARM at step" in line.plain for line in summary(found))
     single = look_at([r for r in rows if r.step == 0])
-    assert not any("alarm" in line.lower() for line in summary(single))
+    assert not any("alarm" in line.plain.lower() for line in summary(single))

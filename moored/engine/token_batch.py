@@ -1,13 +1,13 @@
-"""One micro-batch of an update: what the trunk reads, and what the losses want of each loss token.
+"""One micro-batch: what the trunk reads, and what is known of each of its S tokens.
 
-`pad` brings it to one of few shapes by tokens without weight, which change neither loss nor
-gradient: what is recorded for a shape serves all batches of it. S counts loss tokens.
+`pad` brings it to one of few shapes by tokens that nobody asks for: what is recorded for a shape
+serves all batches of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -20,26 +20,12 @@ MIN_PROMPTS, MIN_CONTINUATIONS, MIN_LONGEST, MIN_STRETCHES = 256, 1024, 128, 16
 """Sizes of the smallest shape: tokens of all prompts, of all continuations, of a stretch; count."""
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class LossBatch:
-    """All tensors but those of `packed` are (S,)."""
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenBatch:
+    """A packed micro-batch, and streams: tensors (S,) with a number for each of its targets."""
 
     packed: Packed
-    """Its sources and targets are those of loss tokens alone."""
-    sequence: torch.Tensor
-    """Number of the sequence of each token."""
-    old_logprobs: torch.Tensor
-    advantages: torch.Tensor
-    weights: torch.Tensor
-    returns: torch.Tensor | None = None
-    old_values: torch.Tensor | None = None
-    reference: torch.Tensor | None = None
-    """Log-probabilities under the reference model."""
-
-    def streams(self) -> dict[str, torch.Tensor]:
-        """What there is a number of for every loss token, by name."""
-        named = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "packed"}
-        return {name: tensor for name, tensor in named.items() if tensor is not None}
+    streams: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 def loss_batch(
@@ -48,8 +34,8 @@ def loss_batch(
     reference: Sequence[np.ndarray] | None,
     *,
     with_values: bool,
-) -> LossBatch:
-    """The loss tokens of `packed`, which holds continuations of `samples`."""
+) -> TokenBatch:
+    """The loss tokens of `packed`, which holds continuations of `samples`, and what losses want."""
     order = [index for index, _ in packed.items]
     masks = [samples[index].loss_mask_T for index in order]
     counts = [count for count in (int(mask.sum()) for mask in masks) if count]
@@ -61,20 +47,17 @@ def loss_batch(
         chosen = [array[mask] for array, mask in zip(arrays, masks, strict=True)]
         return tensor(np.concatenate(chosen).astype(np.float32))
 
-    def of(name: str) -> torch.Tensor:
-        return flat([getattr(samples[index], name) for index in order])
-
+    names = ["old_logprobs", "advantages", "weights"]
+    names += ["returns", "old_values"] if with_values else []
+    streams = {
+        name: flat([getattr(samples[index], f"{name}_T") for index in order]) for name in names
+    }
+    streams["sequence"] = tensor(np.repeat(np.arange(len(counts)), counts))
+    if reference is not None:
+        streams["reference"] = flat([reference[index] for index in order])
     chosen = tensor(np.flatnonzero(np.concatenate(masks)))
-    return LossBatch(
-        packed=replace(packed, sources=packed.sources[chosen], targets=packed.targets[chosen]),
-        sequence=tensor(np.repeat(np.arange(len(counts)), counts)),
-        old_logprobs=of("old_logprobs_T"),
-        advantages=of("advantages_T"),
-        weights=of("weights_T"),
-        returns=of("returns_T") if with_values else None,
-        old_values=of("old_values_T") if with_values else None,
-        reference=None if reference is None else flat([reference[index] for index in order]),
-    )
+    packed = replace(packed, sources=packed.sources[chosen], targets=packed.targets[chosen])
+    return TokenBatch(packed, streams)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +66,15 @@ class Shape:
 
     prompt_tokens: int
     continuation_tokens: int
-    loss_tokens: int
+    num_targets: int
     num_prompts: int
     num_stretches: int
     longest: int
     """Bound on the tokens of a stretch, be it a prompt or a continuation."""
 
 
-def pad(batch: LossBatch) -> tuple[LossBatch, Shape]:
-    """Fill up a line (`batch.to_line`) with prompts and continuations that have no weight."""
+def pad(batch: TokenBatch) -> tuple[TokenBatch, Shape]:
+    """Fill up a line (`batch.to_line`) with prompts and continuations; streams with zeros."""
     packed, tree = batch.packed, batch.packed.tree
     assert tree is not None
     first, whole = tree.num_prompt_tokens, packed.input_ids.shape[1]
@@ -107,12 +90,12 @@ def pad(batch: LossBatch) -> tuple[LossBatch, Shape]:
     shape = Shape(
         prompt_tokens=prompt_tokens,
         continuation_tokens=continuation_tokens,
-        loss_tokens=-(-len(batch.weights) // quarter) * quarter,
+        num_targets=max(1, -(-len(packed.targets) // quarter)) * quarter,
         num_prompts=_power(len(tree.prompts), MIN_STRETCHES, 4),
         num_stretches=_power(sum(1 for _ in _stretches(tree)), MIN_STRETCHES, 4),
         longest=longest,
     )
-    shift, more = prompt_tokens - first, shape.loss_tokens - len(batch.weights)
+    shift, more = prompt_tokens - first, shape.num_targets - len(packed.targets)
 
     def line(tensor: torch.Tensor) -> torch.Tensor:
         prompts, rest = tensor[:, :first], tensor[:, first:]
@@ -120,9 +103,10 @@ def pad(batch: LossBatch) -> tuple[LossBatch, Shape]:
         return torch.cat([pad_tensor(part, (0, size)) for part, size in parts], dim=1)
 
     sources = torch.where(packed.sources < first, packed.sources, packed.sources + shift)
-    streams = {name: pad_tensor(tensor, (0, more)) for name, tensor in batch.streams().items()}
-    # Those that are added are a sequence of their own; there are fewer others than tokens.
-    streams["sequence"][len(batch.weights) :] = shape.loss_tokens - 1
+    streams = {name: pad_tensor(tensor, (0, more)) for name, tensor in batch.streams.items()}
+    if more and "sequence" in streams:
+        # What is added is a sequence of its own; there are fewer others than tokens.
+        streams["sequence"][-more:] = shape.num_targets - 1
     filled = replace(
         packed,
         input_ids=line(packed.input_ids),
@@ -131,7 +115,7 @@ def pad(batch: LossBatch) -> tuple[LossBatch, Shape]:
         targets=pad_tensor(packed.targets, (0, more)),
         tree=tree,
     )
-    return replace(batch, packed=filled, **streams), shape
+    return TokenBatch(filled, streams), shape
 
 
 def _power(size: int, least: int, base: int) -> int:
