@@ -15,6 +15,7 @@ import math
 import multiprocessing
 import os
 import platform
+import shlex
 import sys
 import tempfile
 import time
@@ -25,6 +26,7 @@ from pathlib import Path
 from statistics import mean, stdev
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 ARMS = {
@@ -168,14 +170,14 @@ def main() -> None:
         results = {arm: [f.result() for f in runs] for arm, runs in futures.items()}
     if given.minutes < math.inf:
         _cut_to_shortest(results)
-    summary = show(results, " ".join(given.what))
+    summary = show(results, escape(" ".join(given.what)))
     if given.out:
         import torch
         import transformers
 
         gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
         record = {
-            "command": " ".join(["python", *sys.argv]),
+            "command": shlex.join(["python", *sys.argv]),
             "versions": {"python": platform.python_version(), "torch": torch.__version__}
             | {"transformers": transformers.__version__},
             "hardware": {"gpu": gpu, "cores": os.cpu_count()},

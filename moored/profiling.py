@@ -61,6 +61,10 @@ class Profile:
             rate = f"{median(rates):,.0f}" if rates else ""
             table.add_row(phase, f"{seconds:.3f}", f"{share:.0%}", rate)
         table.add_row("step", f"{total:.3f}", "", "")
+        table.add_row("first step", f"{sum(self._records[0].seconds.values()):.3f}", "", "")
+        if torch.cuda.is_available():
+            peak = torch.cuda.max_memory_allocated() / 2**30
+            table.caption = f"at most {peak:.2f} GiB of GPU memory in use"
         return table
 
 

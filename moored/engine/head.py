@@ -62,6 +62,11 @@ def float_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.mm(hidden, weight.t(), out_dtype=torch.float32)
 
 
+def _times(logits: torch.Tensor, factor: float) -> torch.Tensor:
+    """In place, and not at all for 1: it would pass over all logits."""
+    return logits if factor == 1.0 else logits.mul_(factor)
+
+
 def _is_plain(model: nn.Module, head: nn.Module) -> bool:
     """True when logits are hidden states times a matrix, and nothing else."""
     is_linear = type(head) is nn.Linear and head.bias is None
@@ -110,7 +115,7 @@ class _Logprobs(torch.autograd.Function):
         logp, log_z, entropy = (hidden.new_zeros(len(hidden), dtype=torch.float32) for _ in "abc")
         factor = weight.to(ctx.dtype)
         for part in _chunks(hidden, len(weight)):
-            logits = float_logits(hidden[part].to(ctx.dtype), factor).mul_(ctx.beta)
+            logits = _times(float_logits(hidden[part].to(ctx.dtype), factor), ctx.beta)
             log_z[part] = torch.logsumexp(logits, dim=-1)
             logp[part] = logits.gather(-1, targets[part, None]).squeeze(-1) - log_z[part]
             if with_entropy:
@@ -132,7 +137,7 @@ class _Logprobs(torch.autograd.Function):
         d_weight = torch.zeros_like(weight) if trains_weight else None
         for part in _chunks(hidden, len(weight)):
             h = hidden[part].to(ctx.dtype)
-            log_p = float_logits(h, factor).mul_(ctx.beta).sub_(log_z[part, None])
+            log_p = _times(float_logits(h, factor), ctx.beta).sub_(log_z[part, None])
             p = log_p.exp()
             d_logits = torch.zeros_like(p)
             if to_logp is not None:
@@ -143,7 +148,7 @@ class _Logprobs(torch.autograd.Function):
                 # d H / d logit_j = -p_j (log p_j + H)
                 slope = log_p.add_(entropy[part, None]).mul_(p)
                 d_logits.addcmul_(slope, to_entropy[part, None], value=-1.0)
-            d = d_logits.mul_(ctx.beta).to(ctx.dtype)
+            d = _times(d_logits, ctx.beta).to(ctx.dtype)
             d_hidden[part] = torch.mm(d, factor).to(hidden.dtype)
             if d_weight is None:
                 continue

