@@ -134,6 +134,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The bottle with seeds.")
     parser.add_argument("what", nargs="+", help="presets and options, as for `moored train`")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     parser.add_argument("--minutes", type=float, default=math.inf, help="then runs are cut short")
@@ -163,7 +164,7 @@ def main() -> None:
                         deadline,
                     )
                 )
-                for seed in range(given.seeds)
+                for seed in range(given.first_seed, given.first_seed + given.seeds)
             ]
             for arm in given.arms
         }

@@ -157,6 +157,13 @@ def main(words: Sequence[str] | None = None) -> int:
     title = f"{given.model}: {given.prompts} prompts x {given.reasonings} reasonings"
     console.print(timing_table(title, timings, {"concatenated": ratio}))
     console.print(f"largest difference of a token's log-probability: {difference:.2g} nats")
+    half = {
+        "half the prompts": partial(shared, learner, prompts[::2], replies, {}),
+        "half the reasonings": partial(shared, learner, prompts, replies[::2], {}),
+    }
+    growth = interleave(half, given.repeats, device)
+    shares = {name: t.median_s / timings["moored"].median_s for name, t in growth.items()}
+    console.print(", ".join(f"{name} take {share:.2f} of it" for name, share in shares.items()))
     needed = work(model, prompts, replies)
     ceiling = matmul_rate(device, torch.bfloat16 if bf16 else torch.float32)
     share = needed / timings["moored"].median_s / ceiling
@@ -165,7 +172,12 @@ def main(words: Sequence[str] | None = None) -> int:
         f"a large matrix product"
     )
     show_machine(console, machine)
-    limits = {"flop": needed, "ceiling_flop_s": ceiling, "share_of_ceiling": share}
+    limits = {
+        "growth": shares,
+        "flop": needed,
+        "ceiling_flop_s": ceiling,
+        "share_of_ceiling": share,
+    }
     figures = {name: timing.record() for name, timing in timings.items()}
     write_record(
         given.out, machine, {"speed_up": ratio, "difference": difference, **limits, **figures}

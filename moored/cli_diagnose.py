@@ -100,7 +100,7 @@ def diagnose_command(
     """Tell from rollouts whether reasoning still depends on its prompt."""
     from moored.diagnose.diagnosis import choose_num_prompts, diagnose, make_plan
     from moored.diagnose.html import check_can_write, write_page
-    from moored.diagnose.readers import expand
+    from moored.rollout_files import expand
     from moored.diagnose.records import ReadOptions
     from moored.diagnose.sample import draw
     from moored.diagnose.turns import draw_turns, plan_turns

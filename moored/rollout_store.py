@@ -209,7 +209,7 @@ def _rows(file: Path) -> Iterator[dict[str, Any]]:
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(file) as parquet:
+        with pq.ParquetFile(file, pre_buffer=False) as parquet:
             _check_columns(file, parquet.schema_arrow)
             for batch in parquet.iter_batches(batch_size=ROWS_IN_MEMORY, columns=_schema().names):
                 names = batch.schema.names

@@ -27,7 +27,6 @@ from moored.rollout_files import (
     parquet_rows,
     require_columns,
 )
-from moored.rollout_files import expand as expand
 
 Convert = Callable[[Row, ReadOptions], Record]
 NEEDED = {

@@ -16,7 +16,7 @@ import numpy as np
 from moored.diagnostics.regimes import Regime
 from moored.errors import MooredError
 
-SMOOTH = 5
+SMOOTH = 3
 """Points in the running median that counts as a level."""
 
 
@@ -37,18 +37,19 @@ class CollapseAlarm:
 
     S = max(0, S + (reference - MI) / sigma - slack); the alarm goes off when S > threshold and the
     level is down by at least `min_drop` of the reference. sigma is the noise of the series, from
-    the median absolute difference of successive points, at least `min_noise` of the reference.
+    the median absolute difference of successive points, at least `min_noise` of the reference. The
+    reference counts from the first measurement, S from the `warmup`-th.
     """
 
     def __init__(
         self,
         *,
         slack: float = 2.0,
-        threshold: float = 6.0,
-        min_drop: float = 0.4,
+        threshold: float = 5.0,
+        min_drop: float = 0.5,
         min_noise: float = 0.03,
         entropy_share: float = 0.5,
-        warmup: int = 5,
+        warmup: int = SMOOTH,
     ) -> None:
         if warmup < SMOOTH:
             raise MooredError(f"warmup must be at least {SMOOTH} measurements, got {warmup}")
@@ -76,12 +77,13 @@ class CollapseAlarm:
         mi = float(mi)
         self._mi.append(mi)
         self._entropy.append(float(conditional_entropy))
-        if len(self._mi) < self.warmup:
-            return None
+        # From the first point on, which is of the untrained policy: a run may collapse at once.
         level = float(np.median(self._mi[-SMOOTH:]))
         reference = level if self._reference is None else max(self._reference, level)
-        noise = max(_noise(self._mi), self.min_noise * abs(reference), 1e-12)
         self._reference = reference
+        if len(self._mi) < self.warmup:
+            return None
+        noise = max(_noise(self._mi), self.min_noise * abs(reference), 1e-12)
         self._cusum = max(0.0, self._cusum + (reference - mi) / noise - self.slack)
         dropped = reference > 0.0 and level <= (1.0 - self.min_drop) * reference
         if self.alarm is not None or self._cusum <= self.threshold or not dropped:

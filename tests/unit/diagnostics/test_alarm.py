@@ -64,6 +64,17 @@ def test_a_small_lasting_drop_is_no_collapse():
     assert alarm_at(np.where(POINTS < 40, 1.0, 0.8)) is None
 
 
+def test_a_collapse_right_after_the_first_look_is_seen():
+    # The first look is of the untrained policy; by the second everything is lost.
+    series = [0.3, 0.02, 0.01, 0.02, 0.01]
+    alarm = find_alarm((step, mi, 1.0) for step, mi in enumerate(series))
+    assert alarm is not None
+    # At the third point the noise is large: differences 0.28 and 0.01, 1.4826 * 0.145 / sqrt(2) =
+    # 0.152, and the drop of 0.29 is 1.9 of it, below the slack of 2. At the fourth it is 0.01.
+    assert alarm.step == 3
+    assert alarm.mi_reference == 0.3
+
+
 def test_alarm_goes_off_once():
     watch = CollapseAlarm()
     falling = np.clip(1 - (POINTS - FALL_AT) / 20, 0, 1).tolist()
@@ -97,14 +108,16 @@ def test_alarm_refuses_what_it_cannot_use():
 def slow_alarm(series: list[float]) -> int | None:
     """First point at which the CUSUM of the docstring passes both of its bars."""
     reference, cusum = -math.inf, 0.0
-    for end in range(5, len(series) + 1):
+    for end in range(1, len(series) + 1):
         seen = series[:end]
-        level = statistics.median(seen[-5:])
+        level = statistics.median(seen[-3:])
         reference = max(reference, level)
+        if end < 3:
+            continue
         steps = [abs(b - a) for a, b in itertools.pairwise(seen)]
         noise = max(1.4826 * statistics.median(steps) / math.sqrt(2), 0.03 * abs(reference))
         cusum = max(0.0, cusum + (reference - seen[-1]) / noise - 2.0)
-        if cusum > 6.0 and reference > 0.0 and level <= 0.6 * reference:
+        if cusum > 5.0 and reference > 0.0 and level <= 0.5 * reference:
             return end - 1
     return None
 
