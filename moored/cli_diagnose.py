@@ -100,10 +100,10 @@ def diagnose_command(
     """Tell from rollouts whether reasoning still depends on its prompt."""
     from moored.diagnose.diagnosis import choose_num_prompts, diagnose, make_plan
     from moored.diagnose.html import check_can_write, write_page
-    from moored.rollout_files import expand
     from moored.diagnose.records import ReadOptions
     from moored.diagnose.sample import draw
     from moored.diagnose.turns import draw_turns, plan_turns
+    from moored.rollout_files import expand
 
     if num_prompts is not None and num_pairs < num_prompts:
         raise ConfigError(f"--pairs must be at least --prompts, got {num_pairs} and {num_prompts}")

@@ -44,7 +44,7 @@ ALLOWED: dict[str, set[str]] = {
     "profiling": LOOPS,
     "cli_eval": LOOPS,
     "cli_train": LOOPS | {"presets", "profiling", "progress", "cli_eval"},
-    "cli_diagnose": LOOPS | {"diagnose"},
+    "cli_diagnose": LOOPS | {"diagnose", "rollout_files"},
     "cli": LOOPS | {"analysis", "board", "play", "cli_advise", "cli_train", "cli_diagnose"},
     "__main__": {"cli"},
 }
