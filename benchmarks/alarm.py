@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
+from bottle import up_to_shortest
 from harness import make_console
 from rich.table import Table
 
@@ -105,7 +106,7 @@ def main() -> None:
     found = {
         file.stem: [
             outcome(file.stem, arm, run)
-            for arm, runs in json.loads(file.read_text())["runs"].items()
+            for arm, runs in up_to_shortest(json.loads(file.read_text())["runs"]).items()
             for run in runs
         ]
         for file in given.records

@@ -39,9 +39,9 @@ ARMS = {
         "filter.keep_zero=true",
         "filter.eps=0",
     ],
-    "plain engine": ["plain=true"],
 }
-"""The last one is for a look at the engine: with it curves must differ by no more than seeds do."""
+ENGINE = {"plain engine": ["plain=true"]}
+"""For a look at moored's engine, with the filter, rather than at the filter."""
 VIEW = "collapse_first_turn_sample"
 FIGURES = {
     "success": "rollout/success_rate",
@@ -87,12 +87,19 @@ def one_run(
     }
 
 
-def _cut_to_shortest(results: Mapping[str, Sequence[dict]]) -> None:
-    runs = [run for found in results.values() for run in found]
-    last = min(run["curves"]["success"][-1][0] for run in runs)
-    for run in runs:
-        for name, curve in run["curves"].items():
-            run["curves"][name] = [point for point in curve if point[0] <= last]
+def up_to_shortest(results: Mapping[str, Sequence[dict]]) -> dict[str, list[dict]]:
+    """All runs up to the step that every one of them has reached."""
+    last = min(run["curves"]["success"][-1][0] for runs in results.values() for run in runs)
+
+    def cut(run: dict) -> dict:
+        curves = {
+            name: [point for point in curve if point[0] <= last]
+            for name, curve in run["curves"].items()
+        }
+        alarm = run["alarm_step"]
+        return run | {"curves": curves, "alarm_step": alarm if alarm and alarm <= last else None}
+
+    return {arm: [cut(run) for run in runs] for arm, runs in results.items()}
 
 
 def window(curve: Sequence[Sequence[float]], share: float) -> float:
@@ -138,7 +145,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     parser.add_argument("--minutes", type=float, default=math.inf, help="then runs are cut short")
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS)[:3])
+    parser.add_argument("--arms", nargs="+", choices=ARMS | ENGINE, default=list(ARMS))
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     presets = [word for word in given.what if "=" not in word]
@@ -158,7 +165,7 @@ def main() -> None:
                     partial(
                         one_run,
                         presets,
-                        [*options, *ARMS[arm]],
+                        [*options, *(ARMS | ENGINE)[arm]],
                         Path(folder) / f"{arm}-{seed}".replace(" ", "_"),
                         seed,
                         deadline,
@@ -169,9 +176,7 @@ def main() -> None:
             for arm in given.arms
         }
         results = {arm: [f.result() for f in runs] for arm, runs in futures.items()}
-    if given.minutes < math.inf:
-        _cut_to_shortest(results)
-    summary = show(results, escape(" ".join(given.what)))
+    summary = show(up_to_shortest(results), escape(" ".join(given.what)))
     if given.out:
         import torch
         import transformers

@@ -13,7 +13,7 @@ from html import escape
 from pathlib import Path
 from statistics import mean
 
-from bottle import FIGURES, interval
+from bottle import FIGURES, interval, up_to_shortest
 
 from moored.diagnose.svg import Axis
 
@@ -78,7 +78,7 @@ def panel(name: str, arms: dict[str, Points], left: float, top: float) -> str:
 
 def figure(record: dict) -> str:
     """All panels and a legend."""
-    runs = record["runs"]
+    runs = up_to_shortest(record["runs"])
     width, rows = PER_ROW * PANEL_WIDTH, math.ceil(len(SHOWN) / PER_ROW)
     height = rows * PANEL_HEIGHT + 30
     drawn = [f'<rect width="{width}" height="{height}" fill="#fff"/>']

@@ -98,7 +98,7 @@ def value_loss(
 
 def _mean_by(values: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
     """Each value replaced by the mean of its group."""
-    # There are no more groups than values; asking how many would wait for the device.
-    size = len(groups)
-    sums = torch.zeros(size, dtype=values.dtype, device=values.device).index_add(0, groups, values)
-    return (sums / torch.bincount(groups, minlength=size).clamp(min=1))[groups]
+    # There are no more groups than values; counting them would wait for the device.
+    sums = torch.zeros_like(values).index_add(0, groups, values)
+    counts = torch.zeros_like(values).index_add(0, groups, torch.ones_like(values))
+    return (sums / counts.clamp(min=1.0))[groups]

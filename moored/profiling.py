@@ -62,9 +62,9 @@ class Profile:
             table.add_row(phase, f"{seconds:.3f}", f"{share:.0%}", rate)
         table.add_row("step", f"{total:.3f}", "", "")
         table.add_row("first step", f"{sum(self._records[0].seconds.values()):.3f}", "", "")
-        if torch.cuda.is_available():
-            peak = torch.cuda.max_memory_allocated() / 2**30
-            table.caption = f"at most {peak:.2f} GiB of GPU memory in use"
+        if torch.cuda.is_available() and torch.cuda.max_memory_reserved():
+            peak = torch.cuda.max_memory_reserved() / 2**30
+            table.caption = f"at most {peak:.2f} GiB of GPU memory taken"
         return table
 
 

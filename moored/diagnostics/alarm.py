@@ -38,7 +38,8 @@ class CollapseAlarm:
     S = max(0, S + (reference - MI) / sigma - slack); the alarm goes off when S > threshold and the
     level is down by at least `min_drop` of the reference. sigma is the noise of the series, from
     the median absolute difference of successive points, at least `min_noise` of the reference. The
-    reference counts from the first measurement, S from the `warmup`-th.
+    reference is the highest level, or the first measurement less two sigma. S counts from the
+    `warmup`-th on.
     """
 
     def __init__(
@@ -77,13 +78,13 @@ class CollapseAlarm:
         mi = float(mi)
         self._mi.append(mi)
         self._entropy.append(float(conditional_entropy))
-        # From the first point on, which is of the untrained policy: a run may collapse at once.
-        level = float(np.median(self._mi[-SMOOTH:]))
-        reference = level if self._reference is None else max(self._reference, level)
-        self._reference = reference
         if len(self._mi) < self.warmup:
             return None
-        noise = max(_noise(self._mi), self.min_noise * abs(reference), 1e-12)
+        level = float(np.median(self._mi[-SMOOTH:]))
+        self._reference = level if self._reference is None else max(self._reference, level)
+        # A run may collapse between its first look and the second: less its noise, the first counts.
+        noise = max(_noise(self._mi), self.min_noise * abs(self._reference), 1e-12)
+        reference = max(self._reference, self._mi[0] - 2.0 * noise)
         self._cusum = max(0.0, self._cusum + (reference - mi) / noise - self.slack)
         dropped = reference > 0.0 and level <= (1.0 - self.min_drop) * reference
         if self.alarm is not None or self._cusum <= self.threshold or not dropped:

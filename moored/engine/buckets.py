@@ -9,3 +9,10 @@ def bucket(size: int, least: int) -> int:
             return power * 3 // 2
         power *= 2
     return power
+
+
+def power_bucket(size: int, least: int, base: int) -> int:
+    """The next of `least` times powers of `base`, where more costs little."""
+    while least < size:
+        least *= base
+    return least

@@ -14,12 +14,9 @@ import torch
 import torch.nn.functional as F
 
 from moored.engine import plain_ops
-from moored.engine.families import LLAMA_SHAPED, sliding_window
+from moored.engine.families import LLAMA_SHAPED, has_fixed_angles, sliding_window
 from moored.engine.head import float_logits
 from moored.engine.rows import Rows
-
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-"""Angles that do not depend on the length of the sequence."""
 
 
 def can_decode(model: Any) -> bool:
@@ -32,7 +29,7 @@ def can_decode(model: Any) -> bool:
         config.model_type in LLAMA_SHAPED
         and model.device.type in ("cpu", "cuda")
         and getattr(config, "hidden_act", "silu") == "silu"
-        and rope.get("rope_type", "default") in ROPE_TYPES
+        and has_fixed_angles(config)
         and rope.get("partial_rotary_factor", 1.0) == 1.0
         and sliding_window(config) is None
         and not getattr(config, "mlp_bias", False)

@@ -9,6 +9,15 @@ LLAMA_SHAPED = ("llama", "mistral", "qwen2", "qwen3")
 to their attention."""
 
 
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+"""Angles that do not depend on the length of the sequence."""
+
+
+def has_fixed_angles(config: Any) -> bool:
+    rope = getattr(config, "rope_parameters", None) or {}
+    return rope.get("rope_type", "default") in ROPE_TYPES
+
+
 def sliding_window(config: Any) -> int | None:
     """How many tokens back some layers look, if they do not look back to the start."""
     if getattr(config, "use_sliding_window", True) is False:

@@ -2,17 +2,19 @@
 
 The first batch of a shape is computed as it is, and the same work recorded; later ones are copied
 to where the recording reads, and replayed. So a pass may read its batch and tensors that stay where
-they are, and write to such tensors.
+they are, and write to such tensors. Where a pass cannot be recorded it is computed every time.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 
 from moored.batch import Tree
+from moored.engine.capture import capture, run_aside
 from moored.engine.token_batch import Shape, TokenBatch, pad
 from moored.engine.tree_attention import Bounds, bounds_of
 
@@ -21,6 +23,10 @@ Pass = Callable[[TokenBatch], Outputs]
 LINES = ("input_ids", "position_ids", "sources", "targets")
 SUMS = ("stretches", "prompts", "continuations")
 HOST = torch.device("cpu")
+MAX_RECORDINGS = 128
+"""Shapes beyond these are computed without a recording."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +43,7 @@ class Graphs:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._recordings: dict[tuple[str, Shape], _Recording] = {}
+        self._recordings: dict[tuple[str, Shape], _Recording | None] = {}
         self._pool = torch.cuda.graph_pool_handle()
 
     def run(self, name: str, compute: Pass, batch: TokenBatch) -> Outputs:
@@ -46,24 +52,25 @@ class Graphs:
         padded = _with_bounds(padded, shape)
         found = self._recordings.get((name, shape))
         if found is None:
-            with torch.cuda.device(self._device):
-                return self._record((name, shape), compute, _on_device(padded, self._device))
+            return self._compute((name, shape), compute, _on_device(padded, self._device))
         for into, given in zip(_tensors(found.batch), _tensors(padded), strict=True):
             into.copy_(given)
         found.graph.replay()
         return found.outputs
 
-    def _record(self, key: tuple[str, Shape], compute: Pass, batch: TokenBatch) -> Outputs:
-        # On another stream than the default one, where libraries set themselves up for capture.
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            computed = compute(batch)
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            outputs = compute(batch)
-        self._recordings[key] = _Recording(graph, batch, outputs)
+    def _compute(self, key: tuple[str, Shape], compute: Pass, batch: TokenBatch) -> Outputs:
+        """Without a recording; one is made for the next time, unless that failed before."""
+        with torch.cuda.device(self._device):
+            computed = run_aside(lambda: compute(batch))
+            if key in self._recordings or len(self._recordings) >= MAX_RECORDINGS:
+                return computed
+            self._recordings[key] = None
+            try:
+                graph, outputs = capture(lambda: compute(batch), self._pool)
+            except RuntimeError as error:  # out of memory, or something that a graph cannot hold
+                logger.warning("a pass runs slower because it cannot be recorded: %s", error)
+            else:
+                self._recordings[key] = _Recording(graph, batch, outputs)
         return computed
 
 

@@ -28,8 +28,8 @@ def token_logprobs(
     with_entropy: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(S,) log-probability of each target and entropy of its distribution, in float32."""
-    head = cast(nn.Module, model.get_output_embeddings())  # pyright: ignore[reportCallIssue]
-    if _is_plain(model, head):
+    head = _head(model)
+    if is_plain_head(model):
         weight = cast(torch.Tensor, head.weight)
         return _Logprobs.apply(hidden, weight, targets, temperature, with_entropy)  # pyright: ignore[reportReturnType]
     parts = []
@@ -67,8 +67,13 @@ def _times(logits: torch.Tensor, factor: float) -> torch.Tensor:
     return logits if factor == 1.0 else logits.mul_(factor)
 
 
-def _is_plain(model: nn.Module, head: nn.Module) -> bool:
+def _head(model: nn.Module) -> nn.Module:
+    return cast(nn.Module, model.get_output_embeddings())  # pyright: ignore[reportCallIssue]
+
+
+def is_plain_head(model: nn.Module) -> bool:
     """True when logits are hidden states times a matrix, and nothing else."""
+    head = _head(model)
     is_linear = type(head) is nn.Linear and head.bias is None
     options = ("logits_scaling", "final_logit_softcapping")
     return is_linear and all(getattr(model.config, name, None) is None for name in options)

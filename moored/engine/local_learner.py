@@ -10,7 +10,7 @@ import copy
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,17 +19,18 @@ import torch
 from torch import nn
 
 from moored.batch import Packed, Sample, micro_batches, pack, to_line, to_tensors
+from moored.engine.families import has_fixed_angles
 from moored.engine.forward import hidden_states, trunk_of
 from moored.engine.graphs import HOST, Graphs, Outputs, Pass
-from moored.engine.head import token_logprobs
+from moored.engine.head import is_plain_head, token_logprobs
 from moored.engine.state import Trained, export_model
-from moored.engine.token_batch import TokenBatch, loss_batch
+from moored.engine.token_batch import MOST_PADDING, TokenBatch, loss_batch
 from moored.engine.tree_attention import use_tree_attention
 from moored.errors import MooredError
 from moored.losses import LossOptions, TokenStream, policy_loss, value_loss
 from moored.types import Prompt
 
-MICRO_BATCH_TOKENS = (4096, 16384)
+MICRO_BATCH_TOKENS = (4096, 24576)
 """On a CPU, where activations should stay near the cores; on a GPU."""
 
 
@@ -42,7 +43,7 @@ class LearnerOptions:
     weight_decay: float = 0.0
     grad_clip: float = 1.0
     micro_batch_tokens: int | None = None
-    """Bound on the tokens of one forward pass; None: 4,096 on a CPU, 16,384 on a GPU."""
+    """Bound on the tokens of one forward pass; None: 4,096 on a CPU, 24,576 on a GPU."""
     row_tokens: int = 2048
     """Bound on one packed row where attention needs a mask, which is square in it."""
     temperature: float = 1.0
@@ -102,11 +103,17 @@ class LocalLearner:
             for module in filter(None, (model, self.critic, self.reference)):
                 _compile_layers(module)
         self._checkpointed = self._evaluate()
-        self._graphs = None
-        if self.device.type == "cuda" and self._uses_tree and not self._checkpointed:
-            self._graphs = Graphs(self.device)
-            for weight in self._weights:
-                weight.grad = torch.zeros_like(weight)
+        self._graphs = Graphs(self.device) if self._can_record() else None
+
+    def _can_record(self) -> bool:
+        """Where no pass asks the device for a number or for its random state."""
+        return (
+            self.device.type == "cuda"
+            and self._uses_tree
+            and not self._checkpointed
+            and has_fixed_angles(self.model.config)
+            and is_plain_head(self.model)
+        )
 
     def _evaluate(self) -> list[nn.Module]:
         """Leave training mode for good: dropout would make ratios differ from 1 at the start.
@@ -161,26 +168,40 @@ class LocalLearner:
         if not samples:
             raise MooredError("an update needs at least one sample")
         reference = self.reference_logprobs(samples) if self.reference is not None else None
-        for layer in self._checkpointed:
-            layer.training = True
-        sums: dict[str, torch.Tensor] = {}
-        ids = [sample.ids_T for sample in samples]
-        for packed in self._pack([sample.prompt for sample in samples], ids):
-            batch = loss_batch(packed, samples, reference, with_values=self.critic is not None)
-            for name, value in self._run("update", self._add_gradients, batch).items():
-                sums[name] = sums[name] + value if name in sums else value.clone()
-        for layer in self._checkpointed:
-            layer.training = False
-        stats = {name: float(value) for name, value in sums.items()}
+        try:
+            stats = self._add_up(samples, reference)
+        except BaseException:
+            # What was added up so far must not be part of another update.
+            self._take_in(None)
+            raise
         for trained in self._trained:
             norm = nn.utils.clip_grad_norm_(trained.module.parameters(), self.options.grad_clip)
             name = "grad_norm" if trained.module is self.model else f"{trained.name}_grad_norm"
             stats[name] = float(norm)
         is_sound = all(map(math.isfinite, stats.values()))
-        for trained in self._trained:
-            trained.update(lr_factor if is_sound else None)
+        self._take_in(lr_factor if is_sound else None)
         self._version += is_sound
         return {**stats, "lr": self.options.lr * lr_factor}
+
+    def _take_in(self, lr_factor: float | None) -> None:
+        for trained in self._trained:
+            trained.update(lr_factor, keep_grads=self._graphs is not None)
+
+    def _add_up(
+        self, samples: Sequence[Sample], reference: Sequence[np.ndarray] | None
+    ) -> dict[str, float]:
+        """Gradients of all samples into those of the weights; returns the parts of the loss."""
+        if self._graphs is not None:
+            for weight in self._weights:
+                weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
+        sums: dict[str, torch.Tensor] = {}
+        ids = [sample.ids_T for sample in samples]
+        with _training(self._checkpointed):
+            for packed in self._pack([sample.prompt for sample in samples], ids):
+                batch = loss_batch(packed, samples, reference, with_values=self.critic is not None)
+                for name, value in self._run("update", self._add_gradients, batch).items():
+                    sums[name] = sums[name] + value if name in sums else value.clone()
+        return {name: float(value) for name, value in sums.items()}
 
     def _run(self, name: str, compute: Pass, batch: TokenBatch) -> Outputs:
         return compute(batch) if self._graphs is None else self._graphs.run(name, compute, batch)
@@ -196,9 +217,10 @@ class LocalLearner:
             loss.backward()
         else:
             # `backward` would add on the stream of the first pass, which no graph records.
-            weights = self._weights
-            found = torch.autograd.grad(loss, weights, materialize_grads=True)
-            torch._foreach_add_([weight.grad for weight in weights], found)  # pyright: ignore
+            found = torch.autograd.grad(loss, self._weights, allow_unused=True)
+            pairs = zip(self._weights, found, strict=True)
+            grads = [(weight.grad, grad) for weight, grad in pairs if grad is not None]
+            torch._foreach_add_(*map(list, zip(*grads, strict=True)))  # pyright: ignore
         return {name: value.detach() for name, value in parts.items()}
 
     def _policy_loss(self, batch: TokenBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -237,9 +259,10 @@ class LocalLearner:
     def _pack(
         self, prompts: Sequence[Prompt], continuations: Sequence[np.ndarray]
     ) -> Iterator[Packed]:
-        device = self.device if self._graphs is None else HOST
-        lengths = [len(ids) for ids in continuations]
+        device, lengths = self.device, [len(ids) for ids in continuations]
         most = self.options.micro_batch_tokens or MICRO_BATCH_TOKENS[self.device.type != "cpu"]
+        if self._graphs is not None:
+            device, most = HOST, int(most / MOST_PADDING)
         lay_out = to_line if self._uses_tree else to_tensors
         row_tokens = most if self._uses_tree else self.options.row_tokens
         rows = pack(prompts, lengths, max_tokens=row_tokens)
@@ -304,6 +327,18 @@ class LocalLearner:
     def export(self, folder: Path) -> None:
         """Write the policy in Hugging Face format, in the precision the sampler used."""
         export_model(self.model, folder, torch.bfloat16 if self.options.bf16 else torch.float32)
+
+
+@contextmanager
+def _training(layers: Sequence[nn.Module]) -> Iterator[None]:
+    """Training mode for a while."""
+    for layer in layers:
+        layer.training = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.training = False
 
 
 def _compile_layers(module: nn.Module) -> None:

@@ -16,6 +16,7 @@ import torch
 
 from moored.engine.base import Request, SamplingParams, check_requests
 from moored.engine.buckets import bucket
+from moored.engine.capture import capture, run_aside
 from moored.engine.decoder import Decoder
 from moored.engine.rows import MAX_STOPS, State, rows_of
 from moored.engine.slots import MIN_SHARERS, Job, Slots
@@ -96,8 +97,8 @@ class SlotSampler:
         """Rows whose slots fit into memory; on a CPU, which takes pages when used, any number."""
         if self._kind == "cpu":
             return 1 << 30
-        unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated() + reclaimed
-        free = torch.cuda.mem_get_info(self.device)[0] + unused
+        torch.cuda.empty_cache()
+        free = torch.cuda.mem_get_info(self.device)[0] + reclaimed
         slots = int(CACHE_SHARE * free) // self.decoder.slot_bytes(self._capacity)
         return max(1, slots * MIN_SHARERS // (MIN_SHARERS + 1) - 1)
 
@@ -169,14 +170,9 @@ class SlotSampler:
         """Record a step. While it is tried out no row runs, so nothing is drawn."""
         running = self._state.running.clone()
         self._state.running.zero_()
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            self._decode(num_rows)
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            self._decode(num_rows)
+        with torch.cuda.device(self.device):
+            run_aside(lambda: self._decode(num_rows))
+            graph, _ = capture(lambda: self._decode(num_rows), self._pool)
         self._pool = graph.pool()
         self._state.running.copy_(running)
         return graph

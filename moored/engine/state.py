@@ -31,14 +31,13 @@ class Trained:
             self.weights, lr=lr, weight_decay=weight_decay, fused=self.weights[0].is_cuda or None
         )
 
-    def update(self, lr_factor: float | None) -> None:
-        """Take the gradients in, or with None throw them away."""
+    def update(self, lr_factor: float | None, *, keep_grads: bool = False) -> None:
+        """Take the gradients in, or with None throw them away; kept ones stay where they are."""
         if lr_factor is not None:
             for group in self.optimizer.param_groups:
                 group["lr"] = self.lr * lr_factor
             self.optimizer.step()
-        # Kept, because recorded updates add to them where they lie.
-        self.optimizer.zero_grad(set_to_none=False)
+        self.optimizer.zero_grad(set_to_none=not keep_grads)
 
     def save(self, folder: Path) -> None:
         save_file(_changing(self.module), folder / f"{self.name}.safetensors")

@@ -14,10 +14,13 @@ import torch
 from torch.nn.functional import pad as pad_tensor
 
 from moored.batch import Packed, Sample, Tree
-from moored.engine.buckets import bucket
+from moored.engine.buckets import bucket, power_bucket
 
-MIN_PROMPTS, MIN_CONTINUATIONS, MIN_LONGEST, MIN_STRETCHES = 256, 1024, 128, 16
-"""Sizes of the smallest shape: tokens of all prompts, of all continuations, of a stretch; count."""
+MIN_PROMPT_TOKENS, MIN_CONTINUATION_TOKENS, MIN_LONGEST_TOKENS = 256, 1024, 128
+MIN_STRETCHES = 16
+"""The smallest shape."""
+MOST_PADDING = 1.5
+"""A padded batch has no more than so many times the tokens, but for the smallest shapes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,55 +77,57 @@ class Shape:
 
 
 def pad(batch: TokenBatch) -> tuple[TokenBatch, Shape]:
-    """Fill up a line (`batch.to_line`) with prompts and continuations; streams with zeros."""
+    """Fill up a line (`batch.to_line`) with prompts, continuations and targets without weight."""
     packed, tree = batch.packed, batch.packed.tree
     assert tree is not None
     first, whole = tree.num_prompt_tokens, packed.input_ids.shape[1]
-    # Coarse where more costs little. One more prompt at least, for the continuations added.
-    longest = _power(max(_stretches(tree)), MIN_LONGEST, 2)
-    prompt_tokens = _power(first + 1, MIN_PROMPTS, 2)
-    continuation_tokens = bucket(whole - first, MIN_CONTINUATIONS)
-    quarter = continuation_tokens // 4
+    longest = power_bucket(max(_stretches(tree)), MIN_LONGEST_TOKENS, 2)
+    # One more prompt at least, for the continuations that are added: all hang on the last one.
+    prompt_tokens = bucket(first + 1, MIN_PROMPT_TOKENS)
+    continuation_tokens = bucket(whole - first, MIN_CONTINUATION_TOKENS)
+    prompts = _pieces(prompt_tokens - first, longest)
+    continuations = _pieces(continuation_tokens - (whole - first), longest)
     tree = Tree(
-        (*tree.prompts, *_pieces(prompt_tokens - first, longest)),
-        (*tree.continuations, *_added(tree, prompt_tokens, continuation_tokens, longest)),
+        (*tree.prompts, *prompts),
+        (*tree.continuations, *[()] * (len(prompts) - 1), continuations),
     )
+    quarter = continuation_tokens // 4
     shape = Shape(
         prompt_tokens=prompt_tokens,
         continuation_tokens=continuation_tokens,
         num_targets=max(1, -(-len(packed.targets) // quarter)) * quarter,
-        num_prompts=_power(len(tree.prompts), MIN_STRETCHES, 4),
-        num_stretches=_power(sum(1 for _ in _stretches(tree)), MIN_STRETCHES, 4),
+        num_prompts=power_bucket(len(tree.prompts), MIN_STRETCHES, 4),
+        num_stretches=power_bucket(sum(1 for _ in _stretches(tree)), MIN_STRETCHES, 4),
         longest=longest,
     )
     shift, more = prompt_tokens - first, shape.num_targets - len(packed.targets)
 
     def line(tensor: torch.Tensor) -> torch.Tensor:
-        prompts, rest = tensor[:, :first], tensor[:, first:]
-        parts = [(prompts, shift), (rest, continuation_tokens - rest.shape[1])]
-        return torch.cat([pad_tensor(part, (0, size)) for part, size in parts], dim=1)
+        parts = [(tensor[:, :first], prompt_tokens), (tensor[:, first:], continuation_tokens)]
+        return torch.cat([pad_tensor(p, (0, size - p.shape[1])) for p, size in parts], dim=1)
+
+    def fill(tensor: torch.Tensor) -> torch.Tensor:
+        # With what is there, since nought times the infinite would not be nought.
+        return (
+            torch.cat([tensor, tensor[:1].expand(more)]) if len(tensor) else tensor.new_zeros(more)
+        )
 
     sources = torch.where(packed.sources < first, packed.sources, packed.sources + shift)
-    streams = {name: pad_tensor(tensor, (0, more)) for name, tensor in batch.streams.items()}
+    streams = {name: fill(tensor) for name, tensor in batch.streams.items()}
+    if more and "weights" in streams:
+        streams["weights"][-more:] = 0.0
     if more and "sequence" in streams:
-        # What is added is a sequence of its own; there are fewer others than tokens.
+        # A sequence of their own; there are fewer others than tokens.
         streams["sequence"][-more:] = shape.num_targets - 1
     filled = replace(
         packed,
         input_ids=line(packed.input_ids),
         position_ids=line(packed.position_ids),
-        sources=pad_tensor(sources, (0, more)),
-        targets=pad_tensor(packed.targets, (0, more)),
+        sources=fill(sources),
+        targets=fill(packed.targets),
         tree=tree,
     )
     return TokenBatch(filled, streams), shape
-
-
-def _power(size: int, least: int, base: int) -> int:
-    """The next of `least` times powers of `base`."""
-    while least < size:
-        least *= base
-    return least
 
 
 def _stretches(tree: Tree) -> Iterator[int]:
@@ -135,12 +140,3 @@ def _pieces(size: int, longest: int) -> tuple[int, ...]:
     """`size` in pieces of at most `longest`."""
     whole, rest = divmod(size, longest)
     return (longest,) * whole + ((rest,) if rest else ())
-
-
-def _added(
-    tree: Tree, prompt_tokens: int, continuation_tokens: int, longest: int
-) -> list[tuple[int, ...]]:
-    """The continuations of the prompts that are added: all hang on the last of them."""
-    have = sum(map(sum, tree.continuations))
-    num_prompts = len(_pieces(prompt_tokens - tree.num_prompt_tokens, longest))
-    return [()] * (num_prompts - 1) + [_pieces(continuation_tokens - have, longest)]

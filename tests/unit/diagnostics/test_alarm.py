@@ -69,10 +69,17 @@ def test_a_collapse_right_after_the_first_look_is_seen():
     series = [0.3, 0.02, 0.01, 0.02, 0.01]
     alarm = find_alarm((step, mi, 1.0) for step, mi in enumerate(series))
     assert alarm is not None
-    # At the third point the noise is large: differences 0.28 and 0.01, 1.4826 * 0.145 / sqrt(2) =
-    # 0.152, and the drop of 0.29 is 1.9 of it, below the slack of 2. At the fourth it is 0.01.
+    # At the third point differences of 0.28 and 0.01 make a noise of 1.4826 * 0.145 / sqrt(2) =
+    # 0.152, and the first look less twice that is nothing. At the fourth the noise is 0.0105.
     assert alarm.step == 3
-    assert alarm.mi_reference == 0.3
+    assert alarm.mi_reference == pytest.approx(0.3 - 2 * 1.4826 * 0.01 / math.sqrt(2))
+
+
+def test_a_first_look_that_is_high_by_chance_raises_no_alarm():
+    for seed in range(50):
+        flat = noisy(np.ones(80), 0.1, seed)
+        flat[0] = 1.5  # five times the noise above the others
+        assert alarm_at(flat) is None
 
 
 def test_alarm_goes_off_once():
@@ -107,15 +114,14 @@ def test_alarm_refuses_what_it_cannot_use():
 
 def slow_alarm(series: list[float]) -> int | None:
     """First point at which the CUSUM of the docstring passes both of its bars."""
-    reference, cusum = -math.inf, 0.0
-    for end in range(1, len(series) + 1):
+    highest, cusum = -math.inf, 0.0
+    for end in range(3, len(series) + 1):
         seen = series[:end]
         level = statistics.median(seen[-3:])
-        reference = max(reference, level)
-        if end < 3:
-            continue
+        highest = max(highest, level)
         steps = [abs(b - a) for a, b in itertools.pairwise(seen)]
-        noise = max(1.4826 * statistics.median(steps) / math.sqrt(2), 0.03 * abs(reference))
+        noise = max(1.4826 * statistics.median(steps) / math.sqrt(2), 0.03 * abs(highest))
+        reference = max(highest, seen[0] - 2 * noise)
         cusum = max(0.0, cusum + (reference - seen[-1]) / noise - 2.0)
         if cusum > 5.0 and reference > 0.0 and level <= 0.5 * reference:
             return end - 1

@@ -98,7 +98,7 @@ def test_a_batch_that_fills_its_shape_still_gets_a_prompt():
     assert padded.packed.tree is not None
     assert padded.packed.tree.prompts == (255, 1)
     samples = make_samples(lengths=((256, (10,)),))
-    assert pad(host_batch(samples))[1].prompt_tokens == 512
+    assert pad(host_batch(samples))[1].prompt_tokens == 384
 
 
 @pytest.mark.parametrize("sequence_ratio", [False, True])
@@ -128,18 +128,53 @@ def test_padding_changes_neither_losses_nor_gradients(sequence_ratio):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_gradients_are_zero_after_an_update_and_not_added_to_the_next():
-    learner = LocalLearner(tiny_model())
+def test_what_is_added_is_like_the_first_token_but_without_weight():
+    # Were it some other token, its KL might be infinite, and nought times that is no number.
+    learner = LocalLearner(tiny_model(), loss=LossOptions(kl_coef=0.1))
     samples = make_samples()
-    learner.step(samples, lr_factor=0.0)
+    batch = host_batch(samples, learner.reference_logprobs(samples))
+    padded, shape = pad(batch)
+    assert (padded.packed.targets[20:] == batch.packed.targets[0]).all()
+    assert (padded.packed.sources[20:] == padded.packed.sources[0]).all()
+    for name in ("reference", "old_logprobs", "advantages", "returns", "old_values"):
+        assert (padded.streams[name][20:] == batch.streams[name][0]).all()
+        assert len(padded.streams[name]) == shape.num_targets
+    assert (padded.streams["weights"][20:] == 0.0).all()
+
+
+def test_gradients_are_not_added_to_the_next_update():
+    learner = LocalLearner(tiny_model(), LearnerOptions(grad_clip=1e9))
+    samples = make_samples()
     first = learner.step(samples, lr_factor=0.0)
     assert learner.step(samples, lr_factor=0.0)["grad_norm"] == pytest.approx(first["grad_norm"])
 
 
+def test_a_failed_update_leaves_no_gradients_behind(monkeypatch):
+    samples = make_samples()
+    options = LearnerOptions(grad_clip=1e9, micro_batch_tokens=20)
+    learner = LocalLearner(tiny_model(), options)
+    whole = learner.step(samples, lr_factor=0.0)
+    add, calls = learner._add_gradients, iter([False, True])
+
+    def fail_at_second(batch):
+        if next(calls):
+            raise RuntimeError("out of memory")
+        return add(batch)
+
+    monkeypatch.setattr(learner, "_add_gradients", fail_at_second)
+    with pytest.raises(RuntimeError, match="memory"):
+        learner.step(samples)
+    monkeypatch.undo()
+    again = learner.step(samples, lr_factor=0.0)
+    assert again["grad_norm"] == pytest.approx(whole["grad_norm"])
+
+
 @on_gpu
 @pytest.mark.filterwarnings("default::DeprecationWarning")  # torch warns of itself
-@pytest.mark.parametrize("compile", [False, True])
-def test_recorded_updates_equal_plain_ones(tmp_path: Path, compile):
+@pytest.mark.parametrize(
+    ("compile", "sequence_ratio"), [(False, False), (True, False), (False, True)]
+)
+def test_recorded_updates_equal_plain_ones(tmp_path: Path, compile, sequence_ratio):
     lengths = [
         ((5, (7, 3)), (9, (4, 11, 2))),
         ((40, (100, 90, 300)), (9, (4, 11, 2))),
@@ -151,7 +186,7 @@ def test_recorded_updates_equal_plain_ones(tmp_path: Path, compile):
     for plain in (False, True):
         fast = {"compile": compile and not plain, "plain": plain}
         options = LearnerOptions(lr=1e-3, bf16=True, micro_batch_tokens=2048, **fast)
-        loss = LossOptions(entropy_coef=0.01, kl_coef=0.1)
+        loss = LossOptions(entropy_coef=0.01, kl_coef=0.1, sequence_ratio=sequence_ratio)
         learner = LocalLearner(tiny_model("cuda"), options, loss, with_critic=True)
         stats = [learner.step(samples) for samples in batches for _ in range(2)]
         learner.save(tmp_path)
