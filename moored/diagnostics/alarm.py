@@ -82,7 +82,7 @@ class CollapseAlarm:
             return None
         level = float(np.median(self._mi[-SMOOTH:]))
         self._reference = level if self._reference is None else max(self._reference, level)
-        # A run may collapse between its first look and the second: less its noise, the first counts.
+        # A run may collapse between its first look and its second: the first counts, less noise.
         noise = max(_noise(self._mi), self.min_noise * abs(self._reference), 1e-12)
         reference = max(self._reference, self._mi[0] - 2.0 * noise)
         self._cusum = max(0.0, self._cusum + (reference - mi) / noise - self.slack)
