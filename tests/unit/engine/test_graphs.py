@@ -169,6 +169,35 @@ def test_a_failed_update_leaves_no_gradients_behind(monkeypatch):
     assert again["grad_norm"] == pytest.approx(whole["grad_norm"])
 
 
+class PaddedPasses:
+    """What `Graphs` does, without a recording: for machines without a GPU."""
+
+    def run(self, name, compute, batch):
+        return compute(pad(batch)[0])
+
+
+def test_updates_scores_and_values_through_padded_passes_equal_plain_ones():
+    found = {}
+    for padded in (True, False):
+        options = LearnerOptions(lr=1e-3, micro_batch_tokens=60)
+        learner = LocalLearner(tiny_model(), options, LossOptions(kl_coef=0.1), with_critic=True)
+        if padded:
+            learner._graphs = PaddedPasses()  # pyright: ignore[reportAttributeAccessIssue]
+        samples = make_samples()
+        stats = [learner.step(samples) for _ in range(3)]
+        scores = learner.score(samples[0].prompt, [sample.ids_T for sample in samples])
+        values = learner.values(samples)
+        weights = [weight.detach() for weight in learner._weights]
+        found[padded] = stats, np.concatenate([*scores, *values]), weights
+        # Recorded passes add to gradients that stay where they are; others leave none behind.
+        assert all((weight.grad is not None) == padded for weight in learner._weights)
+    for ours, plain in zip(found[True][0], found[False][0], strict=True):
+        assert ours == pytest.approx(plain, rel=1e-4, abs=1e-6)
+    np.testing.assert_allclose(found[True][1], found[False][1], atol=1e-4)
+    for ours, plain in zip(found[True][2], found[False][2], strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-3, atol=2e-5)
+
+
 @on_gpu
 @pytest.mark.filterwarnings("default::DeprecationWarning")  # torch warns of itself
 @pytest.mark.parametrize(
