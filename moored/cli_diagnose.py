@@ -141,14 +141,13 @@ def diagnose_command(
             closeups=html is not None,
             on_column=on_column,
         )
-    files = list(map(str, paths))
+    about = {"files": list(map(str, paths)), "model": scorer.name}
     if as_json:
-        about = {"files": files, "model": scorer.name, "window": window}
-        print(json.dumps(about | found.to_dict(), indent=2))
+        print(json.dumps(about | {"window": window} | found.to_dict(), indent=2))
     else:
         _show(found)
     if html is not None:
-        write_page(html, found, files=files, model=scorer.name)
+        write_page(html, found, **about)
         typer.echo(f"page: {html}", err=True)
 
 
