@@ -60,10 +60,10 @@ def one_run(
     presets: Sequence[str], options: Sequence[str], folder: Path, seed: int, deadline: float
 ) -> dict:
     """Train once; curves of all figures as (step, value), the alarm's step, seconds."""
-    from moored.build import build
     from moored.config import load_config
+    from moored.engine.build import build
     from moored.presets import read_presets
-    from moored.runlog import read_records
+    from moored.runlog.log import read_records
     from moored.train import start, train
 
     begin = time.perf_counter()

@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from moored.envs import ENVIRONMENTS, Environment, format_reply
-from moored.envs.check_probe import Probe, time_fuzzed_replies
+from moored.envs.check.probe import Probe, time_fuzzed_replies
 from moored.envs.game import Game
 from moored.envs.mix import make_env
 

@@ -15,7 +15,7 @@ from statistics import mean
 
 from bottle import FIGURES, interval, up_to_shortest
 
-from moored.diagnose.svg import Axis
+from moored.analysis.svg import Axis
 
 COLORS = {"no filter": "#c62f3b", "top-p 0.9": "#1f6feb", "lowest half": "#d9822b"}
 OTHER = "#5b6676"

@@ -26,8 +26,8 @@ from rich.table import Table
 from torch import nn
 from transformers import GenerationConfig, PreTrainedModel
 
-from moored.build import pick_device, uses_bf16
 from moored.engine.base import Request, SamplingParams
+from moored.engine.build import pick_device, uses_bf16
 from moored.types import Completion, FinishReason
 
 PACKAGES = ("torch", "transformers", "trl", "accelerate", "numpy")

@@ -22,10 +22,10 @@ from pathlib import Path
 
 import numpy as np
 
-from moored.diagnose.readers import read_rows
-from moored.diagnose.records import ReadOptions
-from moored.diagnose.sample import draw
-from moored.reward_files import read_rewards
+from moored.analysis.sample import draw
+from moored.files.readers import read_rows
+from moored.files.records import ReadOptions
+from moored.files.rewards import read_rewards
 
 PROMPT_CHARS, REASONING_CHARS = 600, 3400
 GROUP_SIZE, GROUPS_A_STEP = 8, 128

@@ -34,13 +34,13 @@ from harness import (
     write_record,
 )
 
-from moored.build import make_sampler
 from moored.engine.base import Sampler, SamplingParams
+from moored.engine.build import make_sampler
 from moored.envs.base import Environment, StepResult
 from moored.envs.mix import make_env
 from moored.models.load import LoadedModel, load_model
-from moored.render import Renderer
-from moored.rollout import EnvPool, Task, roll_out
+from moored.rollout.episodes import EnvPool, Task, roll_out
+from moored.rollout.render import Renderer
 from moored.types import Message
 
 MAX_CONTEXT = 2048

@@ -34,8 +34,8 @@ from harness import (
 from rich.table import Table
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from moored.build import make_sampler
 from moored.engine.base import Request, Sampler, SamplingParams
+from moored.engine.build import make_sampler
 from moored.types import Prompt
 
 SHAPES = {

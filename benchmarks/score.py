@@ -32,7 +32,7 @@ from sampler import SHAPES
 from torch import nn
 from transformers import LlamaForCausalLM
 
-from moored.engine.local_learner import MICRO_BATCH_TOKENS, LearnerOptions, LocalLearner
+from moored.engine.local.learner import MICRO_BATCH_TOKENS, LearnerOptions, LocalLearner
 from moored.models.load import load_model
 from moored.types import Prompt
 

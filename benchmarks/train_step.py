@@ -45,8 +45,8 @@ from trl_side import (
     trl_variants,
 )
 
-from moored.build import build
 from moored.config import Config, load_config
+from moored.engine.build import build
 from moored.envs.mix import make_env
 from moored.train import Run, _plan, train_step
 

@@ -12,16 +12,16 @@ import numpy as np
 import torch
 
 from moored.algo import grpo, select_groups
-from moored.batch import build_samples, set_weights
 from moored.diagnostics import cross_score, first_turn_pairs, information
 from moored.engine.base import SamplingParams
-from moored.engine.local_learner import LearnerOptions, LocalLearner
-from moored.engine.local_sampler import LocalSampler
+from moored.engine.local.learner import LearnerOptions, LocalLearner
+from moored.engine.local.sampler import LocalSampler
 from moored.envs.mix import EnvSpec
-from moored.losses import LossOptions
 from moored.models.load import load_model
-from moored.render import Renderer
-from moored.rollout import Task, roll_out
+from moored.rollout.episodes import Task, roll_out
+from moored.rollout.render import Renderer
+from moored.training.batch import build_samples, set_weights
+from moored.training.losses import LossOptions
 
 arguments = argparse.ArgumentParser(description=__doc__)
 arguments.add_argument("--steps", type=int, default=3)

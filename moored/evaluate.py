@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from moored.engine.base import Sampler, SamplingParams
-from moored.engine.endpoint import EndpointSampler, TextRenderer
+from moored.engine.endpoint.sampler import EndpointSampler, TextRenderer
 from moored.envs.base import SPLIT_SEEDS, Split
 from moored.envs.mix import EnvMix
 from moored.errors import MooredError
-from moored.rollout import DialogueRenderer, EnvPool, Task, roll_out
+from moored.rollout.episodes import DialogueRenderer, EnvPool, Task, roll_out
 from moored.types import Group
 
 

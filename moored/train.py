@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 
-from moored.algorithms import Algorithm
 from moored.config import Config, dump_config
 from moored.diagnostics.monitor import CollapseMonitor, Measurement
 from moored.engine.base import Learner, Sampler, SamplingParams
@@ -21,16 +20,17 @@ from moored.engine.checkpoint import load_checkpoint, save_checkpoint, written_w
 from moored.envs.mix import EnvMix
 from moored.errors import MooredError
 from moored.evaluate import Evaluation, evaluate
-from moored.failures import keep_failure
-from moored.render import Renderer
-from moored.rollout import EnvPool, Task, roll_out
-from moored.rollout_store import write_groups
-from moored.runlog import RunLog
-from moored.sinks import RunInfo, Sinks
-from moored.step_metrics import step_metrics
-from moored.stopping import LoopState, stop_reason
+from moored.rollout.episodes import EnvPool, Task, roll_out
+from moored.rollout.render import Renderer
+from moored.runlog.log import RunLog
+from moored.runlog.rollouts import write_groups
+from moored.runlog.sinks import RunInfo, Sinks
+from moored.training.algorithms import Algorithm
+from moored.training.failures import keep_failure
+from moored.training.metrics import step_metrics
+from moored.training.stopping import LoopState, stop_reason
+from moored.training.update import make_samples, score_groups, update
 from moored.types import Group, Selection
-from moored.update import make_samples, score_groups, update
 
 
 @dataclass(slots=True, kw_only=True)

@@ -17,8 +17,8 @@ from functools import lru_cache
 
 from moored.envs.arithmetic import evaluate
 from moored.envs.base import draw_task
-from moored.envs.word_problems import Problem, make_problem
-from moored.envs.word_problems.problem import show
+from moored.envs.math.word_problems import Problem, make_problem
+from moored.envs.math.word_problems.problem import show
 from recipes.boilerplate import fill
 
 GRID_ROW = re.compile(r"^[#_O√XPSG]{2,}$", re.MULTILINE)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from moored.engine.chat_api import message_to_json
+from moored.engine.endpoint.chat_api import message_to_json
 from moored.envs.base import SPLIT_SEEDS, format_reply
 from moored.envs.mix import make_env
 

@@ -1,8 +1,8 @@
 """Import layers: a module may import only what stands to its left, never a sibling.
 
-`types errors registry names config` <- `algo diagnostics envs runlog rollout_store sinks` <-
-`render rollout batch losses algorithms models engine/base` <- `engine/*` <- `train evaluate build`
-<- `cli`.
+`types errors registry names config` <- `algo diagnostics envs runlog files` <-
+`rollout training models engine/base` <- `engine/*` <- `train evaluate` <- `cli`.
+`analysis` reads `runlog` and `files`; `integrations` use `algo` and `diagnostics` alone.
 """
 
 from __future__ import annotations
@@ -14,46 +14,35 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "moored"
 BASE = {"types", "errors", "registry", "names", "config"}
-MATHS = BASE | {"algo", "diagnostics", "envs", "runlog", "rollout_store", "sinks"}
-PARTS = MATHS | {"render", "rollout", "batch", "losses", "algorithms", "engine.base", "models"}
+MATHS = BASE | {"algo", "diagnostics", "envs", "runlog", "files"}
+PARTS = MATHS | {"rollout", "training", "models", "engine.base"}
 ENGINES = PARTS | {"engine"}
-LOOPS = ENGINES | {"train", "evaluate", "build", "stopping", "step_metrics", "update", "failures"}
+LOOPS = ENGINES | {"train", "evaluate"}
+ANALYSIS = BASE | {"runlog", "files", "algo", "diagnostics", "analysis"}
 
 ALLOWED: dict[str, set[str]] = {
     **dict.fromkeys(BASE, BASE),
-    "algo": BASE | {"algo"},
-    "diagnostics": BASE | {"diagnostics"},
-    "envs": BASE | {"envs"},
+    "algo": BASE,
+    "diagnostics": BASE,
+    "envs": BASE,
     "runlog": BASE,
-    "rollout_store": BASE | {"runlog"},
-    "sinks": BASE | {"runlog"},
+    "files": BASE | {"runlog"},
     **dict.fromkeys(PARTS - MATHS, PARTS),
-    "engine": ENGINES,
+    "engine": LOOPS,
     **dict.fromkeys(LOOPS - ENGINES, LOOPS),
-    "analysis": BASE | {"runlog", "analysis", "algo", "diagnostics"},
-    "board": BASE | {"runlog", "analysis", "board"},
-    "integrations": BASE | {"algo", "diagnostics", "integrations"},
-    "diagnose": BASE | {"runlog", "rollout_files", "diagnostics", "engine", "models", "diagnose"},
-    "play": BASE | {"envs"},
+    "analysis": ANALYSIS | {"engine", "engine.base", "models"},
+    "integrations": BASE | {"algo", "diagnostics"},
     "presets": BASE,
-    "advice": BASE | {"algo"},
-    "rollout_files": BASE | {"rollout_store"},
-    "reward_files": BASE | {"rollout_files"},
-    "cli_advise": BASE | {"algo", "advice", "reward_files"},
-    "progress": LOOPS,
-    "profiling": LOOPS,
-    "cli_eval": LOOPS,
-    "cli_train": LOOPS | {"presets", "profiling", "progress", "cli_eval"},
-    "cli_diagnose": LOOPS | {"diagnose", "rollout_files"},
-    "cli": LOOPS | {"analysis", "board", "play", "cli_advise", "cli_train", "cli_diagnose"},
-    "__main__": {"cli"},
+    "cli": LOOPS | {"analysis", "presets"},
 }
 """Layer of a module -> layers it may import."""
 
 HEAVY = {"torch", "transformers", "ray", "vllm", "peft", "trl", "verl"}
-LIGHT = (MATHS - {"sinks"}) | {"play", "integrations", "analysis", "advice"}
-LIGHT |= {"rollout_files", "reward_files"}
+LIGHT = MATHS | {"integrations", "analysis"}
 SUBCLASSES = {
+    "analysis.encode",
+    "analysis.scorers",
+    "runlog.sinks",
     "integrations.trl",
     "integrations.trl_collapse",
     "integrations.verl_collapse",

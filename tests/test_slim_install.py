@@ -12,7 +12,7 @@ HEAVY = ["torch", "transformers", "ray", "vllm", "PIL", "pyarrow", "gymnasium", 
 
 PROBE = """
 import sys
-import moored.algo, moored.diagnostics, moored.envs, moored.runlog, moored.config
+import moored.algo, moored.diagnostics, moored.envs, moored.runlog.log, moored.config
 for name in moored.envs.ENVIRONMENTS:
     moored.envs.ENVIRONMENTS.get_object(name)
 print(",".join(name for name in {heavy!r} if name in sys.modules))

@@ -18,7 +18,7 @@ from moored.types import Completion, Message, Prompt
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from moored.batch import Sample
+    from moored.training.batch import Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

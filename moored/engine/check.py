@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from moored.engine.base import Learner, Request, Sampler, SamplingParams
-from moored.engine.families import sliding_window
+from moored.engine.local.families import sliding_window
 from moored.errors import MooredError
 from moored.types import Prompt
 

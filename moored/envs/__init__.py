@@ -15,10 +15,10 @@ from moored.registry import Registry
 ENVIRONMENTS = Registry(
     "environment",
     {
-        "sokoban": "moored.envs.sokoban:Sokoban",
+        "sokoban": "moored.envs.sokoban.env:Sokoban",
         "frozen_lake": "moored.envs.frozen_lake:FrozenLake",
         "countdown": "moored.envs.countdown:Countdown",
-        "metamath": "moored.envs.metamath:MetaMath",
+        "metamath": "moored.envs.math.metamath:MetaMath",
         "bandit": "moored.envs.bandit:Bandit",
         "sudoku": "moored.envs.sudoku:Sudoku",
         "2048": "moored.envs.game2048:Game2048",

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from moored.envs.math_answer import bare_answer
+from moored.envs.math.answer import bare_answer
 from moored.errors import EnvError
 
 logger = logging.getLogger(__name__)

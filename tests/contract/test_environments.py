@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from moored.envs import ENVIRONMENTS
-from moored.envs.check import check_env
+from moored.envs.check.runner import check_env
 from moored.envs.describe import describe_env
 from moored.envs.mix import EnvMix, make_env, option_defaults
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moored.envs import ENVIRONMENTS, format_reply
-from moored.envs.check_probe import Probe, time_fuzzed_replies
+from moored.envs.check.nasty import EXECUTED
+from moored.envs.check.probe import Probe, time_fuzzed_replies
 from moored.envs.mix import make_env
-from moored.envs.nasty import EXECUTED
 
 ROOT = Path(__file__).parents[2]
 REPLY_LIMIT_S = 0.05

@@ -14,7 +14,7 @@ REWARDS = {"a": (1, 0), "b": (0, 1), "c": (0, 0), "d": (0, 0), "e": (1, 1)}
 
 
 def moored(*words: object, expect: int = 0) -> subprocess.CompletedProcess[str]:
-    code = "import sys; from moored.cli import main\ntry:\n    main()\nfinally:\n    print("
+    code = "import sys; from moored.cli.main import main\ntry:\n    main()\nfinally:\n    print("
     code += "sorted({'torch', 'transformers', 'pyarrow'} & set(sys.modules)), file=sys.stderr)"
     command = [sys.executable, "-c", code, *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, env={"COLUMNS": "120"})

@@ -16,14 +16,14 @@ import yaml
 
 from moored.config import load_config
 from moored.presets import preset_names, read_presets
-from moored.runlog import read_records
+from moored.runlog.log import read_records
 
 TINY = ["rollout.group_size=2", "collapse.every=0", "evaluation.every=0"]
 
 
 def moored(*arguments: str | Path, expect: int = 0) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [sys.executable, "-c", "from moored.cli import main; main()", *map(str, arguments)],
+        [sys.executable, "-c", "from moored.cli.main import main; main()", *map(str, arguments)],
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"},
@@ -74,7 +74,7 @@ def test_interrupting_saves_and_says_how_to_go_on(tmp_path):
     run = tmp_path / "run"
     process = subprocess.Popen(
         [
-            *(sys.executable, "-c", "from moored.cli import main; main()", "train", "smoke"),
+            *(sys.executable, "-c", "from moored.cli.main import main; main()", "train", "smoke"),
             *("num_steps=500", "checkpoint_every=500", "--run", str(run), *TINY),
         ],
         stdout=subprocess.PIPE,
@@ -96,7 +96,7 @@ def test_interrupting_saves_and_says_how_to_go_on(tmp_path):
 
 def launch(*arguments: str | Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", "from moored.cli import main; main()", *map(str, arguments)],
+        [sys.executable, "-c", "from moored.cli.main import main; main()", *map(str, arguments)],
         stdout=subprocess.DEVNULL,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},

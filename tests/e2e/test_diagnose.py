@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from moored.cli import main
+from moored.cli.main import main
 
 ROW = '{"prompt": "x", "response": "y"}\n'
 IDS = (
@@ -21,7 +21,7 @@ IDS = (
 
 def moored(*arguments: str | Path, expect: int = 0) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [sys.executable, "-c", "from moored.cli import main; main()", *map(str, arguments)],
+        [sys.executable, "-c", "from moored.cli.main import main; main()", *map(str, arguments)],
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "130"},

@@ -18,7 +18,7 @@ import signal, sys
 # A test run in the background inherits an ignored Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.modules["torch"] = None
-from moored.cli import main
+from moored.cli.main import main
 main()
 """
 

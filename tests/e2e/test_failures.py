@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from moored.build import build
-from moored.engine.local_learner import LocalLearner
+from moored.engine.build import build
+from moored.engine.local.learner import LocalLearner
 from moored.errors import MooredError
-from moored.losses import LossOptions
 from moored.train import resume, start, train
+from moored.training.losses import LossOptions
 from tests.e2e.toys import toy_config
 
 OPTIONS = ["num_steps=6", "checkpoint_every=2", "rollout.group_size=4"]

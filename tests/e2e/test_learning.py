@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from moored.algorithms import ALGORITHMS, overlong_penalty
-from moored.build import build
-from moored.runlog import read_records
+from moored.engine.build import build
+from moored.runlog.log import read_records
 from moored.train import resume, start, train
+from moored.training.algorithms import ALGORITHMS, overlong_penalty
 from tests.e2e.toys import success_rates, toy_config
 
 

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from moored.algorithms import overlong_penalty
-from moored.batch import Sample
-from moored.build import build
 from moored.config import load_config
-from moored.engine.local_learner import LocalLearner
+from moored.engine.build import build
+from moored.engine.local.learner import LocalLearner
 from moored.presets import read_presets
-from moored.runlog import read_records
+from moored.runlog.log import read_records
 from moored.train import Run, resume, start, train
+from moored.training.algorithms import overlong_penalty
+from moored.training.batch import Sample
 from tests.e2e.toys import Logged, toy_config
 
 HERE = "tests.e2e.toys"

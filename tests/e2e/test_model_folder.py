@@ -9,12 +9,12 @@ import pytest
 import torch
 import transformers
 
-from moored.build import build, evaluate_source
-from moored.engine.local_learner import LocalLearner
+from moored.engine.build import build, evaluate_source
+from moored.engine.local.learner import LocalLearner
 from moored.envs.mix import EnvMix
 from moored.errors import MooredError
 from moored.evaluate import Evaluation
-from moored.runlog import read_records
+from moored.runlog.log import read_records
 from moored.train import start, train
 from moored.types import Prompt
 from tests.e2e.toys import HERE, success_rates, toy_config

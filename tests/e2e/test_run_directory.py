@@ -7,12 +7,12 @@ import sys
 import pytest
 import torch
 
-from moored.build import build
 from moored.config import load_config
+from moored.engine.build import build
 from moored.errors import ConfigError
 from moored.presets import read_presets
-from moored.rollout_store import read_groups
-from moored.runlog import read_records
+from moored.runlog.log import read_records
+from moored.runlog.rollouts import read_groups
 from moored.train import resume, start, train
 
 OPTIONS = ["num_steps=3", "checkpoint_every=2", "collapse.every=2", "evaluation.every=0"]

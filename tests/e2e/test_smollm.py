@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from moored.build import build
 from moored.config import load_config
-from moored.engine.local_learner import LocalLearner
+from moored.engine.build import build
+from moored.engine.local.learner import LocalLearner
 from moored.train import start, train_step
 from moored.types import Message
 

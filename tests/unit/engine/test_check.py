@@ -8,9 +8,9 @@ import pytest
 import torch
 import transformers
 
-from moored.build import make_sampler
+from moored.engine.build import make_sampler
 from moored.engine.check import check_engine
-from moored.engine.local_learner import LocalLearner
+from moored.engine.local.learner import LocalLearner
 from moored.errors import MooredError
 
 SIZES: dict[str, Any] = {

@@ -1,0 +1,216 @@
+"""A bounded, seeded draw from any number of rows: N prompts a step, M reasonings spread over them.
+
+Prompts have a keyed digest; the N lowest of a step are kept. That is a uniform draw over distinct
+prompts, whatever the order of rows, and takes the same prompts in every step that has them. Of each
+prompt the reasonings with the lowest random numbers stay, as many as its share of M.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import json
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from moored.errors import MooredError
+from moored.files.records import BadRow, PromptLike, Record
+
+MAX_REWARD_GROUPS = 4096
+"""Groups of a step whose rewards are followed; of more, a uniform draw."""
+
+TAIL = 32
+"""Kept after a reasoning: where its last token ends depends on what follows."""
+
+V = TypeVar("V")
+
+
+class LowestKeys(Generic[V]):
+    """Values of the `size` lowest keys ever seen; whoever falls out never comes back."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.values: dict[bytes, V] = {}
+        self._highest_first: list[tuple[int, bytes]] = []
+
+    def slot(self, key: bytes, new: Callable[[], V]) -> V | None:
+        """The value of a key, made by `new` on first sight; None when the key is too high."""
+        if key in self.values:
+            return self.values[key]
+        entry = (-int.from_bytes(key), key)
+        if len(self.values) == self.size:
+            if entry < self._highest_first[0]:
+                return None
+            del self.values[heapq.heapreplace(self._highest_first, entry)[1]]
+        else:
+            heapq.heappush(self._highest_first, entry)
+        self.values[key] = new()
+        return self.values[key]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reasoning:
+    """Where reasoning stands in a reply, of which nothing is kept beyond `TAIL`."""
+
+    content: str | np.ndarray
+    start: int
+    stop: int
+    text: str | None
+
+
+@dataclass(slots=True)
+class DrawnPrompt:
+    prompt: PromptLike
+    reasonings: list[tuple[float, Reasoning]] = field(default_factory=list)
+    """With their random numbers, lowest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewardStats:
+    """Rewards of a step; the spread is inside groups, since that is what training learns from."""
+
+    mean: float
+    std_in_group: float | None
+    """Root of the mean within-group variance; None when no group has two rewards."""
+    zero_spread_share: float | None
+    """Share of groups whose rewards are all equal."""
+    num_groups: int
+
+
+@dataclass(slots=True)
+class StepDraw:
+    """What is kept of one step (or window of steps)."""
+
+    step: int | None
+    num_prompts: int
+    num_pairs: int
+    num_rows: int = 0
+    num_without_reasoning: int = 0
+    num_empty: int = 0
+    reward_sum: float = 0.0
+    num_rewards: int = 0
+    prompts: LowestKeys[DrawnPrompt] = field(init=False)
+    groups: LowestKeys[list[float]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.prompts = LowestKeys(self.num_prompts)
+        self.groups = LowestKeys(MAX_REWARD_GROUPS)
+
+    def add(self, record: Record, seed: int, rng: random.Random) -> None:
+        """Take in one row."""
+        self.num_rows += 1
+        key = _digest(record.prompt, seed)
+        self._add_reward(record, key)
+        if record.think is None:
+            self.num_without_reasoning += 1
+        elif record.is_empty:
+            self.num_empty += 1
+        else:
+            self._add_reasoning(record, key, rng.random())
+
+    def _add_reasoning(self, record: Record, key: bytes, number: float) -> None:
+        drawn = self.prompts.slot(key, lambda: DrawnPrompt(record.prompt))
+        if drawn is None:
+            return
+        share = self._share
+        if len(drawn.reasonings) >= share and number > drawn.reasonings[share - 1][0]:
+            return
+        assert record.think is not None
+        start, stop = record.think
+        reasoning = Reasoning(record.response[: stop + TAIL], start, stop, record.text)
+        drawn.reasonings.append((number, reasoning))
+        drawn.reasonings.sort(key=lambda item: item[0])
+        del drawn.reasonings[share:]
+
+    @property
+    def _share(self) -> int:
+        """Reasonings a prompt may keep; falls as prompts come in."""
+        return -(-self.num_pairs // max(len(self.prompts.values), 1))
+
+    def chosen(self, num_prompts: int) -> list[DrawnPrompt]:
+        """The lowest prompts, each with its share of reasonings."""
+        lowest = sorted(self.prompts.values.items())[:num_prompts]
+        return [DrawnPrompt(p.prompt, p.reasonings[: self._share]) for _, p in lowest]
+
+    def _add_reward(self, record: Record, prompt_key: bytes) -> None:
+        if record.reward is None:
+            return
+        self.reward_sum += record.reward
+        self.num_rewards += 1
+        name = prompt_key if record.group is None else record.group
+        key = hashlib.blake2b(repr((record.step, name)).encode(), digest_size=8).digest()
+        moments = self.groups.slot(key, lambda: [0.0, 0.0, 0.0])
+        if moments is not None:
+            _update(moments, record.reward)
+
+    def rewards(self) -> RewardStats | None:
+        """None when no row has a reward."""
+        if not self.num_rewards:
+            return None
+        variances = [m2 / n for n, _, m2 in self.groups.values.values() if n > 1]
+        return RewardStats(
+            mean=self.reward_sum / self.num_rewards,
+            std_in_group=float(np.sqrt(np.mean(variances))) if variances else None,
+            zero_spread_share=float(np.mean(np.array(variances) < 1e-20)) if variances else None,
+            num_groups=len(self.groups.values),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """All steps, in order, and what was passed over."""
+
+    steps: tuple[StepDraw, ...]
+    num_bad: int
+    num_torn: int
+
+
+def draw(
+    rows: Iterable[Record | BadRow],
+    *,
+    num_prompts: int,
+    num_pairs: int,
+    window: int = 1,
+    skip_bad: bool = False,
+    seed: int = 0,
+) -> Draw:
+    """Go through all rows once. Memory grows with the number of steps, not with that of rows."""
+    rng = random.Random(seed)
+    steps: dict[int | None, StepDraw] = {}
+    num_bad = num_torn = 0
+    for row in rows:
+        if isinstance(row, BadRow):
+            if not (row.is_torn or skip_bad):
+                raise MooredError(f"{row.where} {row.why}; mend it, or pass over it: --skip-bad")
+            num_torn += row.is_torn
+            num_bad += not row.is_torn
+            continue
+        step = None if row.step is None else row.step - row.step % window
+        if step not in steps:
+            steps[step] = StepDraw(step, num_prompts, num_pairs)
+        steps[step].add(row, seed, rng)
+    ordered = sorted(steps.values(), key=lambda s: (s.step is not None, s.step or 0))
+    return Draw(tuple(ordered), num_bad, num_torn)
+
+
+def _digest(prompt: PromptLike, seed: int) -> bytes:
+    if isinstance(prompt, np.ndarray):
+        raw = b"i" + np.ascontiguousarray(prompt, dtype=np.int64).tobytes()
+    elif isinstance(prompt, str):
+        raw = b"t" + prompt.encode("utf-8", "surrogatepass")
+    else:
+        raw = b"c" + json.dumps(prompt, sort_keys=True, default=str).encode()
+    key = (seed % (1 << 64)).to_bytes(8)
+    return hashlib.blake2b(raw, digest_size=16, key=key).digest()
+
+
+def _update(moments: list[float], value: float) -> None:
+    """Welford: count, mean, sum of squared distances."""
+    moments[0] += 1
+    distance = value - moments[1]
+    moments[1] += distance / moments[0]
+    moments[2] += distance * (value - moments[1])

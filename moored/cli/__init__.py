@@ -1,0 +1,1 @@
+"""The `moored` command: one file a command."""

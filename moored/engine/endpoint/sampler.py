@@ -1,0 +1,282 @@
+"""Replies from any server with OpenAI's `/chat/completions`: vLLM, SGLang, llama.cpp, OpenAI.
+
+Such a server takes messages and gives text; token ids, log-probabilities and weights stay with it.
+`TextRenderer` stands in for a tokenizer, so that episodes are recorded like any others.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from moored.engine.base import Request, SamplingParams
+from moored.engine.endpoint.chat_api import (
+    ChatReply,
+    message_to_json,
+    parse_chat_reply,
+    parse_model_names,
+)
+from moored.engine.endpoint.json_http import HttpError, JsonClient
+from moored.envs.base import parse_reply
+from moored.errors import MooredError, close_match_hint
+from moored.rollout.render import Spans
+from moored.types import Completion, Content, FinishReason, Message, Prompt, Span
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NUM_ATTEMPTS = 6
+KEY_VARIABLE = "OPENAI_API_KEY"
+# What every server takes for a seed: some read 32 bits with a sign.
+_SEED_BITS = 31
+
+logger = logging.getLogger(__name__)
+
+
+class TextRenderer:
+    """A renderer without a tokenizer: a token is a character, its id the code point."""
+
+    stop_ids: tuple[int, ...] = ()
+    is_prefix_stable: bool = True
+
+    def start(self, messages: Sequence[Message]) -> Prompt:
+        """The dialogue as text, a paragraph a message."""
+        text = "".join(f"{message.role}: {_shown(message.content)}\n\n" for message in messages)
+        images = tuple(image for message in messages for image in message.images)
+        return Prompt(_code_points(f"{text}assistant: "), images)
+
+    def expect(self, observations: Iterable[Content]) -> None:
+        """Nothing to prepare."""
+
+    def extend(
+        self,
+        prompt_ids: np.ndarray,
+        completion_ids: np.ndarray,
+        reply: str,
+        observation: Content,
+        history: Sequence[Message],
+    ) -> np.ndarray:
+        """Ids of the next prompt."""
+        between = _code_points(f"\n\nuser: {_shown(observation)}\n\nassistant: ")
+        return np.concatenate([prompt_ids, completion_ids, between])
+
+    def decode(self, completion_ids: np.ndarray) -> str:
+        return "".join(map(chr, completion_ids.tolist()))
+
+    def spans(self, completion_ids: np.ndarray, text: str) -> Spans:
+        """Characters of reasoning and answer."""
+        if not parse_reply(text).is_valid:
+            return Spans()
+        return Spans(_between_tags(text, "think"), _between_tags(text, "answer"))
+
+
+class EndpointSampler:
+    """Writes replies through a server's chat completions, many requests at a time.
+
+    What may pass (429, 5xx, timeouts, lost connections, unreadable answers) is tried again with
+    growing pauses. A request that still fails gives a completion that ends in `ERROR`. Only an
+    endpoint that never answered raises: at once where it never will (no server, wrong key, unknown
+    model), else when the first requests have all failed.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        *,
+        api_key: str | None = None,
+        concurrency: int = 64,
+        timeout_s: float = 300.0,
+        first_pause_s: float = 0.5,
+        on_reply: Callable[[], None] | None = None,
+    ) -> None:
+        if concurrency < 1 or not timeout_s > 0:
+            raise MooredError(
+                f"an endpoint needs a concurrency of at least 1 and a timeout above 0 s, got "
+                f"{concurrency} and {timeout_s}"
+            )
+        self.model = model
+        self.concurrency = concurrency
+        self._client = JsonClient(url, api_key=api_key, timeout_s=timeout_s)
+        self._has_key = bool(api_key)
+        self._first_pause_s = first_pause_s
+        self._on_reply = on_reply
+        self._limit_name = "max_tokens"
+        self._has_answered = self._has_warned = False
+        self._num_failed = 0
+        self._token_counts: list[int] = []
+
+    @property
+    def mean_reply_tokens(self) -> float | None:
+        """Mean over the replies whose tokens the server counted; None when it counted none."""
+        return float(np.mean(self._token_counts)) if self._token_counts else None
+
+    def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Completion]:
+        """Ask for all replies; at most `concurrency` requests are under way."""
+        todo: SimpleQueue[tuple[int, Request]] = SimpleQueue()
+        done: SimpleQueue[tuple[int, ChatReply | Exception]] = SimpleQueue()
+        for item in enumerate(requests):
+            todo.put(item)
+        stop = threading.Event()
+        num_workers = min(self.concurrency, len(requests))
+        for _ in range(num_workers):
+            # Daemons: a reply that hangs must not keep Ctrl-C or an error from ending the command.
+            work = (todo, done, params, stop)
+            threading.Thread(target=self._work, args=work, daemon=True).start()
+        completions: dict[int, Completion] = {}
+        try:
+            while len(completions) < len(requests):
+                index, outcome = done.get()
+                completions[index] = self._take(outcome, num_workers)
+                if self._on_reply is not None:
+                    self._on_reply()
+        finally:
+            stop.set()
+        return [completions[index] for index in range(len(requests))]
+
+    def end_sessions(self, sessions: Sequence[int]) -> None:
+        """Nothing is kept: every request carries its whole dialogue."""
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        raise MooredError("the weights behind an endpoint cannot be changed; it can only be judged")
+
+    def _work(
+        self,
+        todo: SimpleQueue[tuple[int, Request]],
+        done: SimpleQueue[tuple[int, ChatReply | Exception]],
+        params: SamplingParams,
+        stop: threading.Event,
+    ) -> None:
+        while not stop.is_set():
+            try:
+                index, request = todo.get_nowait()
+            except Empty:
+                return
+            try:
+                outcome = self._ask(request, params, stop)
+            except Exception as error:  # raised again by the thread that waits
+                outcome = error
+            done.put((index, outcome))
+
+    def _take(self, outcome: ChatReply | Exception, num_first: int) -> Completion:
+        """The completion of one request; raises what ends the rollout."""
+        if isinstance(outcome, ChatReply):
+            if outcome.num_tokens is not None:
+                self._token_counts.append(outcome.num_tokens)
+            ids = _code_points(outcome.text)
+            reason = FinishReason.LENGTH if outcome.is_cut else FinishReason.STOP
+            return Completion(ids, np.full(len(ids), np.nan), outcome.text, reason)
+        if not isinstance(outcome, HttpError):
+            raise outcome
+        self._num_failed += 1
+        is_hopeless = outcome.is_unreachable or outcome.status in (401, 404)
+        if not self._has_answered and (is_hopeless or self._num_failed >= num_first):
+            raise self._explain(outcome) from outcome
+        return Completion(np.zeros(0, np.int64), np.zeros(0), str(outcome), FinishReason.ERROR)
+
+    def _ask(self, request: Request, params: SamplingParams, stop: threading.Event) -> ChatReply:
+        """One request, tried again where that may help."""
+        body: dict[str, object] = {
+            "model": self.model,
+            "messages": [message_to_json(message) for message in request.messages],
+            "temperature": params.temperature,
+            "seed": request.seed % (1 << _SEED_BITS),
+            self._limit_name: params.max_tokens,
+        }
+        num_failed = 0
+        while True:
+            try:
+                reply = self._read(self._client.post("/chat/completions", body))
+                self._has_answered = True
+                return reply
+            except HttpError as error:
+                if self._renames_limit(body, error):
+                    continue
+                num_failed += 1
+                is_lost = error.is_unreachable and not self._has_answered
+                if is_lost or not error.is_transient or num_failed == NUM_ATTEMPTS:
+                    raise
+                self._report(error)
+                if stop.wait(self._pause_s(error, request.seed, num_failed)):
+                    raise
+
+    def _read(self, answer: object) -> ChatReply:
+        try:
+            return parse_chat_reply(answer)
+        except MooredError as error:
+            raise HttpError(self._client.show(str(error))) from None
+
+    def _renames_limit(self, body: dict[str, object], error: HttpError) -> bool:
+        """OpenAI's newer models refuse `max_tokens`; other servers know no other name."""
+        newer = "max_completion_tokens"
+        if error.status != 400 or newer not in error.message or newer in body:
+            return False
+        self._limit_name = newer
+        body[newer] = body.pop("max_tokens")
+        return True
+
+    def _pause_s(self, error: HttpError, seed: int, num_failed: int) -> float:
+        """Doubles each time; jittered, so that those who failed together do not return together."""
+        jitter = random.Random(f"{seed} {num_failed}").uniform(0.5, 1.0)
+        return error.retry_after_s + self._first_pause_s * 2 ** (num_failed - 1) * jitter
+
+    def _report(self, error: HttpError) -> None:
+        """Warn once: a busy server makes many ask again."""
+        level = logging.DEBUG if self._has_warned else logging.WARNING
+        self._has_warned = True
+        logger.log(level, "%s: %s; asking again (said once)", self._client.url, error)
+
+    def _explain(self, error: HttpError) -> MooredError:
+        """What the user can do about an endpoint that never answered."""
+        url = self._client.url
+        if error.is_unreachable:
+            return MooredError(f"no server answers at {url}: {error}; start it or mend --endpoint")
+        if error.status == 401:
+            what = "refuses the API key" if self._has_key else "asks for an API key"
+            return MooredError(
+                f"{url} {what}: {error}; put the right one into {KEY_VARIABLE}, or name another "
+                f"variable with --api-key-env"
+            )
+        hint = "" if error.status is None else self._model_hint(error.status)
+        return MooredError("; ".join(filter(None, [f"{url} gave no reply: {error}", hint])))
+
+    def _model_hint(self, status: int) -> str:
+        try:
+            names = parse_model_names(self._client.get("/models"))
+        except HttpError:
+            names = []
+        if names and self.model not in names:
+            hint = self._client.show(close_match_hint(self.model, names))
+            return f"its list of models lacks {self.model!r}, {hint}"
+        if status == 404 and not names:
+            return "check the address, which mostly ends in /v1, and the name of the model"
+        return ""
+
+
+def read_api_key(variable: str | None = None) -> str | None:
+    """The key from an environment variable; one that was asked for by name must be set."""
+    key = os.environ.get(variable or KEY_VARIABLE)
+    if variable is not None and not key:
+        raise MooredError(f"the environment variable {variable!r} is not set; put the key there")
+    return key
+
+
+def _code_points(text: str) -> np.ndarray:
+    return np.fromiter(map(ord, text), dtype=np.int64, count=len(text))
+
+
+def _shown(content: Content) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(part["text"] if part["type"] == "text" else "[image]" for part in content)
+
+
+def _between_tags(text: str, tag: str) -> Span:
+    return text.find(f"<{tag}>") + len(f"<{tag}>"), text.find(f"</{tag}>")

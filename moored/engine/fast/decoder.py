@@ -1,0 +1,192 @@
+"""A Llama-shaped model as a short list of matrix products and kernels, for writing replies.
+
+The sampler needs one thing fast: the next token of many sequences. This module keeps the weights
+packed for that (queries, keys and values in one product, gate and up in another), the residual
+stream in float32 as the learner's autocast does, and the cache in slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from moored.engine.fast import plain_ops
+from moored.engine.fast.rows import Rows
+from moored.engine.local.families import LLAMA_SHAPED, has_fixed_angles, sliding_window
+from moored.engine.local.head import float_logits
+
+
+def can_decode(model: Any) -> bool:
+    """True for the shapes this module knows; others go through the model's own code."""
+    config = model.config
+    if hasattr(model, "peft_config"):
+        return False
+    rope = getattr(config, "rope_parameters", None) or {}
+    return (
+        config.model_type in LLAMA_SHAPED
+        and model.device.type in ("cpu", "cuda")
+        and getattr(config, "hidden_act", "silu") == "silu"
+        and has_fixed_angles(config)
+        and rope.get("partial_rotary_factor", 1.0) == 1.0
+        and sliding_window(config) is None
+        and not getattr(config, "mlp_bias", False)
+        and _head_width(config) in (16, 32, 64, 128, 256)
+    )
+
+
+def _head_width(config: Any) -> int:
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+class Decoder:
+    """Packed weights and the forward pass over slots."""
+
+    def __init__(self, model: Any, dtype: torch.dtype) -> None:
+        config = model.config
+        self.device, self.dtype = model.device, dtype
+        self.num_layers = config.num_hidden_layers
+        self.num_heads = config.num_attention_heads
+        self.kv_heads = config.num_key_value_heads or self.num_heads
+        self.head_width = _head_width(config)
+        self.eps = config.rms_norm_eps
+        self.scale = self.head_width**-0.5
+        self.ops = _ops(self.device)
+        self._allocate(model, config)
+        rotary = model.model.rotary_emb
+        self._angles = rotary.inv_freq.float(), float(rotary.attention_scaling)
+        self._tables: tuple[torch.Tensor, torch.Tensor] | None = None
+        self.load(model.state_dict().items())
+
+    def _allocate(self, model: Any, config: Any) -> None:
+        """Packed tensors, and for every name of the state dict the view that takes its values."""
+        width, inner = config.hidden_size, config.intermediate_size
+        q, kv = self.num_heads * self.head_width, self.kv_heads * self.head_width
+        own = model.state_dict()
+        self._views: dict[str, list[torch.Tensor]] = {}
+
+        def packed(*parts: tuple[str, int], columns: int, dtype: torch.dtype) -> torch.Tensor:
+            shape = (sum(size for _, size in parts), *([columns] if columns else []))
+            whole = torch.empty(shape, dtype=dtype, device=self.device)
+            at = 0
+            for name, size in parts:
+                self._views.setdefault(name, []).append(whole[at : at + size])
+                at += size
+            return whole
+
+        def norm(name: str, size: int = width) -> torch.Tensor:
+            return packed((name, size), columns=0, dtype=torch.float32)
+
+        def linear(*parts: tuple[str, int], columns: int = width) -> torch.Tensor:
+            return packed(*parts, columns=columns, dtype=self.dtype)
+
+        self.layers: list[dict[str, Any]] = []
+        for index in range(self.num_layers):
+            attention, mlp = f"model.layers.{index}.self_attn", f"model.layers.{index}.mlp"
+            heads = [(f"{attention}.{n}_proj", s) for n, s in (("q", q), ("k", kv), ("v", kv))]
+            biases = [(f"{name}.bias", size) for name, size in heads]
+            has_norm = f"{attention}.q_norm.weight" in own
+            self.layers.append(
+                {
+                    "before": norm(f"model.layers.{index}.input_layernorm.weight"),
+                    "after": norm(f"model.layers.{index}.post_attention_layernorm.weight"),
+                    "qkv": linear(*((f"{name}.weight", size) for name, size in heads)),
+                    "qkv_bias": linear(*biases, columns=0) if biases[0][0] in own else None,
+                    "norms": (
+                        norm(f"{attention}.q_norm.weight", self.head_width),
+                        norm(f"{attention}.k_norm.weight", self.head_width),
+                    )
+                    if has_norm
+                    else None,
+                    "out": linear((f"{attention}.o_proj.weight", width), columns=q),
+                    "out_bias": linear((f"{attention}.o_proj.bias", width), columns=0)
+                    if f"{attention}.o_proj.bias" in own
+                    else None,
+                    "gate_up": linear(
+                        (f"{mlp}.gate_proj.weight", inner), (f"{mlp}.up_proj.weight", inner)
+                    ),
+                    "down": linear((f"{mlp}.down_proj.weight", width), columns=inner),
+                }
+            )
+        self.final_norm = norm("model.norm.weight")
+        vocabulary = own["model.embed_tokens.weight"].shape[0]
+        self.embedding = packed(
+            ("model.embed_tokens.weight", vocabulary), columns=width, dtype=torch.float32
+        )
+        tied = config.tie_word_embeddings
+        head = "model.embed_tokens.weight" if tied else "lm_head.weight"
+        self.head = linear((head, vocabulary))
+
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Copy a state dict into the packed tensors."""
+        pairs = [(view, tensor) for name, tensor in weights for view in self._views.get(name, [])]
+        into, given = zip(*pairs, strict=True)
+        torch._foreach_copy_(list(into), list(given))  # pyright: ignore[reportPrivateImportUsage]
+
+    def new_cache(self, num_slots: int, capacity: int) -> torch.Tensor:
+        """(2, layers, slots, KV heads, capacity, head width): keys, then values."""
+        shape = (2, self.num_layers, num_slots, self.kv_heads, capacity, self.head_width)
+        inverse, scaling = self._angles
+        angles = torch.arange(capacity, device=self.device)[:, None].float() * inverse
+        self._tables = (angles.cos() * scaling).contiguous(), (angles.sin() * scaling).contiguous()
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    def slot_bytes(self, capacity: int) -> int:
+        """Size of one slot."""
+        size = torch.empty((), dtype=self.dtype).element_size()
+        return 2 * self.num_layers * self.kv_heads * self.head_width * capacity * size
+
+    def forward(self, cache: torch.Tensor, ids: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """(N, width) normalised outputs; keys and values of the tokens are in the cache then."""
+        assert self._tables is not None, "make a cache first"
+        ops, keys, values = self.ops, cache[0], cache[1]
+        if rows.plan is None:
+            rows.plan = ops.plan(rows, self._tables)
+        x = F.embedding(ids, self.embedding)
+        y = torch.empty(x.shape, dtype=self.dtype, device=x.device)
+        delta = None
+        for index, layer in enumerate(self.layers):
+            ops.add_norm(x, delta, layer["before"], self.eps, y)
+            qkv = F.linear(y, layer["qkv"], layer["qkv_bias"])
+            ops.rope_store(
+                qkv,
+                keys[index],
+                values[index],
+                self._tables,
+                layer["norms"],
+                rows,
+                self.num_heads,
+                self.eps,
+            )
+            mixed = torch.empty(
+                (len(x), self.num_heads * self.head_width), dtype=self.dtype, device=x.device
+            )
+            ops.attend(
+                qkv,
+                keys[index],
+                values[index],
+                mixed,
+                rows,
+                self.num_heads,
+                self.scale,
+            )
+            delta = F.linear(mixed, layer["out"], layer["out_bias"])
+            ops.add_norm(x, delta, layer["after"], self.eps, y)
+            gate_up = F.linear(y, layer["gate_up"])
+            inner = torch.empty((len(x), gate_up.shape[1] // 2), dtype=self.dtype, device=x.device)
+            delta = F.linear(ops.silu_mul(gate_up, inner), layer["down"])
+        return ops.add_norm(x, delta, self.final_norm, self.eps, y)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """(R, vocabulary) in float32."""
+        return float_logits(hidden, self.head)
+
+
+def _ops(device: torch.device) -> Any:
+    if device.type != "cuda":
+        return plain_ops
+    from moored.engine.fast import kernels
+
+    return kernels

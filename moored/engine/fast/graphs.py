@@ -1,0 +1,115 @@
+"""Passes over micro-batches as CUDA graphs: one launch in place of thousands.
+
+The first batch of a shape is computed as it is, and the same work recorded; later ones are copied
+to where the recording reads, and replayed. So a pass may read its batch and tensors that stay where
+they are, and write to such tensors. Where a pass cannot be recorded it is computed every time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from moored.engine.fast.capture import capture, run_aside
+from moored.engine.fast.tree_attention import Bounds, bounds_of
+from moored.engine.local.token_batch import Shape, TokenBatch, pad
+from moored.training.batch import Tree
+
+Outputs = Mapping[str, torch.Tensor]
+Pass = Callable[[TokenBatch], Outputs]
+LINES = ("input_ids", "position_ids", "sources", "targets")
+SUMS = ("stretches", "prompts", "continuations")
+HOST = torch.device("cpu")
+MAX_RECORDINGS = 128
+"""Shapes beyond these are computed without a recording."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Recording:
+    graph: torch.cuda.CUDAGraph
+    batch: TokenBatch
+    """What it reads, on the device."""
+    outputs: Outputs
+    """What it writes; the next replay of any recording may overwrite it."""
+
+
+class Graphs:
+    """Runs passes over batches that lie on the host; a pass is known by the name it is given."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._recordings: dict[tuple[str, Shape], _Recording | None] = {}
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def run(self, name: str, compute: Pass, batch: TokenBatch) -> Outputs:
+        """The outputs are of the padded batch, and hold until the next run."""
+        padded, shape = pad(batch)
+        padded = _with_bounds(padded, shape)
+        found = self._recordings.get((name, shape))
+        if found is None:
+            return self._compute((name, shape), compute, _on_device(padded, self._device))
+        for into, given in zip(_tensors(found.batch), _tensors(padded), strict=True):
+            into.copy_(given)
+        found.graph.replay()
+        return found.outputs
+
+    def _compute(self, key: tuple[str, Shape], compute: Pass, batch: TokenBatch) -> Outputs:
+        """Without a recording; one is made for the next time, unless that failed before."""
+        with torch.cuda.device(self._device):
+            computed = run_aside(lambda: compute(batch))
+            if key in self._recordings or len(self._recordings) >= MAX_RECORDINGS:
+                return computed
+            self._recordings[key] = None
+            try:
+                graph, outputs = capture(lambda: compute(batch), self._pool)
+            except RuntimeError as error:  # out of memory, or something that a graph cannot hold
+                logger.warning("a pass runs slower because it cannot be recorded: %s", error)
+            else:
+                self._recordings[key] = _Recording(graph, batch, outputs)
+        return computed
+
+
+def _with_bounds(padded: TokenBatch, shape: Shape) -> TokenBatch:
+    """The tree by its bounds alone, which are tensors of the shape's size."""
+    tree = padded.packed.tree
+    assert tree is not None
+    exact = bounds_of(tree, HOST)
+    bounds = Bounds(
+        stretches=_repeat_last(exact.stretches, shape.num_stretches + 1),
+        prompts=_repeat_last(exact.prompts, shape.num_prompts + 1),
+        continuations=_repeat_last(exact.continuations, shape.num_prompts + 1),
+        longest_stretch=shape.longest,
+        longest_prompt=shape.prompt_tokens,
+        longest_continuations=shape.continuation_tokens,
+    )
+    sizes = (shape.prompt_tokens,), ((shape.continuation_tokens,),)
+    return replace(padded, packed=replace(padded.packed, tree=Tree(*sizes, {"bounds": bounds})))
+
+
+def _repeat_last(sums: torch.Tensor, size: int) -> torch.Tensor:
+    """Running sums that end with stretches of no tokens."""
+    return torch.cat([sums, sums[-1:].expand(size - len(sums))])
+
+
+def _on_device(batch: TokenBatch, device: torch.device) -> TokenBatch:
+    packed, tree = batch.packed, batch.packed.tree
+    assert tree is not None
+    bounds = tree.prepared["bounds"]
+    bounds = replace(bounds, **{name: getattr(bounds, name).to(device) for name in SUMS})
+    lines = {name: getattr(packed, name).to(device) for name in LINES}
+    tree = Tree(tree.prompts, tree.continuations, {"bounds": bounds})
+    streams = {name: tensor.to(device) for name, tensor in batch.streams.items()}
+    return TokenBatch(replace(packed, **lines, tree=tree), streams)
+
+
+def _tensors(batch: TokenBatch) -> Iterator[torch.Tensor]:
+    tree = batch.packed.tree
+    assert tree is not None
+    yield from (getattr(batch.packed, name) for name in LINES)
+    yield from (getattr(tree.prepared["bounds"], name) for name in SUMS)
+    yield from batch.streams.values()

@@ -1,0 +1,261 @@
+"""How the rules of `check_env` play an environment: scripts, replays, comparisons.
+
+`Probe` is the environment under test, each call announced and each result checked; `Subject` makes
+probes and says how hard to test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import pickle
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from moored.envs.base import SPLIT_SEEDS, Environment, StepResult, format_reply, parse_reply
+from moored.envs.check.nasty import EXECUTED, fuzz_replies
+from moored.envs.check.types import Broken, expect_result
+from moored.types import Message, messages_digest
+
+MALFORMED = "This reply has no tags."
+
+
+class NotApplicable(Exception):
+    """A rule cannot be checked on this environment; the message says why."""
+
+
+def announce_nothing(call: str) -> None:
+    """For probes nobody watches."""
+
+
+@dataclass(slots=True)
+class Probe:
+    """An environment under test: says what it is about to call, and checks what comes back."""
+
+    env: Environment
+    announce: Callable[[str], None] = announce_nothing
+    _task: str = ""
+
+    @property
+    def is_stochastic(self) -> bool:
+        return self.env.is_stochastic
+
+    @property
+    def max_turns(self) -> int:
+        return self.env.max_turns
+
+    def reset(self, seed: int, episode: int = 0) -> list[Message]:
+        self._task = f"of task {seed}, episode {episode}"
+        self.announce(f"reset({seed}, {episode})")
+        return self.env.reset(seed, episode)
+
+    def step(self, reply: str) -> StepResult:
+        self.announce(f"step({shorten(reply)}) {self._task}")
+        return expect_result(self.env.step(reply))
+
+    def oracle(self) -> str:
+        self.announce(f"oracle() {self._task}")
+        return self.env.oracle()
+
+    def close(self) -> None:
+        self.announce("close()")
+        self.env.close()
+
+    def copy(self) -> Probe:
+        """A copy of the environment made by pickling, or Broken with the reason."""
+        self.announce(f"pickle.dumps {self._task}")
+        try:
+            return Probe(pickle.loads(pickle.dumps(self.env)), self.announce, self._task)
+        except Exception as error:
+            raise Broken(
+                f"pickling raised {type(error).__name__}: {error}; keep plain data in attributes "
+                f"(no lambdas, generators, open files) and define the class at the top of a module"
+            ) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """The environment under test and how hard to test it."""
+
+    maker: Callable[[], object]
+    num_tasks: int
+    num_episodes: int
+    num_split_seeds: int
+    max_observation_chars: int
+    reply_limit_s: float
+    announce: Callable[[str], None] = announce_nothing
+    is_watched: bool = False
+    """True in a child process that the keyboard does not interrupt."""
+    _made: list[object] = field(default_factory=list)
+    _scripts: dict[int, tuple[list[str], ...]] = field(default_factory=dict)
+
+    @property
+    def seeds(self) -> list[int]:
+        """Train tasks, then the first validation and the first test task."""
+        others = SPLIT_SEEDS["validation"].start, SPLIT_SEEDS["test"].start
+        return [*range(self.num_tasks), *others]
+
+    def make(self) -> Probe:
+        self.announce("the constructor")
+        env = self.maker()
+        self._made.append(env)
+        return Probe(env, self.announce)  # pyright: ignore[reportArgumentType]
+
+    def close_all(self) -> None:
+        """Close what `make` gave out; whether that works is told by the rule "protocol"."""
+        while self._made:
+            close = getattr(self._made.pop(), "close", None)
+            self.announce("close()")
+            with contextlib.suppress(Exception, SystemExit):
+                if callable(close):
+                    close()
+
+    def scripts(self, seed: int) -> tuple[list[str], ...]:
+        """Replies for one task: the oracle's, malformed ones, and another task's oracle's."""
+        if seed not in self._scripts:
+            env = self.make()
+            own, _ = play_oracle(env, seed)
+            other, _ = play_oracle(env, seed + 1)
+            malformed = [MALFORMED] * env.max_turns
+            self._scripts[seed] = (own, malformed, (other + malformed)[: env.max_turns])
+        return self._scripts[seed]
+
+    def portable_maker(self) -> Callable[[], object]:
+        """A maker another process can be handed, or NotApplicable with the reason."""
+        maker = self.maker
+        try:
+            data = pickle.dumps(maker)
+        except Exception:
+            data = self._pickle_instance()  # of a lambda or local function
+            maker = functools.partial(pickle.loads, data)
+        if b"__main__" in data:
+            raise NotApplicable(
+                "the class lives in a script or notebook, where a fresh process cannot find it; "
+                "move it into a module and give 'module:Class'"
+            )
+        return maker
+
+    def _pickle_instance(self) -> bytes:
+        try:
+            return pickle.dumps(self.maker())
+        except Exception as error:
+            raise NotApplicable(f"a fresh process cannot be handed this class: {error}") from error
+
+
+def play_oracle(env: Probe, seed: int, episode: int = 0) -> tuple[list[str], list[StepResult]]:
+    """Let the oracle play one episode; what it replied, and what that led to."""
+    env.reset(seed, episode)
+    replies: list[str] = []
+    results: list[StepResult] = []
+    while len(replies) < env.max_turns and not (results and results[-1].done):
+        replies.append(format_reply("", env.oracle()))
+        results.append(env.step(replies[-1]))
+    return replies, results
+
+
+def replay(env: Probe, seed: int, replies: Sequence[str], episode: int = 0) -> list[StepResult]:
+    """Reset and give the replies in order, until done."""
+    env.reset(seed, episode)
+    return feed(env, replies)
+
+
+def feed(env: Probe, replies: Sequence[str]) -> list[StepResult]:
+    """Give the replies in order, until done."""
+    results: list[StepResult] = []
+    for reply in replies:
+        results.append(env.step(reply))
+        if results[-1].done:
+            break
+    return results
+
+
+def find_opening(env: Probe, seed: int) -> list[str]:
+    """A reply that leads into the middle of an episode; none where the first turn is the last."""
+    env.reset(seed)
+    openings = format_reply("", env.oracle()), MALFORMED
+    lasting = (reply for reply in openings if not replay(env, seed, [reply])[-1].done)
+    return [reply for reply in (next(lasting, None),) if reply is not None]
+
+
+def time_reply(
+    env: Probe, seed: int, reply: str, limit_s: float, opening: Sequence[str] = ()
+) -> float:
+    """Seconds one step takes. A slow one is repeated: the machine may have been busy."""
+    best_s = float("inf")
+    for _ in range(3):
+        replay(env, seed, opening)
+        start = time.perf_counter()
+        env.step(reply)
+        best_s = min(best_s, time.perf_counter() - start)
+        if best_s <= limit_s:
+            break
+    return best_s
+
+
+def time_fuzzed_replies(env: Probe, count: int, limit_s: float) -> float:
+    """Seconds the slowest of `count` hostile replies took, over many tasks and turns.
+
+    Raises whatever the environment raises, and Broken when it ran one of them.
+    """
+    scripts = [play_oracle(env, seed)[0] for seed in range(5)]
+    answers = [parse_reply(reply).answer or "" for replies in scripts for reply in replies]
+    slowest_s, seed, played = 0.0, 0, []
+    env.reset(seed)
+    for reply in fuzz_replies(random.Random(0), count, answers=answers):
+        start = time.perf_counter()
+        result = env.step(reply)
+        elapsed_s = time.perf_counter() - start
+        if not math.isfinite(result.reward) or EXECUTED:
+            raise Broken(f"step({shorten(reply)}) earned {result.reward}, or ran code of the reply")
+        is_slow = elapsed_s > limit_s
+        if is_slow:  # the machine may have been busy: once more, by itself
+            elapsed_s = time_reply(env, seed, reply, limit_s, played)
+        slowest_s = max(slowest_s, elapsed_s)
+        played.append(reply)
+        if result.done or is_slow:
+            seed, played = seed + 1, []
+            env.reset(seed)
+    return slowest_s
+
+
+def total_reward(results: Sequence[StepResult]) -> float:
+    return sum(result.reward for result in results)
+
+
+def difference(a: Sequence[StepResult], b: Sequence[StepResult]) -> str:
+    """Say where two episodes part; empty when they are equal."""
+    for turn, (x, y) in enumerate(zip(a, b, strict=False), start=1):
+        for name, value in _facts(x).items():
+            other = _facts(y)[name]
+            if value != other:
+                return f"turn {turn}: {name} {value} against {other}"
+    return "" if len(a) == len(b) else f"{len(a)} turns against {len(b)}"
+
+
+def expect_same(a: Sequence[StepResult], b: Sequence[StepResult], seed: int, where: str) -> None:
+    """Raise when two episodes differ; `where` says what the second one was played in."""
+    parting = difference(a, b)
+    if parting:
+        raise Broken(
+            f"task seed {seed}: the same replies led elsewhere in {where} ({parting}); results "
+            f"may depend on the seeds and the replies only"
+        )
+
+
+def _facts(result: StepResult) -> dict[str, object]:
+    return {
+        "reward": result.reward,
+        "done": result.done,
+        "is_valid": result.is_valid,
+        "success": result.success,
+        "metrics": dict(result.metrics),
+        "observation": messages_digest([Message("user", result.observation)])[:8],
+    }
+
+
+def shorten(reply: str) -> str:
+    """A reply as messages show it."""
+    return f"{reply[:60]!a}… {len(reply)} characters" if len(reply) > 60 else f"{reply!a}"

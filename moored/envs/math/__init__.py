@@ -1,0 +1,1 @@
+"""Word problems with a checked answer."""

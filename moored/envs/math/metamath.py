@@ -1,0 +1,164 @@
+"""MetaMathQA: word problems with retries. Every turn used up halves what a right answer earns."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from moored.envs.base import (
+    FORMAT_REMINDER,
+    StepResult,
+    draw_task,
+    parse_reply,
+    warn_of_missing_splits,
+)
+from moored.envs.dataset_rows import Row, load_rows
+from moored.envs.math.answer import same_answer
+from moored.envs.math.verifier import is_equivalent, require_math_verify, start_verifier
+from moored.envs.math.word_problems import LEVELS, make_problem
+from moored.errors import EnvError
+from moored.types import Message
+
+
+class MetaMath:
+    r"""Solve a maths problem; a wrong answer may be tried again, for half the reward.
+
+    Without a `source` the problems are made on the spot: short stories of one to six steps about
+    money, rates, ages, fractions and the like, without end and with exact answers. With one they
+    are real MetaMathQA or GSM8K rows; rewordings of one question stay in one split. Answers are
+    compared as exact numbers (`1,200`, `$0.50`, `1/2`, `\boxed{\frac{3}{4}}`, `12 km`; units and %
+    are not checked), or as text without case and white space.
+
+    Reward: 1 for a right answer on the first turn, then 0.5, 0.25, … on the next ones. A wrong
+    answer earns 0, a malformed reply `format_penalty`; both use up the turn. The episode ends with
+    a right answer or after `max_turns`.
+
+    Options:
+    - `source=None`: a JSON, JSONL or Parquet file (Parquet needs `moored[data]`), or
+      `"hub:owner/name"` (needs `datasets`).
+    - `level=(1, 3)`: difficulty of the made problems, one level or a range, 1 easy to 3 hard.
+    - `max_turns=5`: tries an episode has.
+    - `math_verify=False`: also accept what math-verify finds equivalent (needs `moored[math]`). It
+      runs in a process of its own, takes 10 to 300 ms for an answer that is neither plainly right
+      nor a plain number, and is stopped after 1 s of computing. Such an answer counts as wrong,
+      even if it is not, and so do towers and exponents above 1000, which are not looked at.
+    - `format_penalty=-0.1`: reward of a malformed reply.
+    """
+
+    name: ClassVar[str] = "metamath"
+    is_stochastic: bool = False
+
+    def __init__(
+        self,
+        *,
+        source: str | Path | None = None,
+        level: int | Sequence[int] = (1, 3),
+        max_turns: int = 5,
+        math_verify: bool = False,
+        format_penalty: float = -0.1,
+    ) -> None:
+        levels = (level,) * 2 if isinstance(level, int) else tuple(level)
+        is_range = len(levels) == 2 and all(level in LEVELS for level in levels)
+        if not is_range or levels[0] > levels[1]:
+            raise EnvError(
+                f"metamath: level must be one level or a (low, high) range within {LEVELS[0]} and "
+                f"{LEVELS[-1]}, got {level!r}"
+            )
+        if not isinstance(max_turns, int) or max_turns < 1:
+            raise EnvError(
+                f"metamath: max_turns must be a whole number, at least 1, got {max_turns!r}"
+            )
+        if math_verify:
+            require_math_verify()
+        if source is not None:
+            rows = load_rows(source)
+            warn_of_missing_splits(source, f"{len(rows)} rows", map(_task_key, rows))
+        self.source = source
+        self.levels = (levels[0], levels[1])
+        self.max_turns = max_turns
+        self.math_verify = math_verify
+        self.format_penalty = format_penalty
+        self._task: Row | None = None
+        self._turn = 0
+        self._over = True
+
+    def reset(self, task_seed: int, episode_seed: int = 0) -> list[Message]:
+        # Rows live in the loader's cache: shared by all instances, never pickled with one.
+        rows = None if self.source is None else load_rows(self.source)
+        if self.math_verify:
+            start_verifier()
+        make = self._make_problem if rows is None else functools.partial(_pick_row, rows)
+        self._task, _ = draw_task(task_seed, make, _task_key)
+        self._turn = 0
+        self._over = False
+        user = f"{self._turn_line()}\n{self._task.question}\n{FORMAT_REMINDER}."
+        return [Message("system", self._rules()), Message("user", user)]
+
+    def step(self, reply: str) -> StepResult:
+        if self._over or self._task is None:
+            raise EnvError("metamath: the episode is over; call reset before step")
+        answer = parse_reply(reply).answer
+        is_right = answer is not None and self._is_right(answer, self._task.answer)
+        reward = 0.0 if answer is not None else self.format_penalty
+        if is_right:
+            reward = 0.5**self._turn
+        self._turn += 1
+        self._over = is_right or self._turn >= self.max_turns
+        return StepResult(
+            observation=self._feedback(answer is not None, is_right, reward),
+            reward=reward,
+            done=self._over,
+            is_valid=answer is not None,
+            success=is_right,
+            metrics={"num_attempts": float(answer is not None)},
+        )
+
+    def oracle(self) -> str:
+        if self._task is None:
+            raise EnvError("metamath: there is no task yet; call reset before oracle")
+        return self._task.answer
+
+    def close(self) -> None:
+        self._over = True
+
+    def _make_problem(self, rng: random.Random) -> Row:
+        problem = make_problem(rng, self.levels)
+        return Row(problem.question, problem.answer, problem.question)
+
+    def _is_right(self, answer: str, expected: str) -> bool:
+        if same_answer(answer, expected):
+            return True
+        return self.math_verify and is_equivalent(answer, expected)
+
+    def _rules(self) -> str:
+        limits = "You have one turn. A right answer earns 1, a wrong one 0."
+        if self.max_turns > 1:
+            limits = (
+                f"You have at most {self.max_turns} turns. A right answer on the first turn earns "
+                "1; every turn used up halves that. A wrong answer earns 0, and you may try again."
+            )
+        return (
+            f"Solve the problem. {limits} A malformed reply earns {self.format_penalty:g} and uses "
+            f"up the turn.\n{FORMAT_REMINDER}, where the answer is the final result alone."
+        )
+
+    def _turn_line(self) -> str:
+        return f"Turn {self._turn + 1} of {self.max_turns}."
+
+    def _feedback(self, is_valid: bool, is_right: bool, reward: float) -> str:
+        verdict = "Malformed reply." if not is_valid else "Right." if is_right else "Wrong answer."
+        lead = f"{verdict} Reward: {reward:g}."
+        if self._over:
+            return f"{lead} {'Solved.' if is_right else 'No turns left.'}"
+        return f"{lead}\n{self._turn_line()} Try again.\n{FORMAT_REMINDER}."
+
+
+def _pick_row(rows: Sequence[Row], rng: random.Random) -> Row:
+    return rng.choice(rows)
+
+
+def _task_key(task: Row) -> str:
+    return task.origin

@@ -1,8 +1,0 @@
-"""Word problems without end: every family is a function `(rng, level) -> Problem`."""
-
-from __future__ import annotations
-
-from moored.envs.word_problems.families import FAMILIES, LEVELS, make_problem
-from moored.envs.word_problems.problem import Problem
-
-__all__ = ["FAMILIES", "LEVELS", "Problem", "make_problem"]

@@ -1,0 +1,1 @@
+"""Rollout files of any trainer, row by row."""

@@ -1,0 +1,1 @@
+"""Dialogues: messages to prompts, replies to text, episodes turn by turn."""

@@ -1,0 +1,312 @@
+"""Rollouts on disk: the groups of a step as one Parquet file, a row a turn, a row group a group.
+
+Every row stands alone: whole prompts, and the facts of its trajectory and group beside it. (Whole
+prompts cost little: a later turn repeats the earlier one, and zstd sees that.) An episode that
+ended before its first turn has one row whose `turn` is null. Images are stored as PNG.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moored.errors import MooredError, RunLogError
+from moored.runlog.log import replacing
+from moored.types import (
+    Content,
+    Group,
+    ImagePart,
+    Span,
+    StopReason,
+    TextPart,
+    Trajectory,
+    Turn,
+    content_images,
+    content_text,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SCHEMA = 1
+TOKEN_COLUMNS = {"prompt_ids": np.int64, "completion_ids": np.int64, "logprobs": np.float32}
+"""The columns with one entry a token, and what they are in memory."""
+PNG_MODES = {"1", "L", "LA", "P", "RGB", "RGBA", "I;16"}
+"""What PNG holds without loss; an image of another mode is stored, and comes back, as RGB."""
+ROWS_IN_MEMORY = 1024
+
+
+def write_groups(
+    file: Path, groups: Sequence[Group], *, step: int, kept: Sequence[bool] | np.ndarray
+) -> None:
+    """Store the groups of a step, whole or not at all; `kept` says which the filter kept."""
+    _need_pyarrow()
+    import pyarrow.parquet as pq
+
+    schema = _schema()
+    # Dictionary codes are packed into bits: zstd would no longer see that prompts repeat.
+    coded: Any = [name for name in schema.names if name not in TOKEN_COLUMNS]
+    with (
+        replacing(file) as beside,
+        pq.ParquetWriter(beside, schema, compression="zstd", use_dictionary=coded) as writer,
+    ):
+        for group, is_kept in zip(groups, kept, strict=True):
+            writer.write_table(_table(schema, group, step, bool(is_kept)))
+
+
+def read_groups(file: str | Path) -> list[Group]:
+    """All groups of a file, as they were written."""
+    return list(iter_groups(file))
+
+
+def iter_groups(file: str | Path) -> Iterator[Group]:
+    """One group after the other. A file may lack episodes, but its rows keep their order."""
+    rows = _rows(Path(file))
+    for _, members in itertools.groupby(rows, lambda row: (row["step"], row["group_id"])):
+        yield _group(Path(file), list(members))
+
+
+def _need_pyarrow() -> None:
+    """Say how to install pyarrow when it is missing."""
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError as error:
+        raise MooredError("rollout files need pyarrow; run: pip install 'moored[data]'") from error
+
+
+def _schema() -> pa.Schema:
+    import pyarrow as pa
+
+    flag, number, text = pa.bool_(), pa.float64(), pa.string()
+    columns = {
+        "schema": pa.int32(),
+        "step": pa.int64(),
+        "group_id": pa.int64(),
+        "env": text,
+        "task_seed": pa.int64(),
+        "kept": flag,
+        "episode": pa.int32(),
+        "episode_seed": pa.int64(),
+        "trajectory_reward": number,
+        "success": flag,
+        "stop": text,
+        "metrics": pa.map_(text, number),
+        "turn": pa.int32(),
+        "observation": text,
+        "images": pa.list_(pa.binary()),
+        "image_at": pa.list_(pa.int32()),
+        "reply": text,
+        "turn_reward": number,
+        "is_valid": flag,
+        "policy_version": pa.int64(),
+        "think_start": pa.int32(),
+        "think_end": pa.int32(),
+        "answer_start": pa.int32(),
+        "answer_end": pa.int32(),
+        "prompt_ids": pa.list_(pa.int32()),
+        "completion_ids": pa.list_(pa.int32()),
+        "logprobs": pa.list_(pa.float32()),
+    }
+    return pa.schema(list(columns.items()))
+
+
+def _table(schema: pa.Schema, group: Group, step: int, kept: bool) -> pa.Table:
+    import pyarrow as pa
+
+    shared = {
+        "schema": SCHEMA,
+        "step": step,
+        "group_id": group.group_id,
+        "env": group.env,
+        "task_seed": group.task_seed,
+        "kept": kept,
+    }
+    rows = [
+        {**shared, **row}
+        for episode, trajectory in enumerate(group.trajectories)
+        for row in _trajectory_rows(episode, trajectory)
+    ]
+    arrays = [
+        _token_array([row.get(field.name, ()) for row in rows], field.type)
+        if field.name in TOKEN_COLUMNS
+        else pa.array([row.get(field.name) for row in rows], field.type)
+        for field in schema
+    ]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _trajectory_rows(episode: int, trajectory: Trajectory) -> Iterator[dict[str, object]]:
+    shared = {
+        "episode": episode,
+        "episode_seed": trajectory.episode_seed,
+        # Null, because SQL and pandas leave nulls out of a mean.
+        "trajectory_reward": None if trajectory.stop.is_error else trajectory.reward,
+        "success": trajectory.success,
+        "stop": trajectory.stop.value,
+        "metrics": list(trajectory.metrics.items()),
+    }
+    if not trajectory.turns:
+        yield shared
+    for position, turn in enumerate(trajectory.turns):
+        yield {**shared, "turn": position, **_turn_columns(turn)}
+
+
+def _turn_columns(turn: Turn) -> dict[str, object]:
+    think_start, think_end = turn.think_span or (None, None)
+    answer_start, answer_end = turn.answer_span or (None, None)
+    return {
+        "observation": content_text(turn.observation),
+        **_image_columns(turn.observation),
+        "reply": turn.reply,
+        "turn_reward": turn.reward,
+        "is_valid": turn.is_valid,
+        "policy_version": turn.policy_version,
+        "think_start": think_start,
+        "think_end": think_end,
+        "answer_start": answer_start,
+        "answer_end": answer_end,
+        "prompt_ids": turn.prompt_ids,
+        "completion_ids": turn.completion_ids,
+        "logprobs": turn.logprobs,
+    }
+
+
+def _image_columns(content: Content) -> dict[str, object]:
+    """The images as PNG, and before which character of the text each stands; none for a string."""
+    if isinstance(content, str):
+        return {}
+    ends = itertools.accumulate(
+        len(part["text"]) if part["type"] == "text" else 0 for part in content
+    )
+    places = [end for part, end in zip(content, ends, strict=True) if part["type"] == "image"]
+    return {"images": [_to_png(image) for image in content_images(content)], "image_at": places}
+
+
+def _to_png(image: Any) -> bytes:
+    buffer = io.BytesIO()
+    (image if image.mode in PNG_MODES else image.convert("RGB")).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def _token_array(rows: Sequence[np.ndarray], kind: pa.ListType) -> pa.ListArray:
+    """Lists from arrays without a Python object a token."""
+    import pyarrow as pa
+
+    offsets = np.cumsum([0, *map(len, rows)], dtype=np.int32)
+    values = np.concatenate(rows).astype(kind.value_type.to_pandas_dtype())
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values), type=kind)
+
+
+def _rows(file: Path) -> Iterator[dict[str, Any]]:
+    """Every row as a dict, token columns as arrays."""
+    _need_pyarrow()
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(file, pre_buffer=False) as parquet:
+            _check_columns(file, parquet.schema_arrow)
+            for batch in parquet.iter_batches(batch_size=ROWS_IN_MEMORY, columns=_schema().names):
+                names = batch.schema.names
+                for row in zip(*map(_values, names, batch.columns), strict=True):
+                    yield dict(zip(names, row, strict=True))
+    except (OSError, pa.ArrowException) as error:
+        raise RunLogError(f"cannot read rollouts {str(file)!r}: {error}") from error
+
+
+def _check_columns(file: Path, found: pa.Schema) -> None:
+    missing = [name for name in _schema().names if name not in found.names]
+    if missing:
+        raise RunLogError(
+            f"{str(file)!r} has no column {missing[0]!r}; give a rollout file of a run directory"
+        )
+
+
+def _values(name: str, column: Any) -> Sequence[Any]:
+    kind = TOKEN_COLUMNS.get(name)
+    if kind is None:
+        return column.to_pylist()
+    values = column.values.to_numpy().astype(kind)
+    return [values[start:stop] for start, stop in itertools.pairwise(column.offsets.to_pylist())]
+
+
+def _group(file: Path, rows: Sequence[Mapping[str, Any]]) -> Group:
+    first = rows[0]
+    if first["schema"] != SCHEMA:
+        raise RunLogError(
+            f"{str(file)!r} has schema {first['schema']}, this version reads {SCHEMA}; read it "
+            f"with the version that wrote it"
+        )
+    episodes = itertools.groupby(rows, lambda row: row["episode"])
+    return Group(
+        group_id=first["group_id"],
+        env=first["env"],
+        task_seed=first["task_seed"],
+        trajectories=tuple(_trajectory(file, list(turns)) for _, turns in episodes),
+    )
+
+
+def _trajectory(file: Path, rows: Sequence[Mapping[str, Any]]) -> Trajectory:
+    first = rows[0]
+    turns = [row for row in rows if row["turn"] is not None]
+    if [row["turn"] for row in turns] != list(range(len(turns))):
+        raise RunLogError(
+            f"{str(file)!r}: episode {first['episode']} of group {first['group_id']} lacks turns; "
+            f"keep episodes whole, and rows ordered by step, group_id, episode, turn"
+        )
+    return Trajectory(
+        env=first["env"],
+        task_seed=first["task_seed"],
+        episode_seed=first["episode_seed"],
+        turns=tuple(map(_turn, turns)),
+        stop=StopReason(first["stop"]),
+        success=first["success"],
+        metrics=dict(first["metrics"]),
+    )
+
+
+def _turn(row: Mapping[str, Any]) -> Turn:
+    return Turn(
+        prompt_ids=row["prompt_ids"],
+        completion_ids=row["completion_ids"],
+        logprobs=row["logprobs"],
+        think_span=_span(row["think_start"], row["think_end"]),
+        answer_span=_span(row["answer_start"], row["answer_end"]),
+        reply=row["reply"],
+        observation=_content(row["observation"], row["images"], row["image_at"]),
+        reward=row["turn_reward"],
+        is_valid=row["is_valid"],
+        policy_version=row["policy_version"],
+    )
+
+
+def _span(start: int | None, end: int | None) -> Span | None:
+    return None if start is None or end is None else (start, end)
+
+
+def _content(text: str, images: list[bytes] | None, places: list[int] | None) -> Content:
+    """Text with its images back in their places; text parts that touched are one part now."""
+    if images is None or places is None:
+        return text
+    parts: list[TextPart | ImagePart] = []
+    for start, stop, image in zip([0, *places], [*places, len(text)], [*images, None], strict=True):
+        if start < stop:
+            parts.append(TextPart(type="text", text=text[start:stop]))
+        if image is not None:
+            parts.append(ImagePart(type="image", image=_from_png(image)))
+    return parts
+
+
+def _from_png(data: bytes) -> object:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MooredError("pictures need Pillow; run: pip install 'moored[images]'") from error
+    image = Image.open(io.BytesIO(data))
+    image.load()
+    return image

@@ -1,0 +1,157 @@
+"""Where the numbers of a run go besides its own directory: W&B, TensorBoard, trackio.
+
+A sink is a copy for looking at. It may fail, and then the run warns once and goes on; a resumed run
+continues the same curves.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from moored.errors import ConfigError
+from moored.runlog.log import RunLog
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunInfo:
+    """What a sink is told of the run when it opens."""
+
+    log: RunLog
+    project: str
+    config: Mapping[str, object]
+    first_step: int
+    """The next step; what was sent of it and of later ones before a resume is void."""
+
+
+class Sink(Protocol):
+    """Takes the numbers of each step; opened by calling its class with a `RunInfo`."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class WandbSink:
+    """Weights & Biases; `WANDB_MODE=offline` keeps everything under `RUN/wandb`."""
+
+    def __init__(self, info: RunInfo) -> None:
+        import wandb  # pyright: ignore[reportMissingImports]
+
+        self._run = wandb.init(
+            project=info.project,
+            name=info.log.path.resolve().name,
+            id=info.log.run_id(),
+            resume="allow",
+            dir=info.log.path,
+            config=dict(info.config),
+            allow_val_change=True,  # a resume may come with other options
+        )
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        # A curve cannot be taken back: steps made again after a resume are there already.
+        if step >= self._run.step:
+            self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class TensorboardSink:
+    """TensorBoard event files under `RUN/tensorboard`."""
+
+    def __init__(self, info: RunInfo) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        folder = str(info.log.path / "tensorboard")
+        self._writer = SummaryWriter(folder, purge_step=info.first_step)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class TrackioSink:
+    """trackio, in its local database or where its environment variables point."""
+
+    def __init__(self, info: RunInfo) -> None:
+        import trackio  # pyright: ignore[reportMissingImports]
+
+        self._run = trackio.init(
+            project=info.project,
+            name=info.log.run_id(),
+            resume="allow",
+            config=dict(info.config),
+        )
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+SINKS: dict[str, Callable[[RunInfo], Sink]] = {
+    "wandb": WandbSink,
+    "tensorboard": TensorboardSink,
+    "trackio": TrackioSink,
+}
+
+
+def require_sinks(names: Iterable[str]) -> None:
+    """Refuse sinks whose package, which has the sink's name, is not installed."""
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise ConfigError(
+                f"log.sinks has {name!r}, but it cannot be imported ({error}); "
+                f"run: pip install 'moored[{name}]', or leave it out of log.sinks"
+            ) from error
+
+
+class Sinks:
+    """All sinks of a run; one that fails is warned about once, and never stops the run."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Sink] = {}
+        self._warned: set[str] = set()
+
+    def open(self, names: Iterable[str], info: RunInfo) -> None:
+        """Begin, or go on with, the run's curves."""
+        for name in names:
+            with self._survive(name):
+                self._open[name] = SINKS[name](info)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Send the numbers of a step."""
+        for name, sink in self._open.items():
+            with self._survive(name):
+                sink.log(step, values)
+
+    def close(self) -> None:
+        """Send what is left."""
+        for name, sink in self._open.items():
+            with self._survive(name):
+                sink.close()
+        self._open.clear()
+
+    @contextmanager
+    def _survive(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            if name not in self._warned:
+                what = "%s failed; the run goes on, and its own files hold every number: %s: %s"
+                logger.warning(what, name, type(error).__name__, error)
+            self._warned.add(name)

@@ -1,0 +1,1 @@
+"""From groups to an updated policy: samples, advantages, losses, metrics, stopping."""

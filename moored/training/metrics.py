@@ -1,0 +1,50 @@
+"""The numbers of one training step, for the log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from moored.algo import reward_variance
+from moored.evaluate import Evaluation
+from moored.training.batch import Sample
+from moored.types import Group, Selection
+
+
+def step_metrics(
+    groups: Sequence[Group],
+    selection: Selection,
+    samples: Sequence[Sample],
+    stats: Mapping[str, float],
+    evaluation: Evaluation | None,
+) -> dict[str, float]:
+    """The numbers of one step."""
+    trajectories = [t for group in groups for t in group.trajectories]
+    turns = [turn for t in trajectories for turn in t.turns]
+    generated = sum(len(turn.completion_ids) for turn in turns)
+    trained = sum(sample.num_loss_tokens for sample in samples)
+    rewards = np.array([t.reward for t in trajectories])
+    rv = reward_variance([group.rewards for group in groups])
+    metrics = {
+        "rollout/reward_mean": float(np.nanmean(rewards)) if np.isfinite(rewards).any() else np.nan,
+        "rollout/success_rate": float(np.mean([t.success for t in trajectories])),
+        "rollout/validity_rate": float(np.mean([turn.is_valid for turn in turns] or [0.0])),
+        "rollout/turns_mean": len(turns) / len(trajectories),
+        "rollout/reply_tokens_mean": generated / max(len(turns), 1),
+        "rollout/error_count": float(sum(t.stop.is_error for t in trajectories)),
+        "rollout/truncated_count": float(sum(t.stop.is_truncation for t in trajectories)),
+        "rollout/reward_variance_mean": rv.mean,
+        "rollout/reward_variance_std_over_mean": rv.std_over_mean,
+        "tokens/generated": float(generated),
+        "tokens/trained": float(trained),
+        "tokens/discarded": float(generated - trained),
+        "update/is_empty": float(not samples),
+        **selection.metrics(),
+        **stats,
+    }
+    if evaluation is not None:
+        metrics["evaluation/success_rate"] = evaluation.success_rate
+        metrics["evaluation/reward_mean"] = evaluation.reward_mean
+        metrics["evaluation/validity_rate"] = evaluation.validity_rate
+    return metrics

@@ -1,0 +1,141 @@
+"""Advice on batches small enough to work out by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from moored.algo import select
+from moored.algo.snr import Recommendation
+from moored.analysis.advice import BatchAdvice, FilterSettings, advise_batch, rv_histogram
+from moored.errors import MooredError
+
+# Pairs of rewards with RV 1, 1/4, 1/16, 1e-4 and 0.
+BIG, MIDDLE, SMALL, FAINT, FAIL = [2, 0], [1, 0], [0.5, 0], [0.02, 0], [0, 0]
+
+
+def advise_rows(rows: Sequence[Sequence[float]], **options) -> BatchAdvice:
+    ids = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
+    return advise_batch(np.concatenate(rows), ids, **options)
+
+
+def test_histogram_sets_zeros_apart():
+    histogram = rv_histogram(np.array([0, 0, 0.1, 0.4, 0.8]), bins=4)
+    assert histogram.num_zero == 2
+    assert histogram.edges == pytest.approx([0, 0.2, 0.4, 0.6, 0.8])
+    assert histogram.counts.tolist() == [1, 0, 1, 1]
+
+
+def test_a_batch_without_variance_has_no_bins():
+    assert rv_histogram(np.zeros(3)).counts.tolist() == []
+
+
+def test_effect_of_rho_is_counted_within_steps():
+    # Step 1: RV 1, 1/4; step 2: RV 1/4, 0. Mass 0.5 keeps the first of each: 1.25 of 1.5.
+    advice = advise_rows(
+        [BIG, MIDDLE, MIDDLE, FAIL], steps=[1, 1, 2, 2], rhos=[0.5, 0.9], update_share=0.4
+    )
+    half, most = advice.effects
+    assert half.kept_fraction == 0.5
+    assert half.kept_mass == pytest.approx(1.25 / 1.5)
+    assert half.update_saved == 0.5
+    assert half.step_saved == pytest.approx(0.2)
+    assert (most.kept_fraction, most.kept_mass) == (0.75, 1.0)
+    assert advice.num_steps == 2
+
+
+def test_without_steps_all_groups_are_one_batch():
+    advice = advise_rows([BIG, MIDDLE, MIDDLE, FAIL], rhos=[0.5])
+    assert advice.effects[0].kept_fraction == 0.25
+    assert advice.effects[0].step_saved is None
+
+
+def test_groups_with_the_same_signal_are_told_from_those_without_by_nonzero():
+    advice = advise_rows([MIDDLE] * 3 + [FAIL] * 9)
+    assert advice.recommendation is Recommendation.FILTER
+    # 3 of 12 groups are fewer than 4, and 4 times the rollouts fill the batch.
+    assert advice.settings == FilterSettings(rule="nonzero", value=0.0, eps=0.0, action="refill")
+    assert "Std/Mean 0.00 among the 3 of them" in advice.reasons[1]
+    assert "about 4.0 times the rollouts" in advice.reasons[2]
+
+
+def test_a_threshold_lies_between_noise_and_signal():
+    advice = advise_rows([MIDDLE] * 4 + [FAINT] * 2 + [FAIL] * 4)
+    assert advice.settings is not None
+    assert advice.settings.eps == 0.005  # sqrt(1e-4 * 1/4)
+    assert advice.settings.action == "drop"
+    assert "saves 60% of the update" in advice.reasons[3]
+
+
+def test_groups_with_unequal_signal_are_cut_by_mass():
+    advice = advise_rows([BIG, MIDDLE, SMALL] + [FAIL] * 5)
+    # 1 + 1/4 reach 0.9 of 1.3125.
+    assert advice.settings == FilterSettings(rule="top_p", value=0.9, eps=0.0, action="refill")
+    assert "2 of 8 groups a step remain" in advice.reasons[2]
+
+
+def test_eps_skips_a_step_of_mere_noise():
+    advice = advise_rows([BIG, MIDDLE, SMALL] + [FAINT] * 4 + [FAIL])
+    assert advice.settings is not None
+    eps = advice.settings.eps
+    assert eps == 0.00076  # 1.05 * 0.9 * 8 * 1e-4
+    assert len(select(np.full(8, 1e-4), value=0.9, eps=eps)) == 0
+    assert len(select([1, 0.25, 0.0625], value=0.9, eps=eps)) == 2
+
+
+def test_no_eps_where_it_would_cost_a_group_with_signal():
+    # Faint is 1 % of the largest, and 1.05 * 0.9 * 4 of it is more than the smallest signal.
+    advice = advise_rows([[2, 0], [0.21, 0], [0.2, 0], [0, 0]])
+    assert advice.settings is not None
+    assert (advice.settings.rule, advice.settings.eps) == ("top_p", 0.0)
+
+
+def test_where_refilling_is_too_dear_the_tasks_should_change():
+    advice = advise_rows([MIDDLE] + [FAIL] * 9)
+    assert advice.settings is not None
+    assert advice.settings.action == "drop"
+    assert "change them first" in advice.reasons[2]
+
+
+def test_even_variance_gets_no_filter_but_zeros_may_go():
+    advice = advise_rows([MIDDLE] * 9 + [FAIL])  # Std/Mean = sqrt(0.1 / 0.9) = 1/3
+    assert advice.recommendation is Recommendation.NO_FILTER
+    assert advice.settings is None
+    assert "drops the 1 of 10 groups" in advice.reasons[1]
+
+
+def test_most_groups_failing_asks_for_other_tasks_and_says_what_failures_prove():
+    advice = advise_rows([[1] + [0] * 7] * 2 + [[0] * 8] * 6)
+    assert "6 of 8 groups all fail" in advice.reasons[-2]
+    assert "8 failures still allow a success rate of 31%" in advice.reasons[-1]  # 1 - 0.05^(1/8)
+
+
+def test_most_groups_succeeding_asks_for_harder_tasks():
+    assert "take harder tasks" in advise_rows([MIDDLE] + [[1, 1]] * 4).reasons[-1]
+
+
+def test_reward_blind_groups_come_before_any_filter():
+    rows = [[0.5, 0.5]] * 4 + [[1, 0]] * 2
+    advice = advise_rows(rows, behaviours=["a", "b"] * 6)
+    assert advice.recommendation is Recommendation.FIX_REWARD
+    assert advice.triage.share("reward_blind") == pytest.approx(4 / 6)
+
+
+def test_one_group_is_too_few():
+    assert advise_rows([MIDDLE]).recommendation is Recommendation.MORE_GROUPS
+
+
+def test_missing_rewards_do_not_count_in_group_sizes():
+    assert advise_rows([[1, 0, math.nan], [1, 0]]).group_sizes == (2, 2)
+
+
+def test_batches_that_cannot_be_advised_on_are_named():
+    with pytest.raises(MooredError, match="none of the 3 groups has two rewards"):
+        advise_rows([[1], [0], [1]])
+    with pytest.raises(MooredError, match="got none"):
+        advise_batch([], [])
+    with pytest.raises(MooredError, match="one entry per group"):
+        advise_rows([MIDDLE, FAIL], steps=[1])

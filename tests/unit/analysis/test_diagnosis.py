@@ -1,0 +1,142 @@
+"""From drawn steps to a verdict, with a score function whose dependence is known."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from moored.analysis.diagnosis import Diagnosis, choose_num_prompts, diagnose, make_plan
+from moored.analysis.encode import Encoder
+from moored.analysis.sample import draw
+from moored.analysis.scorers import Scorer
+from moored.analysis.table import curve_table, step_table, summary
+from moored.diagnostics.regimes import Regime
+from moored.errors import TooFewPromptsError
+from moored.files.records import Record
+from moored.types import Prompt
+
+
+def score(prompt: Prompt, continuations) -> list[np.ndarray]:
+    """The first id of a continuation names its author, the second how much it shows, in %.
+
+    Noise depends on both, as a model's would.
+    """
+    found = []
+    for ids in continuations:
+        noise = np.random.default_rng([*prompt.ids.tolist(), *ids.tolist()]).normal(
+            0, 0.3, len(ids)
+        )
+        found.append(-3.0 + noise + (prompt.ids[0] == ids[0]) * ids[1] / 100)
+    return found
+
+
+SCORER = Scorer(name="toy", score=score, encoder=Encoder(None), shares_prompt=True)
+
+
+def record(prompt: int, author: int, strength: int, serial: int, step: int | None = 0) -> Record:
+    ids = np.array([author, strength, serial, serial + 1, serial + 2])
+    return Record(step=step, prompt=np.array([prompt]), response=ids, think=(0, 5))
+
+
+def look_at(rows, num_prompts=None, num_pairs=32, draws=200, seed=0) -> Diagnosis:
+    drawn = draw(rows, num_prompts=num_prompts or 16, num_pairs=num_pairs, seed=seed)
+    wanted = choose_num_prompts(drawn, num_prompts)
+    plan = make_plan(drawn, SCORER, num_prompts=wanted, num_pairs=num_pairs)
+    return diagnose(plan, drawn, SCORER, draws=draws, seed=seed)
+
+
+def test_p_values_are_uniform_on_shuffled_pairs_and_tiny_on_true_ones():
+    null, true = [], []
+    for case in range(40):
+        authors = np.repeat(np.arange(6), 4)
+        shuffled = np.random.default_rng(case).permutation(authors)
+        for kept, prompts in ((null, shuffled), (true, authors)):
+            rows = [
+                record(int(p), int(a), 100, 1000 * case + 10 * k)
+                for k, (p, a) in enumerate(zip(prompts, authors, strict=True))
+            ]
+            kept.append(look_at(rows, seed=case).looks[0].report.p_values["mi_estimate"])
+    ordered = np.sort(null)
+    steps = np.arange(1, 41) / 40
+    distance = max(np.abs(ordered - steps).max(), np.abs(ordered - steps + 1 / 40).max())
+    # Kolmogorov-Smirnov at 1 %, n = 40.
+    assert distance < 0.258
+    assert max(true) < 0.01
+
+
+def test_a_collapsed_model_is_at_chance_and_an_honest_one_is_not():
+    def rows(strength: int) -> list[Record]:
+        return [record(k % 8, k % 8, strength, 10 * k) for k in range(64)]
+
+    collapsed, honest = (look_at(rows(strength), 8, 64).looks[0] for strength in (0, 200))
+    assert collapsed.regime is Regime.TEMPLATE_COLLAPSE and honest.regime is Regime.DIVERSE
+    interval = collapsed.report.intervals["retrieval_accuracy"]
+    assert interval.low <= 1 / 8 <= interval.high
+    assert honest.report.retrieval_accuracy > 0.9
+
+
+def test_an_alarm_names_the_step_after_which_prompts_no_longer_tell():
+    rows = [
+        record(k % 8, k % 8, 100 if step < 10 else 5, 100 * step + k, step)
+        for step in range(20)
+        for k in range(32)
+    ]
+    found = look_at(rows)
+    assert [look.step for look in found.looks] == list(range(20))
+    assert found.alarm is not None and 10 <= found.alarm.step <= 15
+    assert found.alarm.kind is Regime.TEMPLATE_COLLAPSE
+    healthy = look_at([r for r in rows if r.step is not None and r.step < 10])
+    assert healthy.alarm is None
+
+
+def test_steps_with_fewer_prompts_than_the_median_are_skipped_and_named():
+    rows = [record(k % 6, k % 6, 100, k, step) for step in range(3) for k in range(12)]
+    rows += [record(k % 2, k % 2, 100, k, 9) for k in range(12)]
+    found = look_at(rows)
+    assert [look.report.num_prompts for look in found.looks] == [6, 6, 6]
+    assert "needs 6 distinct prompts with a reasoning, got 2" in found.skipped[9]
+
+
+def test_one_prompt_only_and_no_tags_at_all_say_what_to_do():
+    one = [record(1, 1, 100, k, step) for step in range(2) for k in range(9)]
+    with pytest.raises(TooFewPromptsError, match=r"needs 2 .* got 1 in 9 rows; .*--window"):
+        look_at(one)
+    bare = [Record(step=None, prompt="a", response="b", think=None) for _ in range(3)]
+    with pytest.raises(TooFewPromptsError, match=r"no response holds .*--tags"):
+        look_at(bare)
+    empty = [Record(step=None, prompt=p, response="<think> </think>", think=(7, 8)) for p in "ab"]
+    with pytest.raises(TooFewPromptsError, match=r"got 0 in 2 rows \(0 without tags, 2 empty\)"):
+        look_at(empty)
+    with pytest.raises(TooFewPromptsError, match="no rows"):
+        look_at([])
+
+
+def shown(item) -> str:
+    console = Console(width=140, record=True, file=io.StringIO())
+    console.print(item)
+    return console.export_text()
+
+
+def test_everything_is_json_and_tables_show_intervals_chance_and_alarm():
+    rows = [
+        record(k % 8, k % 8, 100 if step < 8 else 0, 100 * step + k, step)
+        for step in range(16)
+        for k in range(32)
+    ]
+    found = look_at(rows)
+    stored = json.loads(json.dumps(found.to_dict()))
+    assert stored["alarm"]["step"] == found.alarm.step  # pyright: ignore[reportOptionalMemberAccess]
+    first = stored["looks"][0]
+    assert first["report"]["intervals"]["mi_estimate"]["low"] < first["report"]["mi_estimate"]
+    assert set(first) >= {"step", "regime", "rewards", "valid_thinking_rate"}
+    wide, narrow = shown(curve_table(found, 140)), shown(curve_table(found, 80))
+    assert wide.count("◀ ALARM") == 1 and "…" in wide and "…" not in narrow
+    one = shown(step_table(found.looks[0]))
+    assert "retrieval among the best 4" in one and "0.125" in one
+    assert any("ALARM at step" in line.plain for line in summary(found))
+    single = look_at([r for r in rows if r.step == 0])
+    assert not any("alarm" in line.plain.lower() for line in summary(single))

@@ -1,0 +1,279 @@
+"""A diagnosis as a page: figures as in the JSON, texts escaped, written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moored.analysis.diagnosis import Closeup, Diagnosis, TurnLook, diagnose, make_plan
+from moored.analysis.encode import Encoder
+from moored.analysis.examples import CONTEXT, differing_parts, most_and_least_tied
+from moored.analysis.findings import METRICS
+from moored.analysis.page import check_can_write, render_page, write_page
+from moored.analysis.sample import draw
+from moored.analysis.scorers import Scorer
+from moored.analysis.svg import BOTTOM, LEFT, RIGHT, TOP, Axis, Cuts, Placed, heat_map, plane
+from moored.diagnostics.regimes import Regime
+from moored.diagnostics.views import Likelihood
+from moored.errors import ConfigError, RunLogError
+from moored.files.records import Record
+
+HOSTILE = "</pre><script>alert('x')</script><img src=x onerror=y> & \"quoted\""
+VOID = {"meta"}
+
+
+class Page(HTMLParser):
+    """Checks that tags are closed in order, and keeps text, tags and tables."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: set[str] = set()
+        self.texts: list[str] = []
+        self.tables: list[list[list[str]]] = []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.handle_startendtag(tag, attrs)
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+        if self.open and self.open[-1] in ("td", "th"):
+            self.tables[-1][-1][-1] += data
+
+
+def score(prompt, continuations) -> list[np.ndarray]:
+    """The first id names the author, the second how much a reasoning shows of it, in %."""
+    return [
+        np.random.default_rng([*prompt.ids.tolist(), *ids.tolist()]).normal(-3, 0.3, len(ids))
+        + (prompt.ids[0] == ids[0]) * ids[1] / 100
+        for ids in continuations
+    ]
+
+
+TOY = Scorer(name="toy", score=score, encoder=Encoder(None), shares_prompt=True)
+
+
+@pytest.fixture(scope="module")
+def collapsing() -> Diagnosis:
+    """Twelve steps; after the sixth no reasoning shows its prompt."""
+    rows = [
+        Record(
+            step=step,
+            prompt=np.array([k % 4]),
+            response=np.array([k % 4, 150 if step < 6 else 0, step, k]),
+            think=(0, 4),
+            reward=float(k % 3),
+        )
+        for step in range(12)
+        for k in range(16)
+    ]
+    drawn = draw(rows, num_prompts=4, num_pairs=16)
+    plan = make_plan(drawn, TOY, num_prompts=4, num_pairs=16)
+    return diagnose(plan, drawn, TOY, draws=100, closeups=True)
+
+
+def render(found: Diagnosis, *, model: str = "toy") -> str:
+    return render_page(found, files=["a.jsonl"], model=model)
+
+
+def closeup(logp_MN, columns_M, prompts=("p", "q"), reasonings=None) -> Closeup:
+    likelihood = Likelihood.of(np.array(logp_MN, dtype=float), np.array(columns_M))
+    texts = reasonings or tuple(f"r{m}" for m in range(len(columns_M)))
+    return Closeup(prompts=prompts, reasonings=texts, token=likelihood)
+
+
+def shown(value: float) -> str:
+    return f"{value:.3f}".replace("-0.000", "0.000")
+
+
+def test_figures_of_the_page_are_those_of_the_json(collapsing):
+    page, stored = Page(render(collapsing)), json.loads(json.dumps(collapsing.to_dict()))
+    metrics = {row[0]: row[1:] for row in page.tables[0][1:]}
+    last = stored["looks"][-1]["report"]
+    assert len(METRICS) == 14
+    for name, (label, _) in METRICS.items():
+        value, interval, p, _ = metrics[label]
+        assert value == shown(last[name])
+        if name in last["intervals"]:
+            low, high = (shown(last["intervals"][name][end]) for end in ("low", "high"))
+            assert interval == f"{low}…{high}"
+        assert p == (shown(last["p_values"][name]) if name in last["p_values"] else "–")
+    assert metrics["retrieval"][3] == "0.250"
+    header, *rows = page.tables[1]
+    assert [row[0] for row in rows] == [str(look["step"]) for look in stored["looks"]]
+    for row, look in zip(rows, stored["looks"], strict=True):
+        assert row[header.index("MI/token")] == shown(look["report"]["mi_estimate"])
+        assert row[header.index("reward")] == shown(look["rewards"]["mean"])
+        assert row[-1] == look["regime"]
+    assert "closeup" not in stored["looks"][0]
+
+
+def test_headline_says_regime_and_alarm_and_curves_mark_its_step(collapsing):
+    assert collapsing.alarm is not None
+    text = render(collapsing)
+    wanted = f"Regime: template collapse, alarm at step {collapsing.alarm.step}"
+    assert wanted in Page(text).texts
+    # One vertical line in each of the four curves.
+    assert text.count('class="mark"') == 4
+    healthy = render(replace(collapsing, looks=collapsing.looks[:6], alarm=None))
+    assert "Regime: diverse" in Page(healthy).texts and 'class="mark"' not in healthy
+
+
+def test_hostile_text_stays_text_and_nothing_is_fetched(collapsing):
+    last = collapsing.looks[-1]
+    texts = (HOSTILE, "calm")
+    seen = closeup([[-1, -2], [-2, -1]], [0, 1], (HOSTILE, HOSTILE + "2"), texts)
+    found = replace(collapsing, looks=(*collapsing.looks[:-1], replace(last, closeup=seen)))
+    text = render(found, model=HOSTILE)
+    page = Page(text)
+    assert not {"script", "img", "link", "iframe"} & set(page.tags)
+    # As prompt twice in the list and once each as an example, as reasoning, and as a model.
+    assert "".join(page.texts).count("<script>alert('x')</script>") == 6
+    assert not {"src", "href", "onerror", "style"} & page.attributes
+    assert not re.search(r"https?:|url\(|@import", text)
+    assert "default-src 'none'" in text
+
+
+def test_a_single_look_without_closeup_has_no_curves_and_no_regimes_drawn(collapsing):
+    one = replace(collapsing, looks=(replace(collapsing.looks[-1], closeup=None),), alarm=None)
+    text = render(one)
+    assert "Over the steps" not in text and 'class="own"' not in text
+    assert 'class="lost"' not in text and text.count("<circle") == 1
+    assert "By turn" not in text
+
+
+def test_turns_are_a_section_of_their_own(collapsing):
+    reports = [look.report for look in collapsing.looks]
+    turns = (TurnLook(turn=1, report=reports[-1]), TurnLook(turn=2, report=reports[0]))
+    page = Page(render(replace(collapsing, turns=turns)))
+    assert "By turn of the episode" in page.texts
+    header, first, second = page.tables[-1]
+    assert header[:3] == ["turn", "M", "MI/token"]
+    assert first[:3] == ["1", "16", shown(reports[-1].mi_estimate)]
+    assert second[:3] == ["2", "16", shown(reports[0].mi_estimate)]
+
+
+def test_heat_map_orders_rows_by_prompt_and_frames_own_cells():
+    gain_MN = np.array([[-9.0, 1.0], [0.0, -0.5], [0.5, 2.0]])
+    drawn = heat_map(gain_MN, np.array([1, 0, 1]), 1.0, "toy")
+    cells = dict(re.findall(r'class="h(\d)" d="([^"]+)"', drawn))
+    counts = {int(shade): d.count("M") for shade, d in cells.items()}
+    # -9 -> 0, -0.5 -> 2, 0 -> 4, 0.5 -> 6, 1 and 2 -> 8.
+    assert counts == {0: 1, 2: 1, 4: 1, 6: 1, 8: 2}
+    # Row of prompt 1 first: its 0 stands at the top left.
+    assert cells["4"].startswith(f"M{LEFT:.1f} {TOP + 14:.1f}h")
+    frames = re.findall(
+        r'class="own" x="([\d.]+)" y="([\d.]+)" width="\S+" height="([\d.]+)"', drawn
+    )
+    half = (LEFT + RIGHT) / 2
+    assert [(float(x), float(y), float(h)) for x, y, h in frames] == [
+        (LEFT, TOP + 14, 14),
+        (half, TOP + 28, 28),
+    ]
+
+
+def test_plane_cuts_stand_where_regimes_change_and_points_have_the_verdict():
+    looks = [
+        Placed(1.0, 0.5, True, "a"),
+        Placed(1.2, 0.3, False, "b"),
+        Placed(1.0, 0.0, False, "c"),
+    ]
+    drawn = plane(looks, Cuts(entropy=0.6, mi=0.1))
+    # x runs from 0 to 1.1 * 1.2; y from -0.2 * 0.5 to 1.12 * 0.5.
+    x = LEFT + 0.6 / 1.32 * (RIGHT - LEFT)
+    y = BOTTOM + (0.1 + 0.1) / 0.66 * (TOP - BOTTOM)
+    assert f'd="M{LEFT} {y:.1f}H{RIGHT}M{x:.1f} {TOP}V{BOTTOM}"' in drawn
+    assert re.findall(r'circle class="([a-z ]+)"', drawn) == ["good start", "bad", "bad"]
+    for regime in Regime:
+        assert regime.replace("_", " ") in drawn
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [
+        (0.0, 1.0, [0, 0.2, 0.4, 0.6, 0.8, 1]),
+        (-0.4, 11.0, [0, 5, 10]),
+        (118, 121, [118, 119, 120, 121]),
+    ],
+)
+def test_ticks_are_round_numbers_inside(low, high, ticks):
+    assert Axis(low, high, 0, 1).ticks() == pytest.approx(ticks)
+
+
+def test_an_axis_of_equal_values_still_has_length():
+    axis = Axis.over([0.0, 0.0], 0, 100)
+    assert axis(0.0) == 50 and axis.ticks()
+
+
+def test_most_and_least_tied_are_extremes_shown_once():
+    seen = closeup(
+        [[-1, -3], [-2, -2], [-2, -2], [-1, -5], [-3, -2]],
+        [0, 0, 0, 1, 1],
+        reasonings=("tied", "loose", "loose", "wrong", "fair"),
+    )
+    most, least = most_and_least_tied(seen)
+    assert [example.reasoning for example in most] == ["tied", "fair"]
+    assert [example.reasoning for example in least] == ["wrong", "loose"]
+    # log(2 / (1 + e^-2)): own prompt e^2 times likelier than the other of two.
+    assert most[0].gain == pytest.approx(np.log(2 / (1 + np.exp(-2))))
+
+
+def test_prompts_are_shown_from_shortly_before_they_differ():
+    rules = "rules\n" * 50
+    first, second = differing_parts([f"{rules}room 1 end", f"{rules}room 2 end"])
+    assert first.startswith("…\nrules\n") and first.endswith("room 1 end")
+    assert len(first) < CONTEXT * 2 and second.endswith("room 2 end")
+    assert differing_parts(["a", "b"]) == ["a", "b"]
+    assert differing_parts(["x" * 900, "y"])[0] == "x" * 600 + " …"
+
+
+def test_where_a_page_cannot_be_written_is_told_before_anything_else(tmp_path):
+    with pytest.raises(ConfigError, match="needs a file, got the folder"):
+        check_can_write(tmp_path)
+    with pytest.raises(ConfigError, match=r"folder .*none' does not exist; make it first"):
+        check_can_write(tmp_path / "none" / "page.html")
+    check_can_write(tmp_path / "page.html")
+
+
+def test_a_full_disk_leaves_the_old_page_and_nothing_else(tmp_path, monkeypatch, collapsing):
+    def fill_disk(self: Path, text: str, **options) -> int:
+        self.write_bytes(text[:100].encode())
+        raise OSError(28, "No space left on device")
+
+    file = tmp_path / "page.html"
+    file.write_text("old")
+    monkeypatch.setattr(Path, "write_text", fill_disk)
+    with pytest.raises(RunLogError, match="No space left"):
+        write_page(file, collapsing, files=["a"], model="toy")
+    assert file.read_text() == "old" and list(tmp_path.iterdir()) == [file]
+
+
+def test_bytes_that_are_no_text_do_not_stop_the_page(tmp_path, collapsing):
+    file = tmp_path / "page.html"
+    write_page(file, collapsing, files=["a\udcff.jsonl"], model="n\0ul")
+    assert "a?.jsonl" in file.read_text() and "\0" not in file.read_text()

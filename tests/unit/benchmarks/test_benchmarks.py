@@ -1,0 +1,109 @@
+"""The speed comparisons compare like with like."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("transformers")
+
+ROOT = Path(__file__).parents[3]
+TINY_STEP = "--device cpu --groups 2 --group-size 2 --reply-tokens 4 --repeats 1"
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    """Import a script of `benchmarks/` by name, as it imports its neighbours."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module
+
+
+def test_both_samplers_write_equally_many_forced_tokens(benchmark, tmp_path):
+    out = tmp_path / "rollout.json"
+    words = "--device cpu --groups 2 --group-size 2 --turns 2 --reply-tokens 5 --repeats 1"
+    benchmark("rollout").main([*words.split(), "--out", str(out)])
+    figures = json.loads(out.read_text())["figures"]["forced"]
+    # 2 tasks x 2 episodes x 2 turns x 5 tokens
+    assert figures["moored"]["tokens"] == figures["plain generate"]["tokens"] == [40]
+
+
+def test_an_endless_game_goes_on_after_it_was_solved(benchmark):
+    env = benchmark("rollout").EndlessSokoban(max_turns=9)
+    env.reset(3)
+    results = []
+    for _ in range(9):
+        results.append(env.step(f"<think>.</think><answer>{env.oracle()}</answer>"))
+        if results[-1].success:
+            break
+    assert results[-1].success
+    assert not env.step("nonsense").done
+
+
+def test_plain_generate_and_moored_write_the_same_likeliest_tokens(benchmark):
+    from transformers import LlamaForCausalLM
+
+    from moored.engine.base import Request, SamplingParams
+    from moored.engine.build import make_sampler
+    from moored.types import Prompt
+
+    model = LlamaForCausalLM(benchmark("sampler").SHAPES["toy"])
+    lengths = (3, 7, 5)
+    rng = np.random.default_rng(0)
+    requests = [
+        Request(session=i, prompt=Prompt(rng.integers(1, 64, n)), seed=i)
+        for i, n in enumerate(lengths)
+    ]
+    params = SamplingParams(max_tokens=6, temperature=0.0)
+    harness = benchmark("harness")
+    plain = harness.PlainSampler(harness.plain_model(model, bf16=False))
+    moored = make_sampler(model, bf16=False, max_context=32)
+    for ours, theirs in zip(
+        moored.generate(requests, params), plain.generate(requests, params), strict=True
+    ):
+        assert ours.token_ids.tolist() == theirs.token_ids.tolist()
+
+
+def test_a_plain_reply_ends_with_its_stop_token(benchmark):
+    completion = benchmark("harness")._completion(np.array([5, 9, 2, 0, 0]), (2,))
+    assert completion.token_ids.tolist() == [5, 9, 2]
+    assert completion.finish_reason.value == "stop"
+
+
+def test_decoding_time_leaves_out_the_prefill(benchmark):
+    sampler, timing = benchmark("sampler"), benchmark("harness").Timing
+    whole, first = timing(seconds=[2.0], tokens=[8]), timing(seconds=[0.5], tokens=[2])
+    case = sampler.Case("toy", 2, "moored", 4, whole, first, None)
+    assert case.decode_ms == 500.0  # 1.5 s for the 3 tokens after the first
+
+
+def test_every_sampler_writes_all_tokens_of_every_row(benchmark, tmp_path):
+    out = tmp_path / "sampler.json"
+    words = "--device cpu --shape toy --rows 3 --prompt-tokens 4 --new-tokens 5 --repeats 1"
+    benchmark("sampler").main([*words.split(), "--out", str(out)])
+    cases = json.loads(out.read_text())["figures"]
+    assert [case["sampler"] for case in cases] == ["generate", "generate, static cache", "moored"]
+    assert all(case["whole"]["tokens"] == [15] for case in cases)
+
+
+def test_a_training_step_without_trl_is_timed_alone(benchmark, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "trl", None)
+    out = tmp_path / "step.json"
+    benchmark("train_step").main([*TINY_STEP.split(), "--out", str(out)])
+    (pair,) = json.loads(out.read_text())["figures"]["pairs"]
+    assert pair["trl"] is None
+    assert pair["moored"]["tokens"] == [16]
+    assert "pip install 'moored[trl]'" in capsys.readouterr().out
+
+
+def test_both_ways_of_cross_scoring_agree(benchmark, tmp_path):
+    out = tmp_path / "score.json"
+    words = "--device cpu --model toy --prompts 3 --reasonings 4 --prompt-tokens 20"
+    benchmark("score").main([*words.split(), "--reasoning-tokens", "9", "--out", str(out)])
+    figures = json.loads(out.read_text())["figures"]
+    assert figures["difference"] < 1e-4
+    assert figures["moored"]["tokens"] == figures["concatenated"]["tokens"]

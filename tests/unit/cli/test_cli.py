@@ -1,0 +1,334 @@
+"""The command line as a user meets it: output, exit codes, typos, interrupts, pipes."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from moored import __version__
+from moored.cli.main import main, parse_options
+from moored.cli.play import to_reply
+from moored.envs import ENVIRONMENTS
+from moored.errors import ConfigError
+
+TOY = '''
+import io
+
+from moored.envs.base import StepResult, draw_task, parse_reply
+from moored.errors import EnvError
+from moored.types import Message
+
+
+class Doubles:
+    """Double the number [sic].
+
+    Reward: 1 when right.
+    """
+
+    name = "doubles"
+    is_stochastic = False
+
+    def __init__(self, *, max_turns=2, view="text"):
+        self.max_turns, self.view = max_turns, view
+        self._turns_left = 0
+
+    def reset(self, task_seed, episode_seed=0):
+        self._number, _ = draw_task(task_seed, lambda rng: rng.randint(10, 99999), str)
+        self._turns_left = self.max_turns
+        return [Message("system", "Double [it]."), Message("user", self._content("Number:"))]
+
+    def step(self, reply):
+        if not self._turns_left:
+            raise EnvError("over")
+        answer = parse_reply(reply).answer
+        success = answer == self.oracle()
+        self._turns_left = 0 if success else self._turns_left - 1
+        return StepResult(
+            observation=self._content(f"You said {answer!a:.20}."),
+            reward=float(success),
+            done=not self._turns_left,
+            is_valid=answer is not None,
+            success=success,
+        )
+
+    def oracle(self):
+        return str(2 * self._number)
+
+    def close(self):
+        pass
+
+    def _content(self, text):
+        if self.view == "text":
+            return f"{text} {self._number}"
+        from PIL import Image
+        color = self._number % 256
+        picture = Image.new("L", (8, 8), color)
+        return [{"type": "text", "text": text}, {"type": "image", "image": picture}]
+
+
+class Broken(Doubles):
+    def step(self, reply):
+        int(parse_reply(reply).answer)
+        return super().step(reply)
+
+
+class Exits(Doubles):
+    def step(self, reply):
+        raise SystemExit(3)
+
+
+class Buggy(Doubles):
+    def reset(self, task_seed, episode_seed=0):
+        raise ZeroDivisionError("a bug")
+'''
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with toy_env.py, entered as a user would."""
+    (tmp_path / "toy_env.py").write_text(TOY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("COLUMNS", "100")
+    yield tmp_path
+    for module in ("toy_env", "faulty", "late"):
+        sys.modules.pop(module, None)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *args: str) -> int:
+    """Run `moored args…` in this process; its exit code."""
+    monkeypatch.setattr(sys, "argv", ["moored", *args])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    return int(stop.value.code or 0)
+
+
+def run_process(*args: str, typed: str | bytes = "", cwd: Path | None = None):
+    """Run `moored args…` in a process of its own, with `typed` on a pipe."""
+    data = typed.encode() if isinstance(typed, str) else typed
+    command = [sys.executable, "-c", "from moored.cli.main import main; main()", *args]
+    environ = os.environ | {"PYTHONIOENCODING": "utf-8", "COLUMNS": "100"}
+    return subprocess.run(
+        command, input=data, capture_output=True, cwd=cwd, env=environ, timeout=60
+    )
+
+
+def type_lines(monkeypatch: pytest.MonkeyPatch, *lines: str | type[BaseException]) -> None:
+    """Make `input` return these lines, or raise."""
+    pending = list(lines)
+
+    def read(prompt: str = "") -> str:
+        line = pending.pop(0)
+        if isinstance(line, str):
+            return line
+        raise line
+
+    monkeypatch.setattr(builtins, "input", read)
+
+
+def test_version_is_printed(monkeypatch, capsys) -> None:
+    assert run(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out == f"moored {__version__}\n"
+
+
+def test_help_names_the_commands(monkeypatch, capsys) -> None:
+    assert run(monkeypatch, "--help") == 0
+    out = capsys.readouterr().out
+    assert all(command in out for command in ("envs", "play", "check-env"))
+
+
+def test_starting_up_imports_neither_numpy_nor_environments() -> None:
+    slow = ("numpy", "yaml", "pydantic", "moored.envs")
+    code = f"import sys, moored.cli.main; print([name for name in {slow} if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout == "[]\n"
+
+
+def test_a_mistyped_command_is_corrected(monkeypatch, capsys) -> None:
+    assert run(monkeypatch, "plya") == 2
+    assert "Did you mean 'play'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["play", "sokobam"], "unknown environment 'sokobam'; did you mean 'sokoban'?"),
+        (["check-env", "nowhere.at_all:Env"], "no module named 'nowhere'"),
+        (["check-env", "toy_env:Double"], "no attribute 'Double'; did you mean 'Doubles'?"),
+        (["play", "toy_env:Doubles", "-o", "max_turn=3"], "did you mean 'max_turns'?"),
+        (["play", "toy_env:Doubles", "-o", "max_turns"], "must look like key=value"),
+        (["play", "toy_env:Doubles", "-o", "view=[1"], "'view=[1': '[1' is not a valid YAML value"),
+        (["play", "toy_env:Doubles", "--seed", "-1"], "task_seed must lie in [0, "),
+        (["play", "toy_env:Doubles", "-o", "max_turns=true"], "a whole number, got True"),
+        (["play", "toy_env:Doubles", "--image", "-o", "view=text"], "set the option view=image"),
+        (["play", "countdown", "--image"], "countdown shows no pictures with these options; play"),
+        (["play", "toy_env:Doubles", "frames"], "a folder (frames) is for pictures only; add --im"),
+        (["check-env", "faulty:Env"], "SyntaxError at {folder}/faulty.py:1: invalid syntax"),
+        (["play", "late:Env"], "importing 'late' raised NameError at {folder}/late.py:2: name 'y'"),
+    ],
+)
+def test_mistakes_are_one_line_on_stderr(monkeypatch, capsys, toy, args, message) -> None:
+    (toy / "faulty.py").write_text("class Env(:\n")
+    (toy / "late.py").write_text("x = 1\ny\n")
+    assert run(monkeypatch, *args) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("moored: ")
+    assert message.format(folder=toy) in err
+    assert "Traceback" not in err
+    assert err.count("\n") == 1
+
+
+def test_a_person_plays_with_bare_answers(monkeypatch, capsys, toy) -> None:
+    type_lines(monkeypatch, "wrong", "  ", "<answer>1</answer>")
+    assert run(monkeypatch, "play", "toy_env:Doubles", "--seed", "5") == 0
+    out = capsys.readouterr().out
+    assert "Double [it]." in out
+    assert "You said 'wrong'." in out
+    assert "You said None." in out
+    assert "Not solved after 2 turns, reward 0." in out
+
+
+def test_a_hint_is_not_a_turn(monkeypatch, capsys, toy) -> None:
+    type_lines(monkeypatch, "?", EOFError)
+    assert run(monkeypatch, "play", "toy_env:Doubles") == 0
+    out = capsys.readouterr().out
+    assert "The oracle says: " in out
+    assert "Left after 0 turns, reward 0." in out
+
+
+def test_the_oracle_plays(monkeypatch, capsys, toy) -> None:
+    assert run(monkeypatch, "play", "toy_env:Doubles", "--oracle", "-o", "max_turns=7") == 0
+    assert "Solved after 1 turn, reward 1." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("leaving", [EOFError, KeyboardInterrupt])
+def test_leaving_is_polite(monkeypatch, capsys, toy, leaving) -> None:
+    type_lines(monkeypatch, "1", leaving)
+    assert run(monkeypatch, "play", "toy_env:Doubles") == 0
+    out, err = capsys.readouterr()
+    assert out.endswith("Left after 1 turn, reward 0.\n")
+    assert err == ""
+
+
+def test_pictures_are_saved(monkeypatch, capsys, toy) -> None:
+    from PIL import Image
+
+    assert run(monkeypatch, "play", "toy_env:Doubles", "--oracle", "--image", "a/b") == 0
+    names = sorted(path.name for path in (toy / "a" / "b" / "game_1").iterdir())
+    assert names == ["frame_01.png", "frame_02.png"]
+    with Image.open(toy / "a" / "b" / "game_1" / "frame_01.png") as picture:
+        assert picture.size == (8, 8)
+    out = capsys.readouterr().out
+    assert "[picture 8×8]" in out
+    assert out.endswith("The pictures are in a/b/game_1.\n")
+
+
+@pytest.mark.parametrize("args", [["sokoban", "--image"], ["--image", "sokoban"]])
+def test_pictures_go_to_frames_and_games_stay_apart(monkeypatch, capsys, toy, args) -> None:
+    for game, folder in enumerate(("game_1", "game_2", "game_3"), start=1):
+        assert run(monkeypatch, "play", "--oracle", *args) == 0
+        assert (toy / "frames" / folder / "frame_01.png").is_file()
+        assert len(list((toy / "frames").iterdir())) == game
+    assert "The pictures are in frames/game_3." in capsys.readouterr().out
+
+
+def test_a_folder_that_cannot_be_made_is_explained(monkeypatch, capsys, toy) -> None:
+    (toy / "file").write_text("")
+    assert run(monkeypatch, "play", "toy_env:Doubles", "--oracle", "--image", "file/frames") == 2
+    assert "cannot save pictures in file/frames/game_1: Not a" in capsys.readouterr().err
+
+
+def test_answers_come_from_a_pipe_and_are_shown(toy) -> None:
+    result = run_process("play", "toy_env:Doubles", typed="12\n", cwd=toy)
+    out = result.stdout.decode()
+    assert result.returncode == 0
+    assert "answer> 12\n" in out
+    assert out.endswith("Left after 1 turn, reward 0.\n")
+    assert result.stderr == b""
+
+
+def test_bytes_that_are_no_text_do_not_end_in_a_traceback(toy) -> None:
+    result = run_process("play", "toy_env:Doubles", typed=b"\xff\xfe\n", cwd=toy)
+    assert b"Traceback" not in result.stderr
+    assert result.returncode in (0, 2)
+
+
+def test_check_env_reports_and_sets_the_exit_code(monkeypatch, capsys, toy) -> None:
+    assert run(monkeypatch, "check-env", "toy_env:Doubles") == 0
+    assert "toy_env:Doubles keeps the rules." in capsys.readouterr().out
+    assert run(monkeypatch, "check-env", "toy_env:Broken") == 1
+    out = capsys.readouterr().out
+    assert "raised TypeError" in out
+    assert "toy_env:Broken breaks" in out
+
+
+def test_a_bug_in_a_users_environment_is_reported_with_its_place(monkeypatch, capsys, toy) -> None:
+    assert run(monkeypatch, "check-env", "toy_env:Buggy", "--json") == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] is False
+    detail = report["checks"][0]["detail"]
+    assert detail.startswith("raised ZeroDivisionError at toy_env.py:")
+    assert detail.endswith(": a bug")
+
+
+def test_an_environment_that_exits_or_hangs_fails_its_check(monkeypatch, capsys, toy) -> None:
+    assert run(monkeypatch, "check-env", "toy_env:Exits") == 1
+    out = capsys.readouterr().out
+    assert "raised SystemExit at toy_env.py:" in out
+    assert "toy_env:Exits breaks" in out
+
+
+@pytest.mark.parametrize("columns", [30, 40, 69])
+def test_envs_can_be_read_on_a_narrow_terminal(monkeypatch, capsys, columns) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert run(monkeypatch, "envs") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= columns
+    text = " ".join(" ".join(lines).split())
+    assert "sokoban · 5 turns Push every box onto a target. Reward: −0.1 for every action" in text
+    assert "Needs: data, math bandit · 1 turn" in text
+
+
+def test_envs_lists_every_environment(monkeypatch, capsys) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    assert run(monkeypatch, "envs") == 0
+    table = capsys.readouterr().out
+    assert run(monkeypatch, "envs", "--json") == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [item["name"] for item in listed] == list(ENVIRONMENTS)
+    for item in listed:
+        assert item["name"] in table
+        assert item["summary"] and item["reward"] and item["max_turns"] >= 1
+    needs = {item["name"]: item["needs"] for item in listed}
+    assert needs["metamath"] == ["moored[data]", "moored[math]"]
+    assert needs["sokoban"] == needs["frozen_lake"] == ["moored[images]"]
+
+
+def test_option_values_are_read_as_json_or_yaml() -> None:
+    pairs = ["a=3", "b=1e-3", "c=true", "d=[1, 2]", "e=image", "f=x=y", "g=", 'h="7"', "i=null"]
+    assert parse_options(pairs) == {
+        "a": 3,
+        "b": 0.001,
+        "c": True,
+        "d": [1, 2],
+        "e": "image",
+        "f": "x=y",
+        "g": None,
+        "h": "7",
+        "i": None,
+    }
+    with pytest.raises(ConfigError, match="must look like key=value, got '=3'"):
+        parse_options(["=3"])
+
+
+def test_only_bare_answers_are_wrapped() -> None:
+    assert to_reply(" Up || Down ") == "<think></think><answer>Up || Down</answer>"
+    assert to_reply("<think>a</think>") == "<think>a</think>"

@@ -1,0 +1,257 @@
+"""Padded micro-batches change nothing, and so do CUDA graphs of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from moored.engine.fast.buckets import bucket
+from moored.engine.local.learner import LearnerOptions, LocalLearner
+from moored.engine.local.token_batch import loss_batch, pad
+from moored.training.batch import Sample, micro_batches, pack, to_line
+from moored.training.losses import LossOptions
+from moored.types import Prompt
+
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def tiny_model(device: str = "cpu") -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    return LlamaForCausalLM(config).to(device).eval()  # pyright: ignore[reportArgumentType]
+
+
+def make_samples(lengths=((5, (7, 3)), (9, (4, 11, 2))), seed=0) -> list[Sample]:
+    """(prompt tokens, continuations of it): every third token is an observation."""
+    rng = np.random.default_rng(seed)
+    samples = []
+    for group, (size, members) in enumerate(lengths):
+        prompt = Prompt(rng.integers(1, 64, size))
+        for count in members:
+            mask = np.arange(count) % 3 != 2
+            samples.append(
+                Sample(
+                    prompt=prompt,
+                    ids_T=rng.integers(1, 64, count),
+                    loss_mask_T=mask,
+                    old_logprobs_T=np.where(mask, -4.0 + rng.normal(size=count) / 4, 0.0),
+                    turn_ends_T=np.zeros(count, dtype=bool),
+                    rewards_T=np.zeros(count),
+                    group=group,
+                    trajectory=len(samples),
+                    advantages_T=rng.normal(size=count) * mask,
+                    weights_T=mask / 17.0,
+                    returns_T=rng.normal(size=count) * mask,
+                    old_values_T=rng.normal(size=count) * mask,
+                )
+            )
+    return samples
+
+
+def host_batch(samples, reference=None):
+    lengths = [len(sample.ids_T) for sample in samples]
+    rows = pack([sample.prompt for sample in samples], lengths, max_tokens=4096)
+    (batch,) = micro_batches(rows, max_tokens=4096, padded=False)
+    packed = to_line(batch, [sample.ids_T for sample in samples], torch.device("cpu"))
+    return loss_batch(packed, samples, reference, with_values=True)
+
+
+def test_buckets_grow_by_a_half_and_a_third():
+    sizes = [bucket(size, 8) for size in (1, 8, 9, 12, 13, 17, 25, 33, 1025)]
+    assert sizes == [8, 8, 12, 12, 16, 24, 32, 48, 1536]
+
+
+def test_a_padded_batch_has_the_sizes_of_its_shape():
+    samples = make_samples()
+    padded, shape = pad(host_batch(samples))
+    tree = padded.packed.tree
+    assert tree is not None
+    # 5 + 9 prompt tokens, 7 + 3 + 4 + 11 + 2 continuation tokens, of which 5+2+3+8+2 count.
+    assert (shape.prompt_tokens, shape.continuation_tokens, shape.num_targets) == (256, 1024, 256)
+    assert tree.num_prompt_tokens == 256
+    assert sum(map(sum, tree.continuations)) == 1024
+    # What is added comes in pieces of at most 128: 242 prompt tokens, 997 others.
+    assert tree.prompts == (9, 5, 128, 114)
+    assert tree.continuations == ((11, 4, 2), (7, 3), (), (128,) * 7 + (101,))
+    assert (shape.num_prompts, shape.num_stretches, shape.longest) == (16, 64, 128)
+    assert padded.packed.input_ids.shape == padded.packed.position_ids.shape == (1, 1280)
+    assert padded.streams["weights"].count_nonzero() == 20
+    assert padded.streams["sequence"].max() == 255
+    assert padded.packed.sources.max() < 256 + 27
+
+
+def test_a_batch_that_fills_its_shape_still_gets_a_prompt():
+    samples = make_samples(lengths=((255, (256,)),))
+    padded, shape = pad(host_batch(samples))
+    assert shape.prompt_tokens == 256
+    assert padded.packed.tree is not None
+    assert padded.packed.tree.prompts == (255, 1)
+    samples = make_samples(lengths=((256, (10,)),))
+    assert pad(host_batch(samples))[1].prompt_tokens == 384
+
+
+@pytest.mark.parametrize("sequence_ratio", [False, True])
+def test_padding_changes_neither_losses_nor_gradients(sequence_ratio):
+    loss = LossOptions(entropy_coef=0.01, sequence_ratio=sequence_ratio, kl_coef=0.1)
+    learner = LocalLearner(tiny_model(), loss=loss, with_critic=True)
+    assert learner.critic is not None
+    torch.nn.init.normal_(learner.critic.head.weight)
+    samples = make_samples()
+    reference = learner.reference_logprobs(samples)
+    batch = host_batch(samples, reference)
+    weights = [*learner.model.parameters(), *learner.critic.parameters()]
+
+    def compute(given):
+        parts = learner._add_gradients(given)
+        grads = [weight.grad for weight in weights]
+        for weight in weights:
+            weight.grad = None
+        return grads, parts
+
+    grads, parts = compute(batch)
+    padded_grads, padded_parts = compute(pad(batch)[0])
+    assert parts.keys() == padded_parts.keys()
+    for name, value in parts.items():
+        torch.testing.assert_close(padded_parts[name], value, rtol=1e-5, atol=1e-6)
+    for found, expected in zip(padded_grads, grads, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_what_is_added_is_like_the_first_token_but_without_weight():
+    # Were it some other token, its KL might be infinite, and nought times that is no number.
+    learner = LocalLearner(tiny_model(), loss=LossOptions(kl_coef=0.1))
+    samples = make_samples()
+    batch = host_batch(samples, learner.reference_logprobs(samples))
+    padded, shape = pad(batch)
+    assert (padded.packed.targets[20:] == batch.packed.targets[0]).all()
+    assert (padded.packed.sources[20:] == padded.packed.sources[0]).all()
+    for name in ("reference", "old_logprobs", "advantages", "returns", "old_values"):
+        assert (padded.streams[name][20:] == batch.streams[name][0]).all()
+        assert len(padded.streams[name]) == shape.num_targets
+    assert (padded.streams["weights"][20:] == 0.0).all()
+
+
+def test_gradients_are_not_added_to_the_next_update():
+    learner = LocalLearner(tiny_model(), LearnerOptions(grad_clip=1e9))
+    samples = make_samples()
+    first = learner.step(samples, lr_factor=0.0)
+    assert learner.step(samples, lr_factor=0.0)["grad_norm"] == pytest.approx(first["grad_norm"])
+
+
+def test_a_failed_update_leaves_no_gradients_behind(monkeypatch):
+    samples = make_samples()
+    options = LearnerOptions(grad_clip=1e9, micro_batch_tokens=20)
+    learner = LocalLearner(tiny_model(), options)
+    whole = learner.step(samples, lr_factor=0.0)
+    add, calls = learner._add_gradients, iter([False, True])
+
+    def fail_at_second(batch):
+        if next(calls):
+            raise RuntimeError("out of memory")
+        return add(batch)
+
+    monkeypatch.setattr(learner, "_add_gradients", fail_at_second)
+    with pytest.raises(RuntimeError, match="memory"):
+        learner.step(samples)
+    monkeypatch.undo()
+    again = learner.step(samples, lr_factor=0.0)
+    assert again["grad_norm"] == pytest.approx(whole["grad_norm"])
+
+
+class PaddedPasses:
+    """What `Graphs` does, without a recording: for machines without a GPU."""
+
+    def run(self, name, compute, batch):
+        return compute(pad(batch)[0])
+
+
+def test_updates_scores_and_values_through_padded_passes_equal_plain_ones():
+    found = {}
+    for padded in (True, False):
+        options = LearnerOptions(lr=1e-3, micro_batch_tokens=60)
+        learner = LocalLearner(tiny_model(), options, LossOptions(kl_coef=0.1), with_critic=True)
+        if padded:
+            learner._graphs = PaddedPasses()  # pyright: ignore[reportAttributeAccessIssue]
+        samples = make_samples()
+        stats = [learner.step(samples) for _ in range(3)]
+        scores = learner.score(samples[0].prompt, [sample.ids_T for sample in samples])
+        values = learner.values(samples)
+        weights = [weight.detach() for weight in learner._weights]
+        found[padded] = stats, np.concatenate([*scores, *values]), weights
+        # Recorded passes add to gradients that stay where they are; others leave none behind.
+        assert all((weight.grad is not None) == padded for weight in learner._weights)
+    for ours, plain in zip(found[True][0], found[False][0], strict=True):
+        assert ours == pytest.approx(plain, rel=1e-4, abs=1e-6)
+    np.testing.assert_allclose(found[True][1], found[False][1], atol=1e-4)
+    for ours, plain in zip(found[True][2], found[False][2], strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-3, atol=2e-5)
+
+
+@on_gpu
+@pytest.mark.filterwarnings("default::DeprecationWarning")  # torch warns of itself
+@pytest.mark.parametrize(
+    ("compile", "sequence_ratio"), [(False, False), (True, False), (False, True)]
+)
+def test_recorded_updates_equal_plain_ones(tmp_path: Path, compile, sequence_ratio):
+    lengths = [
+        ((5, (7, 3)), (9, (4, 11, 2))),
+        ((40, (100, 90, 300)), (9, (4, 11, 2))),
+        ((12, (6, 3)), (8, (5, 10, 2))),
+        ((200, (700, 900, 300)), (300, (400, 500, 600))),
+    ]
+    batches = [make_samples(each, seed) for seed, each in enumerate(lengths)]
+    found = {}
+    for plain in (False, True):
+        fast = {"compile": compile and not plain, "plain": plain}
+        options = LearnerOptions(lr=1e-3, bf16=True, micro_batch_tokens=2048, **fast)
+        loss = LossOptions(entropy_coef=0.01, kl_coef=0.1, sequence_ratio=sequence_ratio)
+        learner = LocalLearner(tiny_model("cuda"), options, loss, with_critic=True)
+        stats = [learner.step(samples) for samples in batches for _ in range(2)]
+        learner.save(tmp_path)
+        learner.load(tmp_path)
+        stats.append(learner.step(batches[0]))
+        found[plain] = stats, [weight.detach().clone() for weight in learner.model.parameters()]
+    for ours, plain in zip(found[False][0], found[True][0], strict=True):
+        assert ours == pytest.approx(plain, rel=0.05, abs=5e-3)
+    for ours, plain in zip(found[False][1], found[True][1], strict=True):
+        # Nine steps of Adam at 1e-3 move a weight by up to 9e-3.
+        assert (ours - plain).abs().mean() < 5e-4
+
+
+@on_gpu
+def test_recorded_gradients_scores_and_values_equal_plain_ones():
+    samples = make_samples(((200, (150, 90, 300)), (30, (40, 50))))
+    grads, scores = {}, {}
+    for plain in (True, False):
+        options = LearnerOptions(bf16=True, plain=plain)
+        learner = LocalLearner(tiny_model("cuda"), options, with_critic=True)
+        assert learner.critic is not None
+        torch.manual_seed(1)
+        torch.nn.init.normal_(learner.critic.head.weight)
+        assert (learner._graphs is None) == plain
+        ids = [sample.ids_T for sample in samples]
+        for _ in range(2):  # recorded, then replayed
+            for weight in learner._weights:
+                if weight.grad is not None:
+                    weight.grad.zero_()
+            for packed in learner._pack([sample.prompt for sample in samples], ids):
+                batch = loss_batch(packed, samples, None, with_values=True)
+                learner._run("update", learner._add_gradients, batch)
+            found = learner.score(samples[0].prompt, ids), learner.values(samples)
+        grads[plain] = [w.grad.clone() for w in learner._weights if w.grad is not None]
+        scores[plain] = [np.concatenate(each) for each in found]
+    for ours, plain in zip(grads[False], grads[True], strict=True):
+        assert (ours - plain).norm() <= 0.03 * plain.norm() + 1e-7
+    for ours, plain in zip(scores[False], scores[True], strict=True):
+        np.testing.assert_allclose(ours, plain, atol=0.05, rtol=0.03)

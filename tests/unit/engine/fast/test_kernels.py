@@ -1,0 +1,132 @@
+"""Triton kernels against the same operations in plain torch.
+
+They run on a GPU, or without one under Triton's interpreter: TRITON_INTERPRET=1 pytest …
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from dataclasses import fields
+
+import pytest
+import torch
+
+from moored.engine.fast import plain_ops
+from moored.engine.fast.rows import MAX_STOPS, Rows
+
+pytest.importorskip("triton")
+if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("neither a GPU nor TRITON_INTERPRET=1", allow_module_level=True)
+from moored.engine.fast import kernels
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+CAPACITY, SLOTS = 160, 9
+
+
+def numbers(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def some_rows(counts: torch.Tensor) -> Rows:
+    """Four rows: two share a prefix, one has another, one has none."""
+    slots, befores = numbers(3, 0, 4, 1), numbers(0, 50, 11, 20)
+    prefix_lengths = numbers(70, 70, 9, 0)
+    cells = [b + torch.arange(int(c)) for b, c in zip(befores, counts, strict=True)]
+    return Rows(
+        slots=slots,
+        starts=(counts.cumsum(0) - counts).int(),
+        counts=counts,
+        befores=befores,
+        prefix_slots=numbers(6, 6, 7, 1),
+        prefix_lengths=prefix_lengths,
+        max_count=int(counts.max()),
+        token_slots=slots.repeat_interleave(counts),
+        cells=torch.cat(cells).int(),
+        offsets=prefix_lengths.repeat_interleave(counts),
+    )
+
+
+def on_device(rows: Rows) -> Rows:
+    moved = copy.copy(rows)
+    for field in fields(rows):
+        value = getattr(rows, field.name)
+        if isinstance(value, torch.Tensor):
+            setattr(moved, field.name, value.to(DEVICE))
+    return moved
+
+
+@pytest.mark.parametrize("counts", [(1, 1, 1, 1), (3, 1, 70, 30)], ids=["one", "several"])
+@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(4, 4, 32), (9, 3, 64), (6, 2, 16)])
+@pytest.mark.parametrize("has_norm", [False, True], ids=["plain", "normed"])
+def test_attention_with_shared_prefixes_equals_plain_torch(
+    counts, heads, kv_heads, width, has_norm
+):
+    torch.manual_seed(0)
+    rows = some_rows(numbers(*counts))
+    qkv = torch.randn(sum(counts), (heads + 2 * kv_heads) * width)
+    keys, values = torch.randn(2, SLOTS, kv_heads, CAPACITY, width)
+    angles = torch.arange(2 * CAPACITY)[:, None] * torch.rand(width // 2)
+    tables = angles.cos(), angles.sin()
+    norms = tuple(torch.rand(2, width)) if has_norm else None
+    found = []
+    for ops, device in ((plain_ops, "cpu"), (kernels, DEVICE)):
+        here = on_device(rows) if ops is kernels else rows
+        q, k, v = (t.clone().to(device) for t in (qkv, keys, values))
+        t = tuple(table.to(device).contiguous() for table in tables)
+        n = tuple(gain.to(device) for gain in norms) if norms else None
+        out = torch.full((len(q), heads * width), torch.nan, device=device)
+        here.plan = ops.plan(here, t)
+        ops.rope_store(q, k, v, t, n, here, heads, 1e-6)
+        ops.attend(q, k, v, out, here, heads, width**-0.5)
+        found.append([tensor.cpu() for tensor in (q, k, v, out)])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(theirs, ours, atol=2e-5, rtol=1e-4)
+
+
+def test_norm_and_gate_equal_plain_torch():
+    torch.manual_seed(0)
+    x, delta, gain, gate_up = (
+        torch.randn(7, 48),
+        torch.randn(7, 48),
+        torch.rand(48),
+        torch.randn(7, 60),
+    )
+    found = []
+    for ops, device in ((plain_ops, "cpu"), (kernels, DEVICE)):
+        own = x.clone().to(device)
+        normed = ops.add_norm(own, delta.to(device), gain.to(device), 1e-6, torch.empty_like(own))
+        first = ops.add_norm(own, None, gain.to(device), 1e-6, torch.empty_like(own))
+        gated = ops.silu_mul(gate_up.to(device), torch.empty(7, 30, device=device))
+        found.append([tensor.cpu() for tensor in (own, normed, first, gated)])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(theirs, ours, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("vocabulary", [50, 1000, 9000])
+@pytest.mark.parametrize("beta", [1.0, 2.0, 0.0])
+def test_draws_equal_plain_torch(vocabulary, beta):
+    torch.manual_seed(0)
+    num_rows = 16
+    logits = torch.randn(num_rows, vocabulary) * 3
+    rows = torch.arange(num_rows)
+    state = (
+        rows * 977777777777 + 5,
+        rows.flip(0).int(),
+        torch.zeros(num_rows, dtype=torch.int32),
+        torch.full((num_rows,), 7, dtype=torch.int32),
+        (rows % 3).int(),
+        (rows % 4 != 1).int(),
+    )
+    stops = torch.arange(MAX_STOPS, dtype=torch.int32)
+    found = []
+    for ops, device in ((plain_ops, "cpu"), (kernels, DEVICE)):
+        own = tuple(tensor.clone().to(device) for tensor in state)
+        out = (
+            torch.zeros(num_rows, 8, dtype=torch.int32, device=device),
+            torch.zeros(num_rows, 8, device=device),
+        )
+        ops.draw(logits.to(device), torch.tensor([beta], device=device), stops.to(device), own, out)
+        found.append([tensor.cpu() for tensor in (*own, *out)])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(theirs, ours, atol=1e-5, rtol=1e-5)

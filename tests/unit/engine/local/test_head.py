@@ -1,0 +1,65 @@
+"""Chunked log-probabilities and entropies against softmax over all logits at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from moored.engine.local import head
+
+
+def tiny(**options):
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=50,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        **options,
+    )
+    return transformers.LlamaForCausalLM(config).double()
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 20])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("cap", [None, 2.0], ids=["plain", "capped"])
+def test_values_and_gradients_equal_a_plain_softmax(monkeypatch, tokens, temperature, cap):
+    monkeypatch.setitem(head.LOGITS_PER_CHUNK, "cpu", 1)
+    monkeypatch.setattr(head, "MIN_CHUNK", 6)
+    model = tiny()
+    model.config.final_logit_softcapping = cap
+    hidden = torch.randn(tokens, 16, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(50, (tokens,))
+    weight = model.lm_head.weight
+    to_logp, to_entropy = torch.randn(2, tokens)
+
+    logits = hidden @ weight.t()
+    logits = logits if cap is None else cap * torch.tanh(logits / cap)
+    log_p = torch.log_softmax(logits / temperature, dim=-1)
+    expected = log_p[torch.arange(tokens), targets], -(log_p.exp() * log_p).sum(dim=-1)
+    found = head.token_logprobs(model, hidden, targets, temperature=temperature, with_entropy=True)
+    slopes = []
+    for logp, entropy in (expected, found):
+        total = (logp * to_logp).sum() + (entropy * to_entropy).sum()
+        slopes.append(torch.autograd.grad(total, (hidden, weight)))
+    for ours, plain in zip((*found, *slopes[1]), (*expected, *slopes[0]), strict=True):
+        # Results are float32 whatever the model is.
+        torch.testing.assert_close(ours.double(), plain.double(), atol=2e-6, rtol=2e-6)
+
+
+def test_two_equally_likely_tokens_have_entropy_log_2_worked_out_by_hand():
+    model = tiny()
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+        model.lm_head.weight[2:, 0] = -1000.0
+    hidden = torch.zeros(1, 16, dtype=torch.float64)
+    hidden[0, 0] = 1.0
+    logp, entropy = head.token_logprobs(
+        model, hidden, torch.tensor([1]), temperature=1.0, with_entropy=True
+    )
+    np.testing.assert_allclose(
+        [logp.detach().item(), entropy.detach().item()], [-np.log(2), np.log(2)], rtol=1e-6
+    )

@@ -1,0 +1,364 @@
+"""Sampler and learner against plain forward passes of the same model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from moored import algo
+from moored.engine.base import Request, SamplingParams
+from moored.engine.local import learner as local_learner
+from moored.engine.local.learner import LearnerOptions, LocalLearner
+from moored.engine.local.sampler import LocalSampler
+from moored.errors import MooredError
+from moored.training.batch import Sample, build_samples, micro_batches, pack, set_weights
+from moored.training.losses import LossOptions
+from moored.types import Group, Prompt, StopReason, Trajectory, Turn
+
+VOCABULARY = 64
+STOPS = (1, 2)
+
+
+def tiny_model(seed: int = 0, **options):
+    torch.manual_seed(seed)
+    config = transformers.LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        **options,
+    )
+    model = transformers.LlamaForCausalLM(config)
+    with torch.no_grad():  # sharper than a fresh model, so that mistakes show
+        for parameter in model.parameters():
+            parameter.mul_(4.0)
+    return model
+
+
+def plain_logprobs(model, prompt: np.ndarray, reply: np.ndarray, temperature=1.0) -> np.ndarray:
+    ids = torch.from_numpy(np.concatenate([prompt, reply]))[None]
+    with torch.no_grad():
+        logp = torch.log_softmax(model(ids).logits[0].float() / temperature, dim=-1)
+    return logp[np.arange(len(prompt) - 1, len(ids[0]) - 1), reply].numpy()
+
+
+def dialogues(model, num=12, turns=3, max_tokens=10, temperature=1.0):
+    """Multi-turn streams of unequal length: (prompt ids, completion) per turn."""
+    rng = np.random.default_rng(0)
+    sampler = LocalSampler(model)
+    first = [rng.integers(3, VOCABULARY, size=length) for length in (5, 9, 14)]
+    streams = [first[i % 3] for i in range(num)]
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, stop_ids=STOPS)
+    records = [[] for _ in range(num)]
+    for turn in range(turns):
+        requests = [
+            Request(session=i, prompt=Prompt(s), seed=100 * turn + i) for i, s in enumerate(streams)
+        ]
+        for i, completion in enumerate(sampler.generate(requests, params)):
+            records[i].append((streams[i], completion))
+            seen = rng.integers(3, VOCABULARY, size=rng.integers(1, 6))
+            streams[i] = np.concatenate([streams[i], completion.token_ids, seen])
+    return records
+
+
+@pytest.fixture(params=["tree", "mask"])
+def attention(request, monkeypatch):
+    """Both ways in which continuations share a prompt."""
+    if request.param == "mask":
+        monkeypatch.setattr(local_learner, "use_tree_attention", lambda *_, **__: False)
+    return request.param
+
+
+@pytest.mark.parametrize("row_tokens", [1, 24, 4096])
+def test_scores_equal_concatenating_and_running_again(row_tokens, attention):
+    model, rng = tiny_model(), np.random.default_rng(2)
+    prompt = rng.integers(0, VOCABULARY, size=11)
+    replies = [rng.integers(0, VOCABULARY, size=length) for length in (1, 2, 7, 15, 3)]
+    learner = LocalLearner(model, LearnerOptions(row_tokens=row_tokens, micro_batch_tokens=64))
+    for reply, logp in zip(replies, learner.score(Prompt(prompt), replies), strict=True):
+        np.testing.assert_allclose(logp, plain_logprobs(model, prompt, reply), atol=1e-4)
+
+
+def recorded_groups(model) -> list[Group]:
+    """Three groups of four multi-turn trajectories with random rewards."""
+    rng = np.random.default_rng(3)
+    records = dialogues(model)
+    groups = []
+    for start in range(3):
+        trajectories = []
+        for index in range(start, 12, 3):
+            turns = [
+                Turn(
+                    prompt_ids=prompt,
+                    completion_ids=completion.token_ids,
+                    logprobs=completion.logprobs,
+                    reply="",
+                    reward=float(rng.normal()),
+                )
+                for prompt, completion in records[index]
+            ]
+            trajectories.append(
+                Trajectory(
+                    env="toy",
+                    task_seed=start,
+                    episode_seed=index,
+                    turns=tuple(turns),
+                    stop=StopReason.DONE,
+                )
+            )
+        groups.append(
+            Group(group_id=start, env="toy", task_seed=start, trajectories=tuple(trajectories))
+        )
+    return groups
+
+
+def ready_samples(model, how="token_mean") -> list[Sample]:
+    groups = recorded_groups(model)
+    samples = build_samples(groups)
+    rng = np.random.default_rng(4)
+    for sample in samples:
+        zeros = np.zeros(len(sample.ids_T))
+        sample.advantages_T = np.where(sample.loss_mask_T, rng.normal(), 0.0)
+        sample.returns_T, sample.old_values_T = sample.advantages_T, zeros
+        # An old policy that differs, so that ratios are not all one.
+        sample.old_logprobs_T = sample.old_logprobs_T + 0.2 * rng.normal(size=len(zeros))
+    set_weights(samples, how, max_length=10)
+    return samples
+
+
+def test_samples_hold_exactly_the_sampled_tokens_as_trained():
+    model = tiny_model()
+    groups = recorded_groups(model)
+    trajectories = [t for group in groups for t in group.trajectories]
+    samples = build_samples(groups)
+    assert len(samples) == len(trajectories)
+    for sample, trajectory in zip(samples, trajectories, strict=True):
+        trained = sample.ids_T[sample.loss_mask_T]
+        sampled = np.concatenate([turn.completion_ids for turn in trajectory.turns])
+        np.testing.assert_array_equal(trained, sampled)
+        assert sample.turn_ends_T.sum() == trajectory.num_turns
+        assert sample.rewards_T.sum() == pytest.approx(trajectory.reward)
+        whole = np.concatenate([sample.prompt.ids, sample.ids_T])
+        last = trajectory.turns[-1]
+        np.testing.assert_array_equal(whole, np.concatenate([last.prompt_ids, last.completion_ids]))
+
+
+def test_a_rewritten_history_opens_a_new_sample():
+    turns = [
+        Turn(
+            prompt_ids=np.array(prompt),
+            completion_ids=np.array([7, 8]),
+            logprobs=np.zeros(2),
+            reply="",
+        )
+        for prompt in ([3, 4], [3, 4, 7, 8, 5], [3, 9, 9, 9, 9, 9, 9, 9])
+    ]
+    trajectory = Trajectory(
+        env="toy", task_seed=0, episode_seed=0, turns=tuple(turns), stop=StopReason.DONE
+    )
+    group = Group(group_id=0, env="toy", task_seed=0, trajectories=(trajectory,))
+    first, second = build_samples([group])
+    assert first.ids_T.tolist() == [7, 8, 5, 7, 8]
+    assert first.loss_mask_T.tolist() == [True, True, False, True, True]
+    assert second.prompt.ids.tolist() == [3, 9, 9, 9, 9, 9, 9, 9]
+    assert first.trajectory == second.trajectory == 0
+
+
+def test_errored_trajectories_are_not_trained():
+    group = recorded_groups(tiny_model())[0]
+    failed = Trajectory(
+        env="toy",
+        task_seed=0,
+        episode_seed=9,
+        turns=group.trajectories[0].turns,
+        stop=StopReason.ENV_ERROR,
+    )
+    broken = Group(group_id=0, env="toy", task_seed=0, trajectories=(failed,))
+    assert build_samples([broken]) == []
+
+
+class CatchGradients(torch.optim.SGD):
+    """Updates nothing, remembers the gradients."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__(module.parameters(), lr=0.0)
+        self._module = module
+        self.caught: list[np.ndarray] = []
+
+    def step(self, closure=None):
+        self.caught = [
+            p.grad.clone().numpy() for p in self._module.parameters() if p.grad is not None
+        ]
+
+
+def gradients(learner: LocalLearner, samples: list[Sample]) -> list[np.ndarray]:
+    catchers = [CatchGradients(trained.module) for trained in learner._trained]
+    for trained, catcher in zip(learner._trained, catchers, strict=True):
+        trained.optimizer = catcher
+    learner.step(samples)
+    return [gradient for catcher in catchers for gradient in catcher.caught]
+
+
+@pytest.mark.parametrize("how", ["token_mean", "seq_mean_token_mean", "constant"])
+def test_gradients_depend_on_neither_micro_batches_nor_packing(how, attention):
+    loss = LossOptions(kl_coef=0.1, entropy_coef=0.05)
+    results = []
+    for micro, row in ((10_000, 10_000), (1, 1), (120, 60)):
+        model = tiny_model()
+        options = LearnerOptions(micro_batch_tokens=micro, row_tokens=row, grad_clip=1e9)
+        learner = LocalLearner(model, options, loss, with_critic=True)
+        results.append(gradients(learner, ready_samples(model, how)))
+    for other in results[1:]:
+        assert len(other) == len(results[0]) > 20
+        for mine, theirs in zip(other, results[0], strict=True):
+            np.testing.assert_allclose(mine, theirs, atol=1e-5)
+
+
+@pytest.mark.parametrize("how", ["token_mean", "seq_mean_token_mean", "seq_mean_token_sum"])
+def test_policy_loss_equals_the_numpy_oracle(how):
+    model = tiny_model()
+    samples = ready_samples(model, how)
+    learner = LocalLearner(model, LearnerOptions(lr=1e-12))
+    new = [plain_logprobs(model, s.prompt.ids, s.ids_T) for s in samples]
+    width = max(len(s.ids_T) for s in samples)
+    rows = [
+        [np.pad(x, (0, width - len(x))) for x in (logp, s.old_logprobs_T, s.advantages_T)]
+        + [np.pad(s.loss_mask_T, (0, width - len(s.ids_T)))]
+        for logp, s in zip(new, samples, strict=True)
+    ]
+    logp, old, advantages, mask = (np.stack(part) for part in zip(*rows, strict=True))
+    expected = algo.aggregate(algo.clip_loss(logp, old, advantages), mask, how)
+    assert learner.step(samples)["policy_loss"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_sequence_ratio_equals_the_numpy_oracle():
+    model = tiny_model()
+    samples = ready_samples(model)
+    learner = LocalLearner(model, LearnerOptions(lr=1e-12), LossOptions(sequence_ratio=True))
+    losses, tokens = 0.0, 0
+    for sample in samples:
+        logp = plain_logprobs(model, sample.prompt.ids, sample.ids_T)[None]
+        old, mask = sample.old_logprobs_T[None], sample.loss_mask_T[None]
+        loss = algo.clip_loss(algo.sequence_logp(logp, old, mask), old, sample.advantages_T[None])
+        losses += float(loss[mask].sum())
+        tokens += int(mask.sum())
+    assert learner.step(samples)["policy_loss"] == pytest.approx(losses / tokens, abs=1e-5)
+
+
+def test_values_start_at_zero_and_learn():
+    model = tiny_model()
+    samples = ready_samples(model)
+    learner = LocalLearner(model, LearnerOptions(critic_lr=1e-2), with_critic=True)
+    assert all((v == 0).all() for v in learner.values(samples))
+    first = learner.step(samples)["value_loss"]
+    for _ in range(10):
+        last = learner.step(samples)["value_loss"]
+    assert last < first
+
+
+def test_no_reference_model_exists_while_kl_is_off():
+    assert LocalLearner(tiny_model()).reference is None
+    assert LocalLearner(tiny_model(), loss=LossOptions(kl_coef=0.1)).reference is not None
+    with pytest.raises(MooredError, match="no critic"):
+        LocalLearner(tiny_model()).values([])
+    with pytest.raises(MooredError, match="at least one sample"):
+        LocalLearner(tiny_model()).step([])
+
+
+def test_a_saved_learner_goes_on_bit_for_bit(tmp_path):
+    def fresh() -> LocalLearner:
+        options = LearnerOptions(lr=1e-3, critic_lr=1e-3)
+        return LocalLearner(tiny_model(), options, with_critic=True)
+
+    samples = ready_samples(tiny_model())
+    whole, begun, resumed = fresh(), fresh(), fresh()
+    for _ in range(4):
+        whole.step(samples)
+    for _ in range(2):
+        begun.step(samples)
+    begun.save(tmp_path / "checkpoint")
+    resumed.load(tmp_path / "checkpoint")
+    assert resumed.version == 2
+    for _ in range(2):
+        resumed.step(samples)
+    for (name, a), (_, b) in zip(whole.weights(), resumed.weights(), strict=True):
+        assert torch.equal(a, b), name
+    assert all(map(np.array_equal, whole.values(samples), resumed.values(samples)))
+
+
+def test_rows_and_micro_batches_keep_their_bounds():
+    prompts = [Prompt(np.arange(10)), Prompt(np.arange(10)), Prompt(np.arange(5))]
+    rows = pack(prompts, [30, 30, 30], max_tokens=50)
+    assert sorted(row.num_tokens for row in rows) == [35, 40, 40]
+    shared = pack(prompts, [30, 30, 30], max_tokens=100)
+    assert sorted(row.num_tokens for row in shared) == [35, 70]
+    sizes = [[row.num_tokens for row in batch] for batch in micro_batches(rows, max_tokens=80)]
+    assert sizes == [[40, 40], [35]]
+
+
+def test_gradient_checkpointing_computes_layers_twice_and_changes_no_gradient():
+    results, calls = [], []
+    for checkpointing in (False, True):
+        model = tiny_model()
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        learner = LocalLearner(model, LearnerOptions(grad_clip=1e9), with_critic=True)
+        samples = ready_samples(model)
+        assert learner.critic is not None
+        counted = []
+        for trunk in (model.model, learner.critic.trunk):
+            # Before, not after: recomputing stops as soon as nothing more is needed.
+            trunk.layers[0].mlp.register_forward_pre_hook(lambda *_, c=counted: c.append(1))  # pyright: ignore
+        results.append(gradients(learner, samples))
+        calls.append(len(counted))
+    assert calls == [2, 4]
+    for plain, again in zip(*results, strict=True):
+        np.testing.assert_allclose(again, plain, atol=1e-5)
+
+
+def test_dropout_is_off_in_updates_so_the_first_ratio_is_one():
+    model = tiny_model(attention_dropout=0.5)
+    groups = recorded_groups(model)
+    samples = build_samples(groups)
+    for sample in samples:
+        sample.advantages_T = np.ones(len(sample.ids_T))
+    set_weights(samples, "token_mean", max_length=10)
+    stats = LocalLearner(model.train()).step(samples)
+    assert abs(stats["old_policy_kl"]) < 1e-6 and stats["clip_fraction"] == 0.0
+
+
+def test_the_rate_factor_scales_both_rates_of_one_update():
+    moves = []
+    for factor in (1.0, 0.25):
+        model = tiny_model()
+        learner = LocalLearner(
+            model, LearnerOptions(lr=1e-3, critic_lr=1e-2, grad_clip=1e9), with_critic=True
+        )
+        assert learner.critic is not None
+        tensors = [model.model.norm.weight, learner.critic.head.bias]
+        before = [tensor.detach().clone() for tensor in tensors]
+        stats = learner.step(ready_samples(model), lr_factor=factor)
+        moves.append([tensor.detach() - old for tensor, old in zip(tensors, before, strict=True)])
+        assert stats["lr"] == pytest.approx(1e-3 * factor)
+    # The first step of Adam is the learning rate times the sign of the gradient.
+    for whole, quarter in zip(*moves, strict=True):
+        np.testing.assert_allclose(quarter, 0.25 * whole, rtol=1e-3)
+        assert float(whole.abs().max()) > 5e-4
+
+
+def test_a_critic_that_is_not_finite_holds_back_the_policy_too():
+    model = tiny_model()
+    learner = LocalLearner(model, LearnerOptions(lr=1e-2), with_critic=True)
+    samples = ready_samples(model)
+    samples[0].returns_T = np.full(len(samples[0].ids_T), np.nan)
+    before = {name: tensor.clone() for name, tensor in learner.weights()}
+    stats = learner.step(samples)
+    assert np.isnan(stats["value_loss"]) and np.isfinite(stats["policy_loss"])
+    assert learner.version == 0
+    assert all(torch.equal(tensor, before[name]) for name, tensor in learner.weights())
+    assert np.isfinite(learner.step(ready_samples(model))["grad_norm"])

@@ -1,0 +1,490 @@
+"""check_env passes the documented example and catches every way of breaking a rule."""
+
+from __future__ import annotations
+
+import importlib
+import random
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from moored.envs.base import parse_reply
+from moored.envs.check.nasty import EXECUTED, NASTY_REPLIES, fuzz_replies
+from moored.envs.check.rules import RULES
+from moored.envs.check.runner import CheckReport, check_env
+from moored.errors import ConfigError, EnvError, UnknownNameError
+
+PAGE = Path(__file__).parents[4] / "docs" / "write-your-own-environment.md"
+
+BROKEN = """
+import os, random, sys, time
+from dataclasses import replace
+from moored.envs.base import parse_reply
+from moored.types import Message
+from my_env import ReverseWord
+
+WORDS = {"anchor", "buoy", "cable", "dock", "eddy", "fender", "gale", "harbour", "inlet", "jetty"}
+
+
+class NumericName(ReverseWord):
+    name = 7
+
+class NoTurns(ReverseWord):
+    def __init__(self):
+        super().__init__(max_turns=0)
+
+class NoOracle(ReverseWord):
+    oracle = None
+
+class DictMessages(ReverseWord):
+    def reset(self, task_seed, episode_seed=0):
+        return [message.to_dict() for message in super().reset(task_seed)]
+
+class OnlyUser(ReverseWord):
+    def reset(self, task_seed, episode_seed=0):
+        return super().reset(task_seed)[1:]
+
+class WrongPart(ReverseWord):
+    def reset(self, task_seed, episode_seed=0):
+        system, user = super().reset(task_seed)
+        return [system, Message("user", [{"type": "txt", "txt": user.text}])]
+
+class TextReward(ReverseWord):
+    def step(self, reply):
+        return replace(super().step(reply), reward="1")
+
+class IntDone(ReverseWord):
+    def step(self, reply):
+        return replace(super().step(reply), done=1)
+
+class TupleResult(ReverseWord):
+    def step(self, reply):
+        return "Right.", 1.0, True
+
+class SetOrder(ReverseWord):
+    def _make_word(self, rng):
+        return "".join(WORDS) + super()._make_word(rng)
+
+class PromptNoise(ReverseWord):
+    def reset(self, task_seed, episode_seed=0):
+        return super().reset(task_seed + episode_seed)
+
+class LeftOver(ReverseWord):
+    steps = 0
+    def step(self, reply):
+        self.steps += 1
+        return replace(super().step(reply), reward=float(self.steps))
+
+class OracleWithSideEffect(ReverseWord):
+    helped = False
+    def reset(self, task_seed, episode_seed=0):
+        self.helped = False
+        return super().reset(task_seed)
+    def oracle(self):
+        self.helped = True
+        return super().oracle()
+    def step(self, reply):
+        helped = self.helped
+        result = super().step(reply)
+        self.helped = helped
+        return replace(result, metrics={"helped": float(helped)})
+
+class HiddenNoise(ReverseWord):
+    def reset(self, task_seed, episode_seed=0):
+        self.noise = random.Random(episode_seed)
+        return super().reset(task_seed)
+    def step(self, reply):
+        return replace(super().step(reply), reward=self.noise.random())
+
+class GlobalRandom(ReverseWord):
+    def reset(self, task_seed, episode_seed=0):
+        random.seed(task_seed)
+        return super().reset(task_seed)
+
+class Lambda(ReverseWord):
+    def __init__(self):
+        super().__init__()
+        self.check = lambda answer: answer == self._word
+
+class Forgetful(ReverseWord):
+    def __getstate__(self):
+        return self.__dict__ | {"_turns_left": self.max_turns}
+
+class Endless(ReverseWord):
+    def step(self, reply):
+        self._turns_left = self.max_turns
+        return replace(super().step(reply), done=False)
+
+class StepsOn(ReverseWord):
+    def step(self, reply):
+        self._turns_left = self._turns_left or 1
+        return super().step(reply)
+
+class WrongOracle(ReverseWord):
+    def step(self, reply):
+        return replace(super().step(reply), success=False)
+
+class FewWords(ReverseWord):
+    def reset(self, task_seed, episode_seed=0):
+        messages = super().reset(task_seed)
+        self._word = sorted(WORDS)[task_seed % 7]
+        return [messages[0], Message("user", f"The word is {self._word}.")]
+
+class Echoes(ReverseWord):
+    def step(self, reply):
+        text = reply.encode(errors="replace").decode()
+        return replace(super().step(reply), observation=f"Wrong: {text}")
+
+class EchoesSurrogates(ReverseWord):
+    def step(self, reply):
+        return replace(super().step(reply), observation=f"Wrong: {reply[:99]}")
+
+class Crashes(ReverseWord):
+    def step(self, reply):
+        answer = parse_reply(reply).answer or ""
+        float(answer) if answer.isdigit() else 0
+        return super().step(reply)
+
+class Runs(ReverseWord):
+    def step(self, reply):
+        try:
+            eval(parse_reply(reply).answer or "")
+        except Exception:
+            pass
+        return super().step(reply)
+
+class Slow(ReverseWord):
+    def step(self, reply):
+        time.sleep(0.06 if len(reply) > 900_000 else 0)
+        return super().step(reply)
+
+class Lenient(ReverseWord):
+    def step(self, reply):
+        return replace(super().step(reply), is_valid=True)
+
+class NotANumber(ReverseWord):
+    def step(self, reply):
+        result = super().step(reply)
+        return replace(result, reward=result.reward if result.is_valid else float("nan"))
+
+class ChokesLater(ReverseWord):
+    def step(self, reply):
+        if self._turns_left < self.max_turns and len(reply) > 900_000:
+            raise OverflowError("too long")
+        return super().step(reply)
+
+class SameNoise(ReverseWord):
+    is_stochastic = True
+
+class PaysNothing(ReverseWord):
+    def step(self, reply):
+        return replace(super().step(reply), reward=0.0)
+
+class CostsToSolve(ReverseWord):
+    def step(self, reply):
+        return replace(super().step(reply), reward=-1.0)
+
+class PaysMalformed(ReverseWord):
+    def step(self, reply):
+        result = super().step(reply)
+        return replace(result, reward=1.0 if result.success else 0.5)
+
+class PaysAnyWord(ReverseWord):
+    def step(self, reply):
+        result = super().step(reply)
+        return replace(result, reward=1.0 if result.is_valid else -0.1, done=True, success=True)
+
+class ShowsItsSeed(ReverseWord):
+    def reset(self, task_seed, episode_seed=0):
+        messages = super().reset(task_seed % 7)
+        return [messages[0], Message("user", f"Task {task_seed}: the word is {self._word}.")]
+
+class Exits(ReverseWord):
+    def step(self, reply):
+        if not parse_reply(reply).is_valid:
+            sys.exit("give a proper reply")
+        return super().step(reply)
+
+class ExitsOnBombs(ReverseWord):
+    def step(self, reply):
+        if "9**9**9" in reply:
+            sys.exit(3)
+        return super().step(reply)
+
+class Interrupts(ReverseWord):
+    def oracle(self):
+        raise KeyboardInterrupt
+
+class Crashes2(ReverseWord):
+    def step(self, reply):
+        if "9**9**9" in reply:
+            os._exit(7)
+        return super().step(reply)
+
+class Hangs(ReverseWord):
+    def step(self, reply):
+        while "9**9**9" in reply:
+            pass
+        return super().step(reply)
+
+class HangsInC(ReverseWord):
+    def reset(self, task_seed, episode_seed=0):
+        sum(range(10**14 if task_seed == 3 else 1))
+        return super().reset(task_seed)
+
+class HangsAtBirth(ReverseWord):
+    def __init__(self):
+        super().__init__()
+        time.sleep(3600)
+
+class BadConstructor(ReverseWord):
+    def __init__(self):
+        1 / 0
+
+class ClosesBadly(ReverseWord):
+    def close(self):
+        raise OSError("no handle")
+
+class Prints(ReverseWord):
+    def reset(self, task_seed, episode_seed=0):
+        print("hello from the environment")
+        return super().reset(task_seed)
+
+class OneTask(ReverseWord):
+    def _make_word(self, rng):
+        return "anchor"
+    def reset(self, task_seed, episode_seed=0):
+        return super().reset(3)
+"""
+
+CAUGHT = [
+    ("NumericName", "protocol", "name must be a str, got 7"),
+    ("NoTurns", "protocol", "max_turns must be at least 1, got 0"),
+    ("NoOracle", "protocol", "has no method oracle()"),
+    ("DictMessages", "protocol", "must return a list of moored.types.Message"),
+    ("OnlyUser", "protocol", "a system and a user message, got roles ['user']"),
+    ("WrongPart", "protocol", "a part of the first user message must be"),
+    ("TextReward", "protocol", "reward must be a float, got '1'"),
+    ("IntDone", "protocol", "done must be a bool, got 1"),
+    ("TupleResult", "protocol", "must return a moored.envs.StepResult, got ('Right.'"),
+    ("SetOrder", "processes", "gave other first messages in a process with PYTHONHASHSEED="),
+    ("PromptNoise", "episode_seed", "3 different first messages under 3 episode seeds"),
+    ("LeftOver", "determinism", "a reused instance (turn 1: reward 1.0 against"),
+    ("OracleWithSideEffect", "determinism", "where oracle() was called before each reply (turn 1:"),
+    ("HiddenNoise", "noise", "but is_stochastic is False"),
+    ("GlobalRandom", "global_random", "the global random state changed"),
+    ("Lambda", "pickling", "pickling raised"),
+    ("Forgetful", "pickling", "a copy pickled after 1 turns (turn 1: "),
+    ("Endless", "ending", "was not done after max_turns = 2 replies"),
+    ("StepsOn", "ending", "step after the end returned a result"),
+    ("WrongOracle", "reference", "the oracle did not succeed in 1 episode(s), rewards [1.0]"),
+    ("PaysNothing", "reference", "the oracle succeeds, but its total reward is 0;"),
+    ("CostsToSolve", "reference", "its total reward is -1; a solution must earn more than 0"),
+    ("PaysMalformed", "reference", "the oracle earns 1, and malformed replies 1; pay a solution"),
+    ("PaysAnyWord", "reference", "the oracle earns 1, and another task's solution 1; pay"),
+    ("SameNoise", "noise", "is_stochastic is True, but 4 tasks went the same in 64 episodes each"),
+    ("ShowsItsSeed", "splits", "validation tasks are train tasks too"),
+    ("ChokesLater", "replies", "characters) in mid-episode raised OverflowError: too long"),
+    ("Exits", "determinism", "raised SystemExit at broken_envs.py:"),
+    ("ExitsOnBombs", "replies", "9**9**9</answer>') raised SystemExit: 3; score such a reply"),
+    ("BadConstructor", "protocol", "raised ZeroDivisionError at broken_envs.py:"),
+    ("ClosesBadly", "protocol", "raised OSError at broken_envs.py:"),
+    ("FewWords", "splits", "of 7 validation tasks are train tasks too"),
+    ("Echoes", "observations", "1000039 characters in one message, more than the 20000"),
+    ("EchoesSurrogates", "replies", "an observation cannot be encoded: surrogates not allowed"),
+    ("Crashes", "replies", r"step('<think></think><answer>\xb2</answer>') raised ValueError"),
+    ("Runs", "replies", "ran code from the reply"),
+    ("Slow", "replies", "ms, more than 50"),
+    ("Lenient", "malformed", "step('') gave is_valid=True"),
+    ("NotANumber", "rewards", "gave reward = nan"),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def modules(tmp_path_factory: pytest.TempPathFactory):
+    """`my_env` holds the code of the documentation page, `broken_envs` ways to break it."""
+    folder = tmp_path_factory.mktemp("user")
+    (folder / "my_env.py").write_text(documented_example())
+    (folder / "broken_envs.py").write_text(BROKEN)
+    sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    yield folder
+    sys.path.remove(str(folder))
+    for name in ("my_env", "broken_envs"):
+        sys.modules.pop(name, None)
+
+
+def documented_example() -> str:
+    """The Python code block of the page."""
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert len(blocks) == 1
+    return blocks[0]
+
+
+def status_of(report: CheckReport) -> dict[str, str]:
+    return {check.name: check.status for check in report.checks}
+
+
+def test_the_documented_example_keeps_all_rules() -> None:
+    report = check_env("my_env:ReverseWord")
+    report.raise_if_failed()
+    assert set(status_of(report).values()) == {"passed"}
+    assert list(status_of(report)) == list(RULES)
+
+
+def test_the_documentation_names_every_rule() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert rows == list(RULES)
+
+
+def test_the_documented_example_is_short() -> None:
+    assert len(documented_example().splitlines()) <= 45
+
+
+@pytest.mark.parametrize(("name", "rule", "detail"), CAUGHT, ids=[case[0] for case in CAUGHT])
+def test_a_broken_environment_is_caught(name: str, rule: str, detail: str) -> None:
+    report = check_env(
+        f"broken_envs:{name}", num_tasks=2, num_split_seeds=20, only=[rule], in_child=False
+    )
+    failed = {check.name: check.detail for check in report.failed}
+    assert rule in failed, str(report)
+    assert detail in failed[rule]
+    assert not report.ok
+    with pytest.raises(EnvError, match=f"broken_envs:{name} breaks the environment contract"):
+        report.raise_if_failed()
+
+
+def test_every_rule_has_an_environment_that_breaks_it() -> None:
+    assert {rule for _, rule, _ in CAUGHT} == set(RULES)
+
+
+def test_rules_after_a_broken_protocol_are_not_run() -> None:
+    report = check_env("broken_envs:TextReward", in_child=False)
+    assert status_of(report).pop("protocol") == "failed"
+    assert [check.detail for check in report.checks[1:]] == ["not run until 'protocol' passes"] * 13
+
+
+BOMB = "step('<think></think><answer>9**9**9</answer>') of task "
+
+
+@pytest.mark.parametrize(
+    ("name", "only", "rule", "call", "end"),
+    [
+        ("Hangs", ["ending", "replies", "rewards"], "replies", BOMB, "not returned after 2 s"),
+        ("HangsInC", ["protocol", "noise"], "protocol", "reset(3, 0)", "not returned after 2 s"),
+        ("HangsAtBirth", ["protocol"], "protocol", "the constructor", "not returned after 2 s"),
+        ("Crashes2", ["replies", "rewards"], "replies", BOMB, "ended the process, exit code 7"),
+        ("Interrupts", ["protocol"], "protocol", "raised KeyboardInterrupt at broken_envs", ""),
+        ("Exits", ["protocol", "determinism"], "determinism", "raised SystemExit at broken", ""),
+    ],
+)
+def test_hangs_exits_and_crashes_are_reported_with_the_call(
+    name: str, only: list[str], rule: str, call: str, end: str
+) -> None:
+    began = time.monotonic()
+    report = check_env(f"broken_envs:{name}", num_tasks=4, only=only, call_limit_s=2.0)
+    assert time.monotonic() - began < 30.0
+    assert [check.name for check in report.checks] == only
+    assert [check.name for check in report.failed] == [rule]
+    assert report.failed[0].detail.startswith(call)
+    assert report.failed[0].detail.endswith(end)
+    after = report.checks[only.index(rule) + 1 :]
+    assert all(check.detail == f"not run until {rule!r} passes" for check in after)
+
+
+def test_a_child_finds_the_same_as_this_process(capfd: pytest.CaptureFixture[str]) -> None:
+    child, here = (
+        check_env("broken_envs:Prints", num_tasks=1, num_split_seeds=5, in_child=in_child)
+        for in_child in (True, False)
+    )
+    assert status_of(child) == status_of(here)
+    assert child.ok
+
+
+def test_what_an_environment_prints_stays_out_of_the_report(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    check_env("broken_envs:Prints", num_tasks=1, only=["protocol"])
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "hello from the environment" in err
+
+
+def test_noise_may_be_rare_and_depend_on_options() -> None:
+    assert check_env("frozen_lake", options={"slip": 0.0}, only=["noise"], in_child=False).ok
+    rare = check_env("frozen_lake", options={"slip": 0.001}, only=["noise"], in_child=False)
+    assert "rarely" in rare.checks[0].detail
+    # The oracle pulls the safe arm here; only the names in the prompt lead to the risky one.
+    options = {"safe_reward": 0.3}
+    unseen = check_env("bandit", options=options, only=["noise"], in_child=False)
+    assert "rarely" in unseen.checks[0].detail
+
+
+def test_splits_are_skipped_when_there_is_one_task() -> None:
+    report = check_env("broken_envs:OneTask", num_tasks=2, num_split_seeds=5)
+    assert report.ok
+    assert status_of(report)["splits"] == "skipped"
+
+
+def test_classes_functions_and_options_are_taken() -> None:
+    cls = importlib.import_module("my_env").ReverseWord
+    rules = ("protocol", "processes")
+    assert check_env(cls, options={"length": 9}, num_tasks=1, only=rules).ok
+    report = check_env(lambda: cls(max_turns=3), num_tasks=1, only=rules)
+    assert status_of(report)["processes"] == "passed"
+    assert "max_turns = 3" in report.checks[0].detail
+
+
+def test_wrong_names_and_options_raise_before_any_check() -> None:
+    with pytest.raises(UnknownNameError, match="has no attribute 'ReverseWorld'"):
+        check_env("my_env:ReverseWorld")
+    with pytest.raises(ConfigError, match="did you mean 'length'"):
+        check_env("my_env:ReverseWord", options={"lenght": 3})
+    with pytest.raises(ConfigError, match=r"'length' must be a whole number, got 2\.5"):
+        check_env("my_env:ReverseWord", options={"length": 2.5})
+    with pytest.raises(EnvError, match="sokoban: boxes must be at least 1, got 0"):
+        check_env("sokoban", options={"boxes": 0})
+    with pytest.raises(EnvError, match="num_tasks must be at least 1, got 0"):
+        check_env("my_env:ReverseWord", num_tasks=0)
+    with pytest.raises(EnvError, match="there is no check 'pickle'; did you mean 'pickling'"):
+        check_env("my_env:ReverseWord", only=["pickle"])
+
+
+def test_progress_names_each_check() -> None:
+    seen: list[str] = []
+    check_env("my_env:ReverseWord", only=["noise", "ending"], progress=seen.append)
+    assert seen == ["noise", "ending"]
+
+
+def test_a_class_of_a_script_cannot_be_sent_to_a_fresh_process(tmp_path: Path) -> None:
+    check = (
+        "from moored.envs.check.runner import check_env\n"
+        "report = check_env(ReverseWord, num_tasks=1, num_split_seeds=5)\n"
+        "assert report.ok, report\n"
+        "print([check.name for check in report.checks if check.status == 'skipped'])\n"
+    )
+    script = tmp_path / "script.py"
+    script.write_text(documented_example() + "\n\n" + check)
+    result = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert (result.stderr, result.stdout) == ("", "['processes']\n")
+
+
+def test_nasty_replies_hold_what_they_promise() -> None:
+    assert max(map(len, NASTY_REPLIES)) >= 1_000_000
+    assert len(set(NASTY_REPLIES)) == len(NASTY_REPLIES)
+    num_valid = sum(parse_reply(reply).is_valid for reply in NASTY_REPLIES)
+    assert 30 < num_valid < len(NASTY_REPLIES) - 30
+    assert EXECUTED == []
+
+
+def test_fuzzed_replies_are_seeded_and_reach_past_the_tags() -> None:
+    replies = list(fuzz_replies(random.Random(1), 500, answers=["Left || Right"]))
+    assert replies == list(fuzz_replies(random.Random(1), 500, answers=["Left || Right"]))
+    assert replies != list(fuzz_replies(random.Random(2), 500, answers=["Left || Right"]))
+    answers = {parse_reply(reply).answer for reply in replies}
+    assert "Left || Right" in answers
+    assert None in answers

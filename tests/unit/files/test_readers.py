@@ -1,0 +1,224 @@
+"""Every format gives the same records; every bad file a clear message."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from moored.errors import MooredError
+from moored.files.readers import find_reader, read_rows
+from moored.files.records import BadRow, ReadOptions, Record
+from moored.runlog.rollouts import write_groups
+from moored.types import Group, StopReason, Trajectory, Turn
+
+OPTIONS = ReadOptions()
+REPLY = "<think>go up</think><answer>up</answer>"
+
+
+def lines(file, *rows, end="\n"):
+    file.write_text("\n".join(json.dumps(row) for row in rows) + end)
+    return file
+
+
+def records(file, options=OPTIONS, reader=None) -> list[Record]:
+    found = list(read_rows(file, options, reader))
+    assert all(isinstance(row, Record) for row in found), found
+    return found  # pyright: ignore[reportReturnType]
+
+
+def parquet(file, columns):
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table(columns), file)
+    return file
+
+
+def test_plain_lines_give_prompt_reasoning_step_group_and_reward(tmp_path):
+    row = {"prompt": "x", "response": REPLY, "step": 3, "group": 7, "reward": 1}
+    file = lines(tmp_path / "a.jsonl", row)
+    assert find_reader(file) == "jsonl"
+    (record,) = records(file)
+    assert record.think is not None and REPLY[slice(*record.think)] == "go up"
+    assert (record.prompt, record.step, record.group, record.reward) == ("x", 3, "7", 1.0)
+
+
+def test_given_spans_beat_tags_and_count_tokens_of_ids(tmp_path):
+    text = {"prompt": "x", "response": REPLY, "think_start": 0, "think_end": 4}
+    ids = {"prompt": [1, 2], "response": [5, 6, 7], "think_start": 1, "think_end": 3}
+    first, second = records(lines(tmp_path / "a.jsonl", text, ids))
+    assert first.think == (0, 4)
+    assert np.array_equal(second.response[slice(*second.think)], [6, 7])  # pyright: ignore
+
+
+@pytest.mark.parametrize(
+    ("response", "options", "reasoning"),
+    [
+        (REPLY, OPTIONS, "go up"),
+        ("go up</think>up", OPTIONS, "go up"),  # the template wrote the opening tag
+        ("<think>cut off", OPTIONS, None),
+        ("no tags", OPTIONS, None),
+        ("no tags", ReadOptions(whole=True), "no tags"),
+        ("[r]go up[/r]", ReadOptions(tags=("[r]", "[/r]")), "go up"),
+    ],
+)
+def test_reasoning_is_found_by_tags(tmp_path, response, options, reasoning):
+    (record,) = records(lines(tmp_path / "a.jsonl", {"prompt": "x", "response": response}), options)
+    assert (record.think and response[slice(*record.think)]) == reasoning
+
+
+def test_verl_dumps_are_known_by_their_keys(tmp_path):
+    row = {"input": "user\nx", "output": REPLY, "gts": "y", "score": 0.5, "step": 20, "acc": 1.0}
+    file = lines(tmp_path / "20.jsonl", row)
+    assert find_reader(file) == "verl"
+    (record,) = records(file)
+    assert (record.prompt, record.step, record.reward) == ("user\nx", 20, 0.5)
+    assert records(file, ReadOptions(rewards=("acc",)))[0].reward == 1.0
+
+
+def test_trl_completions_sum_their_reward_columns_and_keep_chats(tmp_path):
+    chat = [{"role": "user", "content": "x", "name": None}]
+    written = [{"role": "assistant", "content": REPLY}]
+    columns = {
+        "step": [5, 5],
+        "prompt": [chat, chat],
+        "completion": [written, written],
+        "accuracy": [1.0, float("nan")],
+        "format": [0.5, 0.5],
+        "note": ["a", "b"],
+        "advantage": [9.0, 9.0],
+    }
+    file = parquet(tmp_path / "completions_00005.parquet", columns)
+    assert find_reader(file) == "trl"
+    first, second = records(file)
+    assert first.prompt == [{"role": "user", "content": "x"}]
+    assert (first.step, first.reward, second.reward) == (5, 1.5, 0.5)
+    assert first.response == REPLY
+    assert records(file, ReadOptions(rewards=("format",)))[0].reward == 0.5
+    with pytest.raises(MooredError, match="no column 'acc'"):
+        records(file, ReadOptions(rewards=("acc",)))
+
+
+def test_own_rollouts_give_ids_spans_and_one_turn_of_each_episode(tmp_path):
+    pytest.importorskip("pyarrow")
+
+    def turn(first: int) -> Turn:
+        return Turn(
+            prompt_ids=np.array([1, first]),
+            completion_ids=np.array([9, first, 8]),
+            logprobs=np.zeros(3, np.float32),
+            think_span=(1, 2),
+            answer_span=None,
+            reply="r",
+            observation="o",
+            reward=0.5,
+            is_valid=True,
+            policy_version=0,
+        )
+
+    trajectory = Trajectory(
+        env="e",
+        task_seed=0,
+        episode_seed=0,
+        turns=(turn(3), turn(4)),
+        stop=StopReason.DONE,
+        success=True,
+        metrics={},
+    )
+    file = tmp_path / "step_000004.parquet"
+    group = Group(group_id=2, env="e", task_seed=0, trajectories=(trajectory,))
+    write_groups(file, [group], step=4, kept=[True])
+    assert find_reader(file) == "moored"
+    (record,) = records(file)
+    assert (record.step, record.group, record.reward, record.think) == (4, "2", 1.0, (1, 2))
+    assert np.array_equal(record.response, [9, 3, 8])
+    (later,) = records(file, ReadOptions(turn=2))
+    assert np.array_equal(later.prompt, [1, 4])  # pyright: ignore[reportArgumentType]
+
+
+def test_a_torn_last_line_is_marked_and_a_broken_one_is_named(tmp_path):
+    good = json.dumps({"prompt": "x", "response": "y"})
+    file = tmp_path / "a.jsonl"
+    file.write_text(f"{good}\n{good[:9]}\n{good}\n{good[:9]}")
+    bad = [row for row in read_rows(file, OPTIONS) if isinstance(row, BadRow)]
+    assert [row.is_torn for row in bad] == [False, True]
+    assert "line 2" in bad[0].where and "not JSON" in bad[0].why
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ({"prompt": "x"}, "has no 'response'"),
+        ({"prompt": 3, "response": "y"}, "no text, no messages and no token ids"),
+        ({"prompt": "x", "response": "y", "step": "soon"}, "'step' = 'soon', which is no number"),
+        ({"prompt": "x", "response": "y", "step": 1.5}, "1.5, which is no whole number"),
+        ({"prompt": [1 << 63], "response": "y"}, "no text, no messages and no token ids"),
+        ({"prompt": "x", "response": "y", "reward": "high"}, "no number"),
+        ({"prompt": "x", "response": "yy", "think_start": 1, "think_end": 9}, "0 to 2"),
+        ({"prompt": [{"role": "user", "content": [{"type": "image"}]}], "response": "y"}, "images"),
+        ({"prompt": "x", "response": [{"role": "user", "content": "y"}]}, "no assistant message"),
+        (["prompt"], "not a JSON object"),
+    ],
+)
+def test_a_row_that_cannot_be_used_says_why(tmp_path, row, why):
+    good = {"prompt": "x", "response": "y"}
+    *_, bad = read_rows(lines(tmp_path / "a.jsonl", good, row), OPTIONS)
+    assert isinstance(bad, BadRow) and why in bad.why and "line 2" in bad.where
+
+
+def test_files_that_are_no_rollouts_are_refused(tmp_path):
+    def refusal(file, reader=None) -> str:
+        with pytest.raises(MooredError) as error:
+            list(read_rows(file, OPTIONS, reader))
+        return str(error.value)
+
+    empty = tmp_path / "empty.jsonl"
+    empty.write_bytes(b"")
+    assert "is empty" in refusal(empty)
+    empty.write_bytes(b"\n\n")
+    assert "is empty" in refusal(empty)
+    assert "holds no rows" in refusal(parquet(tmp_path / "empty.parquet", {"prompt": []}))
+    assert "cannot read" in refusal(tmp_path / "missing.jsonl")
+    assert "question, answer, but needs" in refusal(
+        lines(tmp_path / "b.jsonl", {"question": "x", "answer": "y"})
+    )
+    table = tmp_path / "a.csv"
+    table.write_text("prompt,response\nx,y\n")
+    assert "neither Parquet nor JSON lines" in refusal(table)
+    good = lines(tmp_path / "c.jsonl", {"prompt": "x", "response": "y"})
+    assert "reads Parquet" in refusal(good, "trl")
+    assert "did you mean 'jsonl'" in refusal(good, "jsnl")
+    other = parquet(tmp_path / "d.parquet", {"a": [1]})
+    assert "needs prompt and completion" in refusal(other)
+    assert "no column 'prompt'" in refusal(other, "trl")
+    torn = tmp_path / "e.parquet"
+    torn.write_bytes(other.read_bytes()[:100])
+    assert "is it whole?" in refusal(torn)
+
+
+def test_a_first_line_that_is_broken_does_not_hide_the_format(tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"prompt":\n{"prompt": "x", "response": "y"}\n')
+    bad, good = read_rows(file, OPTIONS)
+    assert isinstance(bad, BadRow) and not bad.is_torn and isinstance(good, Record)
+
+
+def test_reading_drawing_and_showing_need_no_torch(tmp_path):
+    file = lines(tmp_path / "a.jsonl", {"prompt": "x", "response": REPLY})
+    code = f"""
+import sys
+sys.modules["torch"] = sys.modules["transformers"] = None
+import moored.cli.main, moored.analysis.table, moored.engine.endpoint.scorer
+from pathlib import Path
+from moored.files.readers import read_rows
+from moored.files.records import ReadOptions
+from moored.analysis.sample import draw
+rows = read_rows(Path({str(file)!r}), ReadOptions())
+print(draw(rows, num_prompts=2, num_pairs=2).steps[0].num_rows)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"

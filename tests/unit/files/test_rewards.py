@@ -1,0 +1,257 @@
+"""Rewards, groups and prompts from every kind of file, and words for the broken ones."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moored.errors import MooredError
+from moored.files.rewards import RewardGroups, read_rewards
+
+# Two prompts, two rollouts each, not in one piece.
+ROWS = [
+    {"prompt": "1+1?", "response": "<think>hm</think><answer>2</answer>", "reward": 1.0},
+    {"prompt": "1+2?", "response": "<answer> 3</answer>", "reward": 0.5},
+    {"prompt": "1+1?", "response": "<think>oh</think><answer>2</answer>", "reward": 0.0},
+    {"prompt": "1+2?", "response": "<answer>4</answer>", "reward": 0.5},
+]
+
+
+def write_lines(file: Path, rows: list[dict], end: str = "\n") -> Path:
+    file.write_text("\n".join(map(json.dumps, rows)) + end)
+    return file
+
+
+def renamed(**names: str) -> list[dict]:
+    return [{names.get(key, key): value for key, value in row.items()} for row in ROWS]
+
+
+def write_parquet(file: Path, rows: list[dict]) -> Path:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    pq.write_table(pa.Table.from_pylist(rows), file)
+    return file
+
+
+def assert_is_rows(batch: RewardGroups) -> None:
+    assert batch.rewards.tolist() == [1.0, 0.5, 0.0, 0.5]
+    assert batch.group_of.tolist() == [0, 1, 0, 1]
+    assert batch.prompts == ("1+1?", "1+2?")
+    assert batch.behaviours is not None
+    first, second, third, fourth = batch.behaviours.tolist()
+    # The answer is what a trajectory does, whatever it thought before.
+    assert first == third
+    assert len({first, second, fourth}) == 3
+
+
+def test_plain_json_lines(tmp_path):
+    batch = read_rewards([write_lines(tmp_path / "a.jsonl", ROWS)])
+    assert_is_rows(batch)
+    assert batch.success is None
+    assert batch.notes == ()
+
+
+def test_verl_rollouts(tmp_path):
+    rows = [
+        {**row, "gts": "2", "step": 7}
+        for row in renamed(prompt="input", response="output", reward="score")
+    ]
+    batch = read_rewards([write_lines(tmp_path / "7.jsonl", rows)])
+    assert_is_rows(batch)
+    assert batch.steps.tolist() == [7, 7]
+
+
+def test_trl_completions(tmp_path):
+    rows = [
+        {"step": 3, **row, "advantage": 0.0}
+        for row in renamed(response="completion", reward="accuracy_reward")
+    ]
+    file = write_parquet(tmp_path / "completions_00003.parquet", rows)
+    assert_is_rows(read_rewards([file]))
+
+
+def test_trl_chat_messages_are_grouped_whole_and_shown_without_the_system(tmp_path):
+    def row(system: str, reward: float) -> dict:
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": "Hello"}]
+        reply = [{"role": "assistant", "content": f"<answer>{reward}</answer>"}]
+        return {"step": 1, "prompt": messages, "completion": reply, "f": reward, "advantage": 0.0}
+
+    rows = [row("Be kind.", 1.0), row("Be brief.", 0.0), row("Be kind.", 0.0)]
+    batch = read_rewards([write_parquet(tmp_path / "c.parquet", rows)])
+    assert batch.group_of.tolist() == [0, 1, 0]
+    assert batch.prompts == ("Hello", "Hello")
+    assert batch.behaviours is not None
+    assert batch.behaviours[1] == batch.behaviours[2] != batch.behaviours[0]
+
+
+def test_several_trl_rewards_must_be_named_and_are_added_up(tmp_path):
+    rows = [
+        {"prompt": "p", "accuracy": 1.0, "format": 0.5, "length": 90, "advantage": 0.0},
+        {"prompt": "p", "accuracy": math.nan, "format": 0.5, "length": 80, "advantage": 0.0},
+        {"prompt": "p", "accuracy": None, "format": math.nan, "length": 70, "advantage": 0.0},
+    ]
+    file = write_parquet(tmp_path / "c.parquet", rows)
+    with pytest.raises(MooredError, match="--reward accuracy --reward format --reward length"):
+        read_rewards([file])
+    batch = read_rewards([file], reward={"accuracy": 2.0, "format": 1.0})
+    # A reward function that does not apply adds nothing; none at all is a missing reward.
+    assert batch.rewards[:2].tolist() == [2.5, 0.5]
+    assert math.isnan(batch.rewards[2])
+    assert batch.notes == ("1 of 3 rewards are missing and take no part",)
+
+
+def test_csv_with_group_and_reward(tmp_path):
+    file = tmp_path / "a.csv"
+    file.write_text("\ufeffgroup,reward,success\na,1,True\nb,,false\na,0,False\n", encoding="utf-8")
+    batch = read_rewards([file])
+    assert batch.group_of.tolist() == [0, 1, 0]
+    np.testing.assert_equal(batch.rewards, [1, math.nan, 0])
+    assert batch.success is not None
+    assert batch.success.tolist() == [1, 0, 0]
+    assert batch.behaviours is None
+    assert batch.prompts == ("", "")
+
+
+def test_own_rollouts_are_one_trajectory_an_episode(tmp_path):
+    pytest.importorskip("pyarrow")
+    from moored.runlog.rollouts import write_groups
+    from moored.types import Group, StopReason, Trajectory, Turn
+
+    def turn(reply: str, reward: float, observation: str = "later") -> Turn:
+        ids, logprobs = np.zeros(2, dtype=np.int64), np.zeros(2, dtype=np.float32)
+        return Turn(
+            prompt_ids=ids,
+            completion_ids=ids,
+            logprobs=logprobs,
+            reply=reply,
+            reward=reward,
+            observation=observation,
+        )
+
+    def episode(*turns: Turn, stop=StopReason.DONE, success=False) -> Trajectory:
+        return Trajectory(
+            env="toy", task_seed=5, episode_seed=0, turns=turns, stop=stop, success=success
+        )
+
+    first, other = turn("<answer>up</answer>", 0.25, "a maze"), turn("<answer>no</answer>", 0.0)
+    episodes = (
+        episode(first, turn("<answer>left</answer>", 0.5), success=True),
+        episode(first, other),
+        episode(first, stop=StopReason.ENV_ERROR),
+        episode(first, turn("<think>.</think><answer>left</answer>", 0.5), success=True),
+    )
+    group = Group(group_id=9, env="toy", task_seed=5, trajectories=episodes)
+    file = tmp_path / "step_000010.parquet"
+    write_groups(file, [group], step=10, kept=[True])
+    batch = read_rewards([file])
+    np.testing.assert_equal(batch.rewards, [0.75, 0.25, math.nan, 0.75])
+    assert batch.success is not None
+    assert batch.success.tolist() == [1, 0, 0, 1]
+    assert (batch.steps.tolist(), batch.prompts) == ([10], ("a maze",))
+    assert batch.behaviours is not None
+    assert batch.behaviours[0] == batch.behaviours[3] != batch.behaviours[1]
+
+
+def test_groups_of_different_files_and_steps_are_different(tmp_path):
+    rows = [{"group": 0, "reward": r} for r in (0, 1)]
+    one, two = (write_lines(tmp_path / name, rows) for name in ("1.jsonl", "2.jsonl"))
+    batch = read_rewards([one, two])
+    assert batch.group_of.tolist() == [0, 0, 1, 1]
+    assert batch.steps.tolist() == [1, 2]
+    steps = write_lines(tmp_path / "s.jsonl", [{**rows[0], "step": s} for s in (4, 6, 4)])
+    assert read_rewards([steps]).group_of.tolist() == [0, 1, 0]
+
+
+def test_one_step_can_be_taken_out(tmp_path):
+    rows = [{"group": g, "step": s, "reward": g + s} for s in (4, 6) for g in (0, 1, 0)]
+    batch = read_rewards([write_lines(tmp_path / "a.jsonl", rows)])
+    later = batch.at_step(6)
+    assert later.rewards.tolist() == [6, 7, 6]
+    assert later.group_of.tolist() == [0, 1, 0]
+    with pytest.raises(MooredError, match="no step 5; there are 2 steps from 4 to 6"):
+        batch.at_step(5)
+
+
+def test_rewards_that_were_float32_keep_its_rounding(tmp_path):
+    summed = float(np.sum(np.full(10, -0.1, dtype=np.float32)))
+    rows = [{"group": 0, "reward": r} for r in (-1.0, summed)]
+    assert read_rewards([write_lines(tmp_path / "a.jsonl", rows)]).rewards.dtype == np.float32
+    rows[0]["reward"] = 0.1
+    assert read_rewards([write_lines(tmp_path / "b.jsonl", rows)]).rewards.dtype == np.float64
+
+
+def test_a_group_column_can_be_named(tmp_path):
+    file = write_lines(tmp_path / "a.jsonl", renamed(prompt="uid"))
+    assert read_rewards([file], group="uid").group_of.tolist() == [0, 1, 0, 1]
+    with pytest.raises(MooredError, match="did you mean 'uid'"):
+        read_rewards([file], group="uidd")
+
+
+def test_a_last_line_that_was_cut_is_left_out_and_said(tmp_path):
+    file = write_lines(tmp_path / "a.jsonl", ROWS, end='\n{"prompt": "1+')
+    batch = read_rewards([file])
+    assert_is_rows(batch)
+    assert "line 5" in batch.notes[0] and "cut short" in batch.notes[0]
+
+
+def test_progress_is_told_in_trajectories(tmp_path):
+    told: list[int] = []
+    rows = [{"group": i // 8, "reward": i % 2} for i in range(2100)]
+    read_rewards([write_lines(tmp_path / "a.jsonl", rows)], on_rows=told.append)
+    assert told == [1024, 2048]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "is empty"),
+        (" \n\n", "is empty"),
+        ('[{"reward": 1}]', "one object a line"),
+        (
+            '{"prompt": "a", "reward": 1}\n{"prompt": "a", "rew\n{"a": 1}\n',
+            "line 2 is not JSON.*; mend it",
+        ),
+        ('{"prompt": "a", "rew', "line 1 is not JSON"),
+        ('{"prompt": "a", "reward": 1}\n3\n', "line 2 is not a JSON object: 3"),
+        ('{"prompt": "a", "rewrd": 1}', "no column reward or score; it has prompt or rewrd"),
+        ('{"text": "a", "reward": 1}', "neither group or group_id nor prompt or input"),
+        ('{"prompt": "a", "reward": 1}\n{"prompt": "a"}', "line 2 has no 'reward'"),
+        ('{"prompt": "a", "reward": "good"}', "line 1 has 'reward' = 'good', which is no number"),
+        ('{"prompt": "", "reward": 1}', "line 1 has no 'prompt', so its group is unknown"),
+        ('{"prompt": "a", "step": null, "reward": 1}', "line 1 has no 'step'"),
+        ('{"prompt": "a", "step": 0.5, "reward": 1}', "'step' = 0.5, which is no whole number"),
+        ('{"prompt": "a", "reward": 1' + 400 * "0" + "}", "which is no number"),
+        ('{"prompt": "a", "reward": NaN}\n{"prompt": "a", "reward": null}', "none of the 2"),
+        ("group,reward\n", "holds no rows"),
+        ("group,reward\na,1\nb\n", "line 3 has 1 fields instead of 2; mend it"),
+        ("hello\nworld\n", "no column reward or score; it has hello"),
+        ("PAR1 cut short", "cannot read"),
+    ],
+)
+def test_broken_files_are_named_with_what_is_wrong(tmp_path, content, message):
+    file = tmp_path / "rollouts"
+    file.write_text(content)
+    with pytest.raises(MooredError, match=message):
+        read_rewards([file])
+
+
+def test_a_missing_file_an_empty_folder_and_bytes_are_named(tmp_path):
+    with pytest.raises(MooredError, match="No such file"):
+        read_rewards([tmp_path / "nothing.csv"])
+    with pytest.raises(MooredError, match=r"holds no \.parquet or \.jsonl or \.csv file"):
+        read_rewards([tmp_path])
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00\x80")
+    with pytest.raises(MooredError, match="line 1 is neither JSON nor CSV"):
+        read_rewards([tmp_path / "bytes"])
+
+
+def test_a_folder_is_read_file_by_file_in_the_order_of_steps(tmp_path):
+    for number in (10, 9):
+        write_lines(tmp_path / f"{number}.jsonl", [{"group": 0, "reward": number}])
+    (tmp_path / "11.csv").write_text("group,reward\n0,11\n")
+    batch = read_rewards([tmp_path])
+    assert batch.rewards.tolist() == [9, 10, 11]
+    assert batch.group_of.tolist() == [0, 1, 2]

@@ -1,0 +1,166 @@
+"""Files of every kind come row by row, in order, with a place for each row and little memory."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moored.analysis.sample import draw
+from moored.errors import MooredError
+from moored.files.readers import read_rows
+from moored.files.records import ReadOptions
+from moored.files.rewards import read_rewards
+from moored.files.tables import BadRow, expand, find_columns, find_kind, iter_rows, parquet_rows
+
+
+def write(file: Path, content: str | bytes) -> Path:
+    file.write_bytes(content.encode() if isinstance(content, str) else content)
+    return file
+
+
+def rows_of(file: Path) -> list:
+    return [row for _, row in iter_rows(file, find_kind(file))]
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        ('{"a": 1}', "JSON lines"),
+        ('\ufeff\n {"a": 1}', "JSON lines"),
+        ("a,b\n1,2\n", "CSV"),
+        ("PAR1", "Parquet"),
+    ],
+)
+def test_the_kind_is_seen_from_the_content(tmp_path, content, kind):
+    assert find_kind(write(tmp_path / "misleading.csv", content)) == kind
+
+
+def test_rows_have_their_place_and_columns_are_those_of_the_first_whole_row(tmp_path):
+    file = write(tmp_path / "a", '{"a"\n\n\ufeff{"a": 1, "b": "x", "c": true}\n3\n{"a"')
+    first, whole, other, last = iter_rows(file, "JSON lines")
+    assert [where.rpartition(", ")[2] for where, _ in (first, whole, other, last)] == [
+        *("line 1", "line 3", "line 4", "line 5")
+    ]
+    assert whole[1] == {"a": 1, "b": "x", "c": True}
+    bad = [row for _, row in (first, other, last)]
+    assert all(isinstance(row, BadRow) for row in bad)
+    assert [row.is_torn for row in bad if isinstance(row, BadRow)] == [False, False, True]
+    assert find_columns(file, "JSON lines") == {"a": True, "b": False, "c": False}
+
+
+def test_deeply_nested_lines_are_bad_rows(tmp_path):
+    (row,) = rows_of(write(tmp_path / "a", '{"a":' + "[" * 200_000 + "\n"))
+    assert isinstance(row, BadRow) and not row.is_torn
+
+
+def test_a_cut_last_line_of_a_table_is_torn_and_a_short_one_is_not(tmp_path):
+    file = write(tmp_path / "a.csv", '\ufeffa,b\n"1\n2",3\n\n4\n5')
+    whole, short, torn = rows_of(file)
+    assert whole == {"a": "1\n2", "b": "3"}
+    assert [short.is_torn, torn.is_torn] == [False, True]
+    assert short.where.endswith("line 5") and "1 fields instead of 2" in short.why
+
+
+@pytest.mark.parametrize("line", [b"3,\xff\n", b"3," + 200_000 * b"x"])
+def test_a_line_that_is_no_table_is_named(tmp_path, line):
+    with pytest.raises(MooredError, match="line 3 is neither JSON nor CSV"):
+        rows_of(write(tmp_path / "a.csv", b"a,b\n1,2\n" + line))
+
+
+def test_columns_of_token_ids_come_as_arrays(tmp_path):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    ids = [[k] * (k % 3) for k in range(600)]
+    pq.write_table(pa.table({"ids": ids, "k": range(600)}), tmp_path / "a")
+    rows = list(parquet_rows(tmp_path / "a", ["ids", "k"], arrays=("ids",)))
+    assert all(isinstance(row["ids"], np.ndarray) for _, row in rows)
+    assert [row["ids"].tolist() for _, row in rows] == ids
+    assert rows[599][0].endswith("row 600") and rows[599][1]["k"] == 599
+
+
+def test_folders_give_their_files_in_the_order_of_steps(tmp_path):
+    for name in ("2.jsonl", "10.jsonl", "9.jsonl", "notes.txt", "1.csv"):
+        write(tmp_path / name, "")
+    assert [file.stem for file in expand([tmp_path])] == ["2", "9", "10"]
+    assert [file.stem for file in expand([tmp_path], (".csv",))] == ["1"]
+
+
+def test_of_a_run_directory_only_its_rollouts_are_taken(tmp_path):
+    for name in ("config.yaml", "metrics.jsonl", "collapse.jsonl"):
+        write(tmp_path / name, "{}")
+    with pytest.raises(MooredError, match="rollouts_every"):
+        expand([tmp_path])
+    (tmp_path / "rollouts").mkdir()
+    file = write(tmp_path / "rollouts" / "step_000001.parquet", "")
+    assert expand([tmp_path]) == [file]
+
+
+NUM_ROWS, NUM_CHARS = 10_000, 2000
+
+
+def long_rows():
+    """20 MB that do not compress: 10 steps of 20 prompts, 50 replies each."""
+    rng = np.random.default_rng(0)
+    for k in range(NUM_ROWS):
+        text = rng.integers(33, 91, NUM_CHARS, dtype=np.uint8).tobytes().decode()
+        prompt = f"task {k % 20}"
+        yield {"step": k // 1000, "prompt": prompt, "completion": text + "</think>", "reward": 1.0}
+
+
+@pytest.fixture(scope="module")
+def long_lines(tmp_path_factory) -> Path:
+    file = tmp_path_factory.mktemp("long") / "rollouts.jsonl"
+    with file.open("w") as stream:
+        for row in long_rows():
+            stream.write(json.dumps({**row, "response": row.pop("completion")}) + "\n")
+    return file
+
+
+@pytest.fixture(scope="module")
+def long_parquet(tmp_path_factory) -> Path:
+    """All in one row group, as pandas writes it."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    file = tmp_path_factory.mktemp("long") / "rollouts.parquet"
+    pq.write_table(pa.Table.from_pylist(list(long_rows())), file)
+    return file
+
+
+def advise(file: Path) -> int:
+    return len(read_rewards([file]).rewards)
+
+
+def diagnose(file: Path) -> int:
+    drawn = draw(read_rows(file, ReadOptions()), num_prompts=4, num_pairs=8)
+    return sum(step.num_rows for step in drawn.steps)
+
+
+@pytest.mark.parametrize("read", [advise, diagnose])
+def test_json_lines_are_read_in_a_twentieth_of_their_size(long_lines, read):
+    assert long_lines.stat().st_size > NUM_ROWS * NUM_CHARS
+    tracemalloc.start()
+    assert read(long_lines) == NUM_ROWS
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < NUM_ROWS * NUM_CHARS / 20
+
+
+@pytest.mark.parametrize("read", [advise, diagnose])
+def test_parquet_is_never_fetched_whole(long_parquet, read):
+    assert long_parquet.stat().st_size > 0.8 * NUM_ROWS * NUM_CHARS
+    code = f"""
+import sys
+from pathlib import Path
+import pyarrow
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from test_tables import {read.__name__} as read
+print(read(Path({str(long_parquet)!r})), pyarrow.default_memory_pool().max_memory())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    num_rows, peak = map(int, done.stdout.split())
+    assert num_rows == NUM_ROWS
+    assert 0 < peak < NUM_ROWS * NUM_CHARS / 2

@@ -1,0 +1,436 @@
+"""Whole episodes of real environments, played by scripted samplers."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from moored.engine.base import Request, SamplingParams
+from moored.envs.base import Environment, StepResult, format_reply, parse_reply
+from moored.envs.mix import EnvMix, make_env
+from moored.errors import EnvError, MooredError
+from moored.types import Completion, FinishReason, Group, Message, StopReason
+
+pytest.importorskip("transformers")
+
+from moored.rollout.episodes import EnvPool, Task, roll_out
+from moored.rollout.render import Renderer
+from moored.training.batch import build_samples
+
+PARAMS = SamplingParams(max_tokens=64)
+ROOM = 100_000
+
+
+class FakeSampler:
+    """Writes what `reply` says, through the tokenizer, and remembers what it was asked."""
+
+    def __init__(self, renderer: Renderer, reply: Callable[[Request], str]) -> None:
+        self.renderer = renderer
+        self.reply = reply
+        self.batches: list[list[Request]] = []
+        self.ended: list[int] = []
+
+    def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Completion]:
+        self.batches.append(list(requests))
+        return [self._complete(self.reply(request), params) for request in requests]
+
+    def end_sessions(self, sessions: Sequence[int]) -> None:
+        self.ended += sessions
+
+    def load_weights(self, weights: object, version: int) -> None:
+        raise AssertionError("a rollout loads no weights")
+
+    def _complete(self, text: str, params: SamplingParams) -> Completion:
+        ids = self.renderer.tokenizer.encode(text, add_special_tokens=False)
+        ids.append(self.renderer.stop_ids[0])
+        is_cut = len(ids) > params.max_tokens
+        ids = ids[: params.max_tokens]
+        return Completion(
+            token_ids=np.array(ids, dtype=np.int64),
+            logprobs=-np.arange(len(ids), dtype=np.float64),
+            text="",
+            finish_reason=FinishReason.LENGTH if is_cut else FinishReason.STOP,
+            policy_version=7,
+        )
+
+
+class Walk:
+    """Three turns, reward 1 each; what `plan` names for a turn is done instead."""
+
+    name: ClassVar[str] = "walk"
+    is_stochastic: bool = False
+    max_turns: int = 3
+
+    def __init__(self, plan: dict[int, str] | None = None, ends: bool = True) -> None:
+        self.plan = plan or {}
+        self.ends = ends
+        self.num_resets = self.num_closed = 0
+
+    def reset(self, task_seed: int, episode_seed: int = 0) -> list[Message]:
+        self.turn = 0
+        self.num_resets += 1
+        if self.plan.get(0) == "raise":
+            raise RuntimeError("no map")
+        seed = episode_seed if self.plan.get(0) == "leak" else 0
+        return [Message("system", "Walk."), Message("user", f"Task {task_seed}.{seed}")]
+
+    def step(self, reply: str) -> StepResult:
+        self.turn += 1
+        what = self.plan.get(self.turn)
+        if what == "raise":
+            raise RuntimeError("the ice broke")
+        return StepResult(
+            observation=f"You said {len(reply)} characters.",
+            reward=math.nan if what == "nan" else 1.0,
+            done=self.ends and self.turn == 3,
+            is_valid=parse_reply(reply).is_valid,
+            metrics={"num_steps": 2.0},
+        )
+
+    def oracle(self) -> str:
+        return "on"
+
+    def close(self) -> None:
+        self.num_closed += 1
+        if "close" in self.plan.values():
+            raise OSError("already gone")
+
+
+@pytest.fixture(scope="module")
+def renderer(toy_tokenizer) -> Renderer:
+    return Renderer(toy_tokenizer.make_tokenizer("chatml"))
+
+
+def say(text: str) -> Callable[[Request], str]:
+    return lambda request: text
+
+
+def tasks_of(
+    make: Callable[[], Environment], seeds: Sequence[int], size: int, name: str = "walk"
+) -> list[Task]:
+    return [
+        Task(group_id=i, env=name, make_env=make, task_seed=seed, episode_seeds=tuple(range(size)))
+        for i, seed in enumerate(seeds)
+    ]
+
+
+def play(tasks: Sequence[Task], sampler: FakeSampler, **options) -> list[Group]:
+    options = {"params": PARAMS, "max_context": ROOM, "seed": (0, 1)} | options
+    return roll_out(tasks, sampler=sampler, renderer=sampler.renderer, **options)
+
+
+def with_oracle(name: str, renderer: Renderer, **options) -> tuple[Callable, FakeSampler]:
+    """A maker of environments and a sampler that asks the environment of a session for help."""
+    made: list[Environment] = []
+
+    def make() -> Environment:
+        made.append(make_env(name, **options))
+        return made[-1]
+
+    def reply(request: Request) -> str:
+        return format_reply("I know.", made[request.session].oracle())
+
+    return make, FakeSampler(renderer, reply)
+
+
+def facts(group: Group) -> list[object]:
+    return [
+        (
+            trajectory.episode_seed,
+            trajectory.stop,
+            trajectory.success,
+            dict(trajectory.metrics),
+            [(t.reply, t.reward, t.prompt_ids.tolist()) for t in trajectory.turns],
+        )
+        for trajectory in group.trajectories
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("sokoban", {}),
+        ("frozen_lake", {"slip": 0.0}),
+        ("bandit", {}),
+        ("countdown", {}),
+    ],
+)
+def test_oracle_replies_succeed(renderer, name, options):
+    make, sampler = with_oracle(name, renderer, **options)
+    groups = play(tasks_of(make, [3, 4, 5], 2, name), sampler)
+    assert [group.task_seed for group in groups] == [3, 4, 5]
+    for trajectory in (t for group in groups for t in group.trajectories):
+        assert trajectory.success and trajectory.stop is StopReason.DONE
+        assert all(turn.is_valid and turn.policy_version == 7 for turn in trajectory.turns)
+        assert trajectory.metrics["num_invalid_turns"] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "num_turns"), [("sokoban", 5), ("frozen_lake", 5), ("bandit", 1), ("countdown", 1)]
+)
+def test_garbage_replies_cost_the_format_penalty_each_turn(renderer, name, num_turns):
+    sampler = FakeSampler(renderer, say("what? <answer>"))
+    (group,) = play(tasks_of(lambda: make_env(name), [0], 2, name), sampler)
+    for trajectory in group.trajectories:
+        assert not trajectory.success
+        assert trajectory.num_turns == num_turns
+        assert trajectory.reward == pytest.approx(-0.1 * num_turns)
+        assert all(turn.think_span is turn.answer_span is None for turn in trajectory.turns)
+        assert trajectory.metrics["num_invalid_turns"] == num_turns
+
+
+def test_turns_hold_what_was_seen_and_written(renderer):
+    sampler = FakeSampler(renderer, say("<think>on</think><answer>go</answer>"))
+    (group,) = play(tasks_of(Walk, [5], 1), sampler)
+    (trajectory,) = group.trajectories
+    decode = renderer.tokenizer.decode
+    assert [turn.observation for turn in trajectory.turns] == [
+        "Task 5.0",
+        "You said 36 characters.",
+        "You said 36 characters.",
+    ]
+    stream = np.zeros(0, dtype=np.int64)
+    for turn in trajectory.turns:
+        assert turn.prompt_ids[: len(stream)].tolist() == stream.tolist()
+        assert decode(turn.reasoning_ids) == "on" and decode(turn.action_ids) == "go"
+        assert turn.logprobs.tolist() == [-float(i) for i in range(len(turn.completion_ids))]
+        stream = np.concatenate([turn.prompt_ids, turn.completion_ids])
+    exchange = "<think>on</think><answer>go</answer><|im_end|>\n"
+    header = "<|im_start|>assistant\n"
+    seen = f"<|im_start|>user\nYou said 36 characters.<|im_end|>\n{header}"
+    assert decode(stream) + "\n" == (
+        "<|im_start|>system\nWalk.<|im_end|>\n<|im_start|>user\nTask 5.0<|im_end|>\n"
+        f"{header}{exchange}{seen}{exchange}{seen}{exchange}"
+    )
+    num_tokens = sum(len(turn.completion_ids) for turn in trajectory.turns)
+    assert trajectory.metrics == {
+        "num_steps": 6.0,
+        "num_turns": 3.0,
+        "num_invalid_turns": 0.0,
+        "num_sampled_tokens": float(num_tokens),
+        "num_cut_replies": 0.0,
+        "num_env_errors": 0.0,
+    }
+
+
+def test_one_batch_a_turn_over_the_live_episodes_and_sessions_are_ended(renderer):
+    sampler = FakeSampler(renderer, say("on"))
+    short = tasks_of(lambda: make_env("bandit"), [1], 2, "bandit")
+    heard = []
+    long = tasks_of(Walk, [2], 3)
+    play([*short, *long], sampler, on_turn=lambda turn, live: heard.append((turn, live)))
+    assert heard == [(0, 5), (1, 3), (2, 3)]
+    sessions = [[request.session for request in batch] for batch in sampler.batches]
+    assert sessions == [[0, 1, 2, 3, 4], [2, 3, 4], [2, 3, 4]]
+    assert sorted(sampler.ended) == [0, 1, 2, 3, 4]
+
+
+def test_request_seeds_differ_by_episode_task_turn_and_run_but_not_by_batch(renderer):
+    def seeds(tasks: list[Task], seed: tuple[int, ...]) -> list[int]:
+        sampler = FakeSampler(renderer, say("on"))
+        play(tasks, sampler, seed=seed)
+        return [request.seed for batch in sampler.batches for request in batch]
+
+    both = seeds(tasks_of(Walk, [1, 2], 2), (0, 1))
+    assert len(set(both)) == 2 * 2 * 3
+    assert all(0 <= seed < 1 << 63 for seed in both)
+    assert set(seeds(tasks_of(Walk, [2], 2), (0, 1))) < set(both)
+    assert not set(seeds(tasks_of(Walk, [1, 2], 2), (0, 2))) & set(both)
+
+
+def test_trajectories_do_not_depend_on_what_else_is_in_the_batch(renderer):
+    def reply(request: Request) -> str:
+        actions = ("Up", "Down", "Left", "Right")
+        return format_reply(f"{request.seed % 997}", actions[request.seed % 4])
+
+    def rolled(seeds: list[int], workers: int) -> dict[int, list[object]]:
+        tasks = tasks_of(lambda: make_env("frozen_lake"), seeds, 4, "frozen_lake")
+        groups = play(tasks, FakeSampler(renderer, reply), workers=workers)
+        return {group.task_seed: facts(group) for group in groups}
+
+    alone, together = rolled([8], 0), rolled([9, 8, 7], 3)
+    assert alone[8] == together[8]
+    assert together == rolled([7, 8, 9], 0)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_environment_that_raises_ends_its_episode_only(renderer, workers, caplog):
+    plans = iter([{0: "raise"}, {2: "raise"}, {}, {1: "nan"}])
+    tasks = tasks_of(lambda: Walk(next(plans)), [1], 4)
+    with caplog.at_level(logging.WARNING, logger="moored.rollout.episodes"):
+        (group,) = play(tasks, FakeSampler(renderer, say("on")), workers=workers)
+    error, done = StopReason.ENV_ERROR, StopReason.DONE
+    assert [t.stop for t in group.trajectories] == [error, error, done, error]
+    assert [t.num_turns for t in group.trajectories] == [0, 2, 3, 1]
+    assert [t.metrics["num_env_errors"] for t in group.trajectories] == [1, 1, 0, 1]
+    assert np.isnan(group.rewards).tolist() == [True, True, False, True]
+    assert group.rewards[2] == 3.0
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages[0] == (
+        "walk task 1, episode 0, turn 0: the environment raised RuntimeError: no map"
+    )
+    assert any("the ice broke" in message for message in messages)
+    assert any("finite" in message for message in messages)
+
+
+def test_a_sampler_that_raises_ends_the_rollout_and_its_sessions(renderer):
+    def reply(request: Request) -> str:
+        raise OSError("server gone")
+
+    sampler, pool = FakeSampler(renderer, reply), EnvPool()
+    with pytest.raises(OSError, match="server gone"):
+        play(tasks_of(Walk, [1], 2), sampler, pool=pool)
+    assert sorted(sampler.ended) == [0, 1]
+    assert pool.take(Walk).num_resets == 1  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_a_reply_the_sampler_gives_up_on_ends_its_episode_only(renderer, caplog):
+    class Flaky(FakeSampler):
+        def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Completion]:
+            found = super().generate(requests, params)
+            if len(self.batches) == 2:
+                lost = FinishReason.ERROR
+                found[1] = Completion(np.zeros(0, np.int64), np.zeros(0), "busy", lost)
+            return found
+
+    pool = EnvPool()
+    sampler = Flaky(renderer, say("on"))
+    (group,) = play(tasks_of(Walk, [1], 3), sampler, pool=pool)
+    assert [t.stop for t in group.trajectories] == [
+        StopReason.DONE,
+        StopReason.SAMPLER_ERROR,
+        StopReason.DONE,
+    ]
+    assert [t.num_turns for t in group.trajectories] == [3, 1, 3]
+    assert [request.session for request in sampler.batches[2]] == [0, 2]
+    assert np.isnan(group.rewards).tolist() == [False, True, False]
+    assert (
+        build_samples(
+            [Group(group_id=0, env="walk", task_seed=1, trajectories=group.trajectories[1:2])]
+        )
+        == []
+    )
+    assert "walk task 1, episode 1, turn 1: the sampler gave no reply: busy" in caplog.text
+    assert pool.take(Walk).num_closed == 0  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_a_request_carries_the_dialogue_it_renders(renderer):
+    sampler = FakeSampler(renderer, say("on"))
+    play(tasks_of(Walk, [5], 1), sampler)
+    assert sampler.batches[1][0].messages == (
+        Message("system", "Walk."),
+        Message("user", "Task 5.0"),
+        Message("assistant", "on"),
+        Message("user", "You said 2 characters."),
+    )
+
+
+def test_context_limit_truncates_and_keeps_the_reward(renderer):
+    sampler = FakeSampler(renderer, say("on"))
+    play(tasks_of(Walk, [1], 1), sampler)
+    second = len(sampler.batches[1][0].prompt.ids)
+    # Room for the second reply, to the token, but not for the third.
+    (group,) = play(tasks_of(Walk, [1], 1), sampler, max_context=second + PARAMS.max_tokens)
+    (trajectory,) = group.trajectories
+    assert trajectory.stop is StopReason.CONTEXT_LIMIT and trajectory.stop.is_truncation
+    assert trajectory.num_turns == 2 and trajectory.reward == 2.0
+    (group,) = play(tasks_of(Walk, [1], 1), sampler, max_context=second + PARAMS.max_tokens - 1)
+    assert group.trajectories[0].num_turns == 1
+
+
+def test_first_prompt_without_room_is_reported(renderer, caplog):
+    sampler = FakeSampler(renderer, say("on"))
+    (group,) = play(tasks_of(Walk, [1], 1), sampler, max_context=PARAMS.max_tokens + 3)
+    assert group.trajectories[0].stop is StopReason.CONTEXT_LIMIT
+    assert group.trajectories[0].num_turns == 0 and not sampler.batches
+    assert "raise max_context" in caplog.text
+
+
+def test_an_environment_that_never_ends_stops_at_its_turn_limit(renderer):
+    sampler = FakeSampler(renderer, say("on"))
+    (group,) = play(tasks_of(lambda: Walk(ends=False), [1], 1), sampler)
+    assert group.trajectories[0].stop is StopReason.TURN_LIMIT
+    assert group.trajectories[0].num_turns == 3
+
+
+def test_a_reply_cut_by_length_is_counted_and_closed_by_the_template(renderer):
+    sampler = FakeSampler(renderer, say("on and " * 40))
+    (group,) = play(tasks_of(Walk, [1], 1), sampler)
+    turns = group.trajectories[0].turns
+    assert group.trajectories[0].metrics["num_cut_replies"] == 3.0
+    assert all(len(turn.completion_ids) == PARAMS.max_tokens for turn in turns)
+    after = turns[1].prompt_ids[len(turns[0].prompt_ids) + PARAMS.max_tokens]
+    assert after == renderer.stop_ids[0]
+
+
+def test_a_template_that_rewrites_history_starts_a_new_stream_each_turn(toy_tokenizer):
+    rewriting = Renderer(toy_tokenizer.make_tokenizer("qwen3"))
+    sampler = FakeSampler(rewriting, say("<think>secret</think><answer>go</answer>"))
+    (group,) = play(tasks_of(Walk, [1], 1), sampler)
+    last = rewriting.tokenizer.decode(group.trajectories[0].turns[2].prompt_ids)
+    assert "secret" not in last and last.count("<answer>go</answer>") == 2
+
+
+def test_first_prompts_that_differ_inside_a_group_are_refused(renderer):
+    sampler = FakeSampler(renderer, say("on"))
+    with pytest.raises(MooredError, match="another first prompt"):
+        play(tasks_of(lambda: Walk({0: "leak"}), [1], 2), sampler)
+    assert sorted(sampler.ended) == [0, 1]
+
+
+def test_a_pool_reuses_environments_and_drops_those_that_raised(renderer):
+    made: list[Walk] = []
+
+    def make() -> Walk:
+        made.append(Walk({1: "raise"} if not made else {}))
+        return made[-1]
+
+    with EnvPool() as pool:
+        for _ in range(2):
+            play(tasks_of(make, [1], 2), FakeSampler(renderer, say("on")), pool=pool)
+        assert [env.num_closed for env in made] == [1, 0, 0]
+    assert [env.num_resets for env in made] == [1, 2, 1]
+    assert [env.num_closed for env in made] == [1, 1, 1]
+
+
+def test_a_pool_knows_the_entry_of_a_mix_that_made_an_environment():
+    mix = EnvMix.parse(["sokoban", {"name": "sokoban", "options": {"max_turns": 2}}])
+    first, second = mix.specs
+    with EnvPool() as pool:
+        env = pool.take(first.make)
+        pool.give_back(first.make, env)
+        assert pool.take(second.make).max_turns == 2
+        assert pool.take(first.make) is env
+
+
+def test_without_a_pool_environments_are_closed_and_a_failing_close_loses_nothing(renderer, caplog):
+    made = [Walk({9: "close"}), Walk()]
+    remaining = iter(made)
+    (group,) = play(tasks_of(lambda: next(remaining), [1], 2), FakeSampler(renderer, say("on")))
+    assert group.rewards.tolist() == [3.0, 3.0]
+    assert [env.num_closed for env in made] == [1, 1]
+    assert "already gone" in caplog.text
+
+
+def test_workers_step_environments_at_the_same_time(renderer):
+    barrier = threading.Barrier(2, timeout=10)
+
+    class Meeting(Walk):
+        def step(self, reply: str) -> StepResult:
+            barrier.wait()
+            return super().step(reply)
+
+    (group,) = play(tasks_of(Meeting, [1], 2), FakeSampler(renderer, say("on")), workers=2)
+    assert group.rewards.tolist() == [3.0, 3.0]
+
+
+def test_an_environment_that_cannot_be_made_is_an_error(renderer):
+    sampler = FakeSampler(renderer, say("on"))
+    with pytest.raises(EnvError, match="max_turns"):
+        play(tasks_of(lambda: make_env("sokoban", max_turns=0), [1], 1), sampler)

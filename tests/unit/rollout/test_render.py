@@ -1,0 +1,432 @@
+"""Token streams against what the chat template itself writes, and spans against the text."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moored.envs.base import format_reply, parse_reply
+from moored.errors import MooredError
+from moored.types import Content, ImagePart, Message, TextPart
+
+pytest.importorskip("transformers")
+
+from moored.rollout.render import Renderer, Spans
+
+STABLE = (
+    "chatml",
+    "chatml_default_system",
+    "llama3",
+    "gemma",
+    "mistral",
+    "glm",
+    "opens_think",
+    "no_system",
+)
+REWRITING = ("qwen3", "mistral_nemo")
+KINDS = {
+    "byte_level": {},
+    "fused": {"fused": True, "vocab_size": 560},
+    "tag_tokens": {"tag_tokens": True},
+    "sentencepiece": {"sentencepiece": True},
+}
+FIRST = [Message("system", "You push boxes."), Message("user", "Turn 1 of 5.")]
+REPLY = "<think>The box is at (1, 2).</think><answer>Up || Left</answer>"
+
+
+def encode(tokenizer, text: str) -> np.ndarray:
+    return np.array(tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
+
+
+def template_text(tokenizer, messages) -> str:
+    chat = [message.to_dict() for message in messages]
+    return tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+
+
+def sampled(renderer: Renderer, reply: str, *, ended: bool) -> np.ndarray:
+    """Ids a model might have written for `reply`, given what the template wrote already."""
+    prompt = renderer.tokenizer.decode(renderer.start(FIRST).ids)
+    written = reply.removeprefix("<think>") if str(prompt).endswith("<think>\n") else reply
+    # Behind another token, as in a dialogue: the first word of a text may be spelled differently.
+    other = renderer.tokenizer.convert_ids_to_tokens(renderer.stop_ids[0])
+    ids = encode(renderer.tokenizer, f"{other}{written}")[1:]
+    return np.append(ids, renderer.stop_ids[0]) if ended else ids
+
+
+STYLES = (*STABLE, *REWRITING, "llama2")
+NO_SYSTEM_ROLE = ("gemma", "mistral", "llama2", "no_system")
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("style", STYLES)
+def test_prompt_is_what_the_tokenizer_makes_of_the_dialogue(toy_tokenizer, style, kind):
+    tokenizer = toy_tokenizer.make_tokenizer(style, **KINDS[kind])
+    history = [*FIRST, Message("assistant", REPLY), Message("user", "  Größe √2\n 🙂  ")]
+    chat = [message.to_dict() for message in history]
+    if style in NO_SYSTEM_ROLE:
+        chat[:2] = [{"role": "user", "content": "You push boxes.\n\nTurn 1 of 5."}]
+    expected = tokenizer.apply_chat_template(
+        chat, tokenize=True, return_dict=True, add_generation_prompt=True
+    )["input_ids"]
+    assert Renderer(tokenizer).start(history).ids.tolist() == expected
+
+
+def test_special_tokens_that_swallow_spaces_do_not_change_the_ids(toy_tokenizer):
+    from tokenizers import AddedToken
+
+    tokenizer = toy_tokenizer.make_tokenizer("chatml")
+    tokenizer.chat_template = tokenizer.chat_template.replace("<|im_end|>", " <|end|> ")
+    tokenizer.add_special_tokens(
+        {"eos_token": AddedToken("<|end|>", lstrip=True, rstrip=True, special=True)}
+    )
+    expected = encode(tokenizer, template_text(tokenizer, FIRST))
+    assert Renderer(tokenizer).start(FIRST).ids.tolist() == expected.tolist()
+
+
+def test_hand_written_chatml_dialogue(toy_tokenizer):
+    renderer = Renderer(toy_tokenizer.make_tokenizer("chatml"))
+    start = renderer.start([Message("system", "S"), Message("user", "A")]).ids
+    ids = sampled(renderer, "B", ended=True)
+    extended = renderer.extend(start, ids, "B", "C", [])
+    assert renderer.tokenizer.decode(extended) == (
+        "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nA<|im_end|>\n<|im_start|>assistant\n"
+        "B<|im_end|>\n<|im_start|>user\nC<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+@pytest.mark.parametrize("sentencepiece", [False, True])
+@pytest.mark.parametrize("style", STABLE)
+def test_appending_two_turns_gives_the_text_of_the_whole_dialogue(
+    toy_tokenizer, style, sentencepiece
+):
+    tokenizer = toy_tokenizer.make_tokenizer(style, sentencepiece=sentencepiece)
+    renderer = Renderer(tokenizer)
+    assert renderer.is_prefix_stable
+    for ended in (True, False):
+        stream, history = renderer.start(FIRST).ids, list(FIRST)
+        for observation in ("Turn 2 of 5.", "Turn 3 of 5."):
+            ids = sampled(renderer, REPLY, ended=ended)
+            reply = renderer.decode(ids)
+            longer = renderer.extend(stream, ids, reply, observation, history)
+            assert longer[: len(stream) + len(ids)].tolist() == [*stream, *ids]
+            stream = longer
+            history += [Message("assistant", reply), Message("user", observation)]
+        # A dialogue rendered at once takes the other path through the renderer: `start` alone.
+        assert stream.tolist() == renderer.start(history).ids.tolist()
+        if style in ("chatml", "chatml_default_system", "llama3", "glm", "opens_think"):
+            whole = template_text(tokenizer, history)
+            assert tokenizer.decode(stream) == tokenizer.decode(encode(tokenizer, whole))
+
+
+def test_white_space_before_a_reply_is_the_models_to_write(toy_tokenizer):
+    renderer = Renderer(toy_tokenizer.make_tokenizer("llama2"))
+    assert renderer.is_prefix_stable
+    start, ids = renderer.start(FIRST).ids, sampled(renderer, " Up", ended=True)
+    extended = renderer.extend(start, ids, renderer.decode(ids), "Next.", FIRST)
+    assert renderer.tokenizer.decode(extended) == (
+        "<s>[INST] You push boxes.\n\nTurn 1 of 5. [/INST] Up</s><s>[INST] Next. [/INST]"
+    )
+    extended = renderer.extend(start, ids[:-1], renderer.decode(ids), "Next.", FIRST)
+    assert " [/INST] Up </s><s>[INST] Next. [/INST]" in renderer.tokenizer.decode(extended)
+
+
+def test_end_of_turn_is_supplied_after_a_cut_reply_and_never_doubled(toy_tokenizer):
+    renderer = Renderer(toy_tokenizer.make_tokenizer("llama3"))
+    eot = renderer.stop_ids[0]
+    assert renderer.tokenizer.convert_ids_to_tokens(eot) == "<|eot_id|>"
+    start = renderer.start(FIRST).ids
+    cut, whole = sampled(renderer, "Up", ended=False), sampled(renderer, "Up", ended=True)
+    after_cut = renderer.extend(start, cut, "Up", "Next.", FIRST)
+    after_whole = renderer.extend(start, whole, "Up", "Next.", FIRST)
+    assert after_cut.tolist() == after_whole.tolist()
+    # system, user, reply, user: four ends of turn.
+    assert np.count_nonzero(after_cut == eot) == 4
+
+
+def test_a_reply_that_ends_the_text_keeps_its_token_and_gets_the_end_of_turn(toy_tokenizer):
+    renderer = Renderer(toy_tokenizer.make_tokenizer("chatml"))
+    end_of_turn, end_of_text = renderer.stop_ids
+    ids = np.append(sampled(renderer, "Up", ended=False), end_of_text)
+    start = renderer.start(FIRST).ids
+    extended = renderer.extend(start, ids, "Up", "Next.", FIRST)
+    assert extended[len(start) + len(ids) - 1 :][:2].tolist() == [end_of_text, end_of_turn]
+
+
+def test_sampled_ids_are_kept_where_encoding_the_reply_would_give_others(toy_tokenizer):
+    renderer = Renderer(toy_tokenizer.make_tokenizer("chatml"))
+    letters = np.concatenate([encode(renderer.tokenizer, letter) for letter in "answer"])
+    assert len(encode(renderer.tokenizer, "answer")) < len(letters)
+    start = renderer.start(FIRST).ids
+    extended = renderer.extend(start, letters, "answer", "Next.", FIRST)
+    assert extended[len(start) : len(start) + 6].tolist() == letters.tolist()
+
+
+@pytest.mark.parametrize("style", REWRITING)
+def test_template_that_rewrites_history_is_detected_and_renders_anew(toy_tokenizer, style):
+    tokenizer = toy_tokenizer.make_tokenizer(style)
+    renderer = Renderer(tokenizer)
+    assert not renderer.is_prefix_stable
+    start, ids = renderer.start(FIRST).ids, sampled(renderer, REPLY, ended=True)
+    extended = renderer.extend(start, ids, REPLY, "Turn 2.", FIRST)
+    history = [*FIRST, Message("assistant", REPLY), Message("user", "Turn 2.")]
+    assert tokenizer.decode(extended) == template_text(tokenizer, history)
+    stream = [*start, *ids]
+    assert extended[: len(stream)].tolist() != stream
+
+
+def test_earlier_reasoning_is_gone_from_a_template_that_strips_it(toy_tokenizer):
+    renderer = Renderer(toy_tokenizer.make_tokenizer("qwen3"))
+    start, ids = renderer.start(FIRST).ids, sampled(renderer, REPLY, ended=True)
+    extended = renderer.extend(start, ids, REPLY, "Turn 2.", FIRST)
+    text = renderer.tokenizer.decode(extended)
+    assert "The box is at" not in text
+    assert "<answer>Up || Left</answer>" in text
+
+
+@pytest.mark.parametrize(
+    ("style", "tokens"),
+    [
+        ("chatml", ["<|im_end|>", "<|endoftext|>"]),
+        ("llama3", ["<|eot_id|>", "<|end_of_text|>"]),
+        ("gemma", ["<end_of_turn>", "<eos>"]),
+        ("mistral", ["</s>"]),
+        ("glm", ["<|user|>", "<|endoftext|>"]),
+        ("qwen3", ["<|im_end|>", "<|endoftext|>"]),
+    ],
+)
+def test_stop_ids_are_the_templates_end_of_turn_and_the_end_of_text(toy_tokenizer, style, tokens):
+    tokenizer = toy_tokenizer.make_tokenizer(style)
+    assert tokenizer.convert_ids_to_tokens(list(Renderer(tokenizer).stop_ids)) == tokens
+
+
+@pytest.mark.parametrize("style", NO_SYSTEM_ROLE)
+def test_system_text_goes_into_the_first_user_message_where_there_is_no_system_role(
+    toy_tokenizer, style
+):
+    renderer = Renderer(toy_tokenizer.make_tokenizer(style))
+    text = renderer.tokenizer.decode(renderer.start(FIRST).ids)
+    assert text.count("You push boxes.\n\nTurn 1 of 5.") == 1
+
+
+def test_template_options_reach_the_template(toy_tokenizer):
+    tokenizer = toy_tokenizer.make_tokenizer("chatml")
+    tokenizer.chat_template = "{{ greeting }}" + tokenizer.chat_template
+    renderer = Renderer(tokenizer, template_options={"greeting": "Hello. "})
+    assert tokenizer.decode(renderer.start(FIRST).ids).startswith("Hello. <|im_start|>system")
+
+
+def test_text_parts_are_joined_and_images_refused(toy_tokenizer):
+    renderer = Renderer(toy_tokenizer.make_tokenizer("chatml"))
+    parts: Content = [TextPart(type="text", text="Turn 1"), TextPart(type="text", text=" of 5.")]
+    as_parts = renderer.start([FIRST[0], Message("user", parts)])
+    assert as_parts.ids.tolist() == renderer.start(FIRST).ids.tolist()
+    picture: Content = [ImagePart(type="image", image=object())]
+    with pytest.raises(MooredError, match="image"):
+        renderer.start([Message("user", picture)])
+    with pytest.raises(MooredError, match="image"):
+        renderer.extend(as_parts.ids, as_parts.ids[:1], "", picture, FIRST)
+
+
+def test_tokenizer_without_chat_template_is_refused(toy_tokenizer):
+    tokenizer = toy_tokenizer.make_tokenizer("chatml")
+    tokenizer.chat_template = None
+    with pytest.raises(MooredError, match="no chat template"):
+        Renderer(tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ raise_exception('one message only') if messages | length > 1 }}x", "one message only"),
+        ("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", "leaves out"),
+    ],
+)
+def test_template_without_turns_is_refused_at_construction(toy_tokenizer, template, message):
+    tokenizer = toy_tokenizer.make_tokenizer("chatml")
+    tokenizer.chat_template = template
+    with pytest.raises(MooredError, match=message):
+        Renderer(tokenizer)
+
+
+def test_tokenizer_that_cannot_end_a_reply_is_refused(toy_tokenizer):
+    tokenizer = toy_tokenizer.make_tokenizer("chatml")
+    tokenizer.eos_token = None
+    tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    with pytest.raises(MooredError, match="eos_token"):
+        Renderer(tokenizer)
+
+
+@pytest.mark.parametrize("tag_tokens", [False, True])
+def test_decode_drops_the_stop_token_and_keeps_the_tags(toy_tokenizer, tag_tokens):
+    renderer = Renderer(toy_tokenizer.make_tokenizer("chatml", tag_tokens=tag_tokens))
+    ids = sampled(renderer, REPLY, ended=True)
+    assert (renderer.stop_ids[0] in ids) and renderer.decode(ids) == REPLY
+    assert renderer.decode(ids[:-1]) == REPLY
+    assert renderer.decode(ids[:0]) == ""
+
+
+def test_tag_the_template_writes_itself_is_put_back(toy_tokenizer):
+    renderer = Renderer(toy_tokenizer.make_tokenizer("opens_think"))
+    ids = encode(renderer.tokenizer, "one</think><answer>Up</answer>")
+    text = renderer.decode(ids)
+    assert text == "<think>\none</think><answer>Up</answer>"
+    spans = renderer.spans(ids, text)
+    assert spans.think is not None and spans.answer is not None
+    assert spans.think[0] == 0
+    assert renderer.tokenizer.decode(ids[slice(*spans.think)]) == "one"
+    assert renderer.tokenizer.decode(ids[slice(*spans.answer)]) == "Up"
+
+
+def test_spans_of_single_token_tags_are_the_tokens_between_them(toy_tokenizer):
+    tokenizer = toy_tokenizer.make_tokenizer("chatml", tag_tokens=True)
+    renderer = Renderer(tokenizer)
+    tags = tokenizer.convert_tokens_to_ids(["<think>", "</think>", "<answer>", "</answer>"])
+    one, two = encode(tokenizer, "one").tolist(), encode(tokenizer, "Up").tolist()
+    ids = np.array([tags[0], *one, tags[1], tags[2], *two, tags[3], renderer.stop_ids[0]])
+    spans = renderer.spans(ids, renderer.decode(ids))
+    begin = 1 + len(one) + 2
+    assert spans == Spans((1, 1 + len(one)), (begin, begin + len(two)))
+
+
+def test_empty_parts_have_empty_spans(toy_tokenizer):
+    tokenizer = toy_tokenizer.make_tokenizer("chatml", tag_tokens=True)
+    ids = np.array(tokenizer.convert_tokens_to_ids(list(toy_tokenizer.TAGS)))
+    renderer = Renderer(tokenizer)
+    assert renderer.spans(ids, renderer.decode(ids)) == Spans((1, 1), (3, 3))
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "no tags",
+        "<think>a</think>",
+        "<answer>a</answer><think>b</think>",
+        "<think>a<think></think><answer>b</answer>",
+        "<think>a</think>between<answer>b</answer>",
+        "",
+    ],
+)
+def test_malformed_replies_have_no_spans(toy_tokenizer, reply):
+    renderer = Renderer(toy_tokenizer.make_tokenizer("chatml"))
+    assert renderer.spans(encode(renderer.tokenizer, reply), reply) == Spans(None, None)
+
+
+def test_token_across_a_tag_border_belongs_to_the_tag(toy_tokenizer):
+    tokenizer = toy_tokenizer.make_tokenizer("chatml", fused=True)
+    tokenizer.add_tokens([">x", "y</"])
+    renderer = Renderer(tokenizer)
+    ids = encode(tokenizer, "<think>xzy</think><answer>Up</answer>")
+    spans = renderer.spans(ids, renderer.decode(ids))
+    assert spans.think is not None
+    assert tokenizer.decode(ids[slice(*spans.think)]) == "z"
+    # One token holds the end of one tag and the beginning of the next: nothing is left.
+    tokenizer.add_tokens(["></thi"])
+    renderer = Renderer(tokenizer)
+    ids = encode(tokenizer, "<think></think><answer>Up</answer>")
+    think = renderer.spans(ids, renderer.decode(ids)).think
+    assert think is not None and think[0] == think[1]
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_spans_of_known_tokens_decode_nothing(toy_tokenizer, monkeypatch, kind):
+    renderer = Renderer(toy_tokenizer.make_tokenizer(**KINDS[kind]))
+    ids = encode(renderer.tokenizer, "<think>Größe √2 推 🙂</think><answer>Up</answer>")
+    text = renderer.decode(ids)
+    first = renderer.spans(ids, text)
+    monkeypatch.setattr(renderer, "tokenizer", None)
+    assert renderer.spans(ids, text) == first
+
+
+def test_spans_are_right_when_tokens_change_each_others_text(toy_tokenizer):
+    from tokenizers import decoders
+
+    tokenizer = toy_tokenizer.make_tokenizer("chatml")
+    core = tokenizer.backend_tokenizer
+    core.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace("z w", "zw")])
+    renderer = Renderer(tokenizer)
+    ids = encode(tokenizer, "<think>z w q</think><answer>Up</answer>")
+    text = renderer.decode(ids)
+    assert text == "<think>zw q</think><answer>Up</answer>"
+    spans = renderer.spans(ids, text)
+    assert spans.think is not None and spans.answer is not None
+    assert tokenizer.decode(ids[slice(*spans.think)]) == "zw q"
+    assert tokenizer.decode(ids[slice(*spans.answer)]) == "Up"
+    with pytest.raises(MooredError, match="another text"):
+        renderer.spans(ids, text + "!")
+
+
+INNER = st.text(alphabet=st.sampled_from("ab c\n<>/UpLeft|√推🙂éß▁\ufffdthinkanswer"), max_size=24)
+OUTSIDE = st.sampled_from(["", " ", "\n", "so: ", "é", "🙂 "])
+
+
+@pytest.fixture(scope="module")
+def renderers(toy_tokenizer) -> dict[str, Renderer]:
+    return {kind: Renderer(toy_tokenizer.make_tokenizer(**KINDS[kind])) for kind in KINDS}
+
+
+@settings(max_examples=150, deadline=None)
+@given(kind=st.sampled_from(list(KINDS)), data=st.data())
+def test_span_text_is_inner_text_without_anything_of_the_tags(renderers, kind, data):
+    renderer = renderers[kind]
+    think, answer, before, after = (data.draw(s) for s in (INNER, INNER, OUTSIDE, OUTSIDE))
+    gap = data.draw(st.sampled_from(["", "\n", "  "]))
+    reply = f"{before}<think>{think}</think>{gap}<answer>{answer}</answer>{after}"
+    # Cut anywhere and encoded in two parts: a model is free to write unusual tokens.
+    cut = data.draw(st.integers(0, len(reply)))
+    parts = [encode(renderer.tokenizer, part) for part in (reply[:cut], reply[cut:])]
+    ids = np.concatenate(parts)
+    text = renderer.decode(ids)
+    spans = renderer.spans(ids, text)
+    parsed = parse_reply(text)
+    assert (spans.think is not None) == parsed.is_valid == (spans.answer is not None)
+    if spans.think is None or spans.answer is None:
+        return
+    inside = text.partition("<think>")[2].partition("</think>")[0]
+    answered = text.partition("<answer>")[2].partition("</answer>")[0]
+    for (start, stop), inner, tags in (
+        (spans.think, inside, ("<think>", "</think>")),
+        (spans.answer, answered, ("<answer>", "</answer>")),
+    ):
+        head, tail = renderer.decode(ids[:start]), renderer.decode(ids[:stop])
+        assert text.startswith(tail) and tail.startswith(head)
+        assert tail.removeprefix(head) in inner
+        assert tags[0] in head and tags[1] not in tail
+        # One token more on either side would reach into a tag.
+        assert tags[0] not in renderer.decode(ids[: start - 1])
+        assert len(renderer.decode(ids[: stop + 1])) > text.index(tags[1])
+    assert spans.think[1] <= spans.answer[0]
+
+
+@settings(max_examples=60, deadline=None)
+@given(think=INNER, answer=INNER)
+def test_spans_cover_the_whole_inner_text_when_tags_are_single_tokens(renderers, think, answer):
+    renderer = renderers["tag_tokens"]
+    text = format_reply(think, answer)
+    if not parse_reply(text).is_valid:
+        return
+    ids = encode(renderer.tokenizer, text)
+    spans = renderer.spans(ids, text)
+    assert spans.think is not None and spans.answer is not None
+    assert renderer.tokenizer.decode(ids[slice(*spans.think)]) == think
+    assert renderer.tokenizer.decode(ids[slice(*spans.answer)]) == answer
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_spans_survive_bytes_that_are_no_text(renderers, data):
+    renderer = renderers["fused"]
+    vocabulary = [i for i in range(len(renderer.tokenizer)) if i not in renderer.stop_ids]
+    noise = st.lists(st.sampled_from(vocabulary), max_size=6)
+    pieces = []
+    for tag in ("<think>", "</think>", "<answer>", "</answer>"):
+        pieces += [encode(renderer.tokenizer, tag), np.array(data.draw(noise), dtype=np.int64)]
+    ids = np.concatenate(pieces)
+    text = renderer.decode(ids)
+    spans = renderer.spans(ids, text)
+    assert (spans.answer is not None) == parse_reply(text).is_valid
+    if spans.answer is not None:
+        start, stop = spans.answer
+        assert "<answer>" in renderer.decode(ids[:start])
+        assert "</answer>" not in renderer.decode(ids[:stop])

@@ -1,0 +1,52 @@
+"""Early stops, counted by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from moored.config import Config, load_config
+from moored.training.stopping import LoopState, stop_reason
+
+
+def stops_at(config: Config, steps: Sequence[tuple[float, bool, float | None]]) -> tuple[int, str]:
+    """First step that ends the run, from 1, and why; (0, "") when none does."""
+    state = LoopState()
+    for number, (variance, is_empty, success) in enumerate(steps, start=1):
+        state = LoopState(**asdict(state))  # what a resumed run starts from
+        metrics = {"update/is_empty": float(is_empty), "rollout/reward_variance_mean": variance}
+        if success is not None:
+            metrics["evaluation/success_rate"] = success
+        reason = stop_reason(config, state, metrics)
+        if reason:
+            return number, reason
+    return 0, ""
+
+
+def test_variance_below_a_tenth_of_its_first_ten_steps_stops_after_ten_in_a_row():
+    config = load_config({})
+    start = [(2.0, False, None)] * 5 + [(0.0, False, None)] * 5  # mean 1, so the floor is 0.1
+    low, above = (0.0999, False, None), (0.1, False, None)
+    assert stops_at(config, start + [low] * 30)[0] == 20
+    assert stops_at(config, start + [low] * 9 + [above] + [low] * 9) == (0, "")
+    assert "below 10% of its start for 10 steps" in stops_at(config, start + [low] * 10)[1]
+
+
+def test_low_variance_is_ignored_when_turned_off():
+    config = load_config({"stop": {"low_variance": 0.0}})
+    steps = [(1.0, False, None)] * 10 + [(0.0, False, None)] * 40
+    assert stops_at(config, steps) == (0, "")
+
+
+def test_five_evaluations_below_one_percent_stop_however_many_steps_lie_between():
+    config = load_config({"stop": {"low_variance": 0.0}})
+    low, between, better = (1.0, False, 0.009), (1.0, False, None), (1.0, False, 0.01)
+    assert stops_at(config, [low, between] * 9)[0] == 9
+    assert stops_at(config, [low] * 4 + [better] + [low] * 4) == (0, "")
+
+
+def test_empty_steps_count_only_in_a_row():
+    config = load_config({"filter": {"max_empty_steps": 3}})
+    empty, full = (1.0, True, None), (1.0, False, None)
+    assert stops_at(config, [empty, empty, full, empty, empty]) == (0, "")
+    assert stops_at(config, [full, empty, empty, empty])[0] == 4

@@ -1,0 +1,159 @@
+"""Selection, advantages and token weights of an update, worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+import pytest
+
+from moored.config import Config, load_config
+from moored.engine.base import Learner
+from moored.training.algorithms import ALGORITHMS
+from moored.training.batch import Sample
+from moored.training.update import NotFiniteError, make_samples, score_groups, update
+from moored.types import Group, StopReason, Trajectory, Turn
+
+
+def trajectory(reward: float, length: int, task_seed: int, logprob: float = -1.0) -> Trajectory:
+    turn = Turn(
+        prompt_ids=np.array([1, 2, task_seed]),
+        completion_ids=np.arange(length),
+        logprobs=np.full(length, logprob),
+        reply="",
+        reward=reward,
+    )
+    return Trajectory(
+        env="toy", task_seed=task_seed, episode_seed=0, turns=(turn,), stop=StopReason.DONE
+    )
+
+
+def group(number: int, rewards: Sequence[float], lengths: Sequence[int] | None = None) -> Group:
+    lengths = lengths or [2] * len(rewards)
+    members = [trajectory(r, n, number) for r, n in zip(rewards, lengths, strict=True)]
+    return Group(group_id=number, env="toy", task_seed=number, trajectories=tuple(members))
+
+
+class Recorder:
+    """A learner that only looks."""
+
+    def __init__(self, loss: float = 0.0) -> None:
+        self.loss = loss
+        self.factors: list[float] = []
+        self.seen: list[list[Sample]] = []
+
+    def step(self, samples: Sequence[Sample], *, lr_factor: float = 1.0) -> dict[str, float]:
+        self.factors.append(lr_factor)
+        self.seen.append(list(samples))
+        return {"policy_loss": self.loss}
+
+
+def one_update(groups: Sequence[Group], *overrides: str, step: int = 1) -> list[Sample]:
+    """Samples of a single minibatch in their order, with advantages and weights."""
+    config = options(*overrides)
+    learner, algorithm = Recorder(), ALGORITHMS[config.algorithm.name]
+    selection = score_groups(config.filter, groups)
+    samples = make_samples(config, algorithm, cast(Learner, learner), groups, selection)
+    update(config, algorithm, cast(Learner, learner), samples, selection, step)
+    assert [len(part) for part in learner.seen] == ([len(samples)] if samples else [])
+    return samples
+
+
+def options(*overrides: str) -> Config:
+    base = ["algorithm.name=dapo", "optimizer.num_minibatches=1", "rollout.max_response_tokens=10"]
+    return load_config({}, [*base, *overrides])
+
+
+# Variances 1/4 and 1/16, eight tokens in all.
+TWO = [group(0, [0.0, 1.0]), group(1, [0.0, 0.5])]
+
+
+def weights(samples: Sequence[Sample]) -> list[list[float]]:
+    return [sample.weights_T.tolist() for sample in samples]
+
+
+def test_soft_weighs_a_group_by_its_share_of_the_largest_score():
+    samples = one_update(TWO, "filter.action=soft", "filter.rule=top_k_count", "filter.value=1")
+    assert weights(samples) == [[1 / 8, 1 / 8]] * 2 + [[1 / 32, 1 / 32]] * 2
+
+
+def test_mask_keeps_samples_without_weight_and_divides_by_the_kept_tokens():
+    keep_one = ["filter.rule=top_k_count", "filter.value=1"]
+    masked = one_update(TWO, "filter.action=mask", *keep_one)
+    assert weights(masked) == [[1 / 4, 1 / 4]] * 2 + [[0, 0]] * 2
+    assert weights(one_update(TWO, "filter.action=drop", *keep_one)) == [[1 / 4, 1 / 4]] * 2
+
+
+def test_loss_scale_multiplies_by_the_kept_fraction_or_its_root():
+    keep_one = ["filter.rule=top_k_count", "filter.value=1"]
+    linear = one_update(TWO, *keep_one, "filter.loss_scale=linear")
+    root = one_update(TWO, *keep_one, "filter.loss_scale=sqrt")
+    assert weights(linear) == [[1 / 8, 1 / 8]] * 2
+    assert root[0].weights_T == pytest.approx([0.5**0.5 / 4] * 2)
+
+
+def test_the_trajectory_baseline_keeps_the_ends_and_the_advantages_of_the_whole_group():
+    groups = [group(0, [3.0, 0.0, 1.0, 2.0]), group(1, [5.0, 5.0, 5.0, 5.0])]
+    samples = one_update(
+        groups, "filter.rule=none", "filter.best_and_worst=1", "algorithm.name=dr_grpo"
+    )
+    assert [sample.trajectory for sample in samples] == [0, 1, 4, 5]
+    assert [sample.advantages_T[0] for sample in samples] == [1.5, -1.5, 0.0, 0.0]
+
+
+def test_overlong_replies_change_advantages_but_not_which_groups_are_kept():
+    # Buffer 4 of 10: 8 tokens lose 0.5, 10 lose 1. Shaped: [1, 0.5, 0] and [0, 0, -1].
+    groups = [group(0, [1.0, 1.0, 1.0], [2, 8, 10]), group(1, [0.0, 1.0, 0.0], [2, 10, 10])]
+    overrides = ["filter.score=std", "filter.rule=nonzero", "algorithm.overlong_buffer=4"]
+    samples = one_update(groups, *overrides)
+    assert [sample.group for sample in samples] == [1, 1, 1]
+    std = (2 / 9) ** 0.5
+    expected = [1 / 3 / (std + 1e-6), 1 / 3 / (std + 1e-6), -2 / 3 / (std + 1e-6)]
+    assert [sample.advantages_T[0] for sample in samples] == pytest.approx(expected)
+
+
+def test_scores_of_length_and_entropy_are_taken_of_tokens_not_of_rewards():
+    sharp = [trajectory(9.0, 4, 0, logprob=-0.5), trajectory(9.0, 2, 0, logprob=-1.5)]
+    groups = [
+        Group(group_id=0, env="toy", task_seed=0, trajectories=tuple(sharp)),
+        group(1, [0.0, 1.0], [6, 8]),
+    ]
+
+    def scores(score: str) -> list[float]:
+        return score_groups(options(f"filter.score={score}").filter, groups).scores.tolist()
+
+    assert scores("length") == [3, 7]
+    assert scores("entropy") == [1, 1]
+    assert scores("entropy_std") == [0.5, 0]
+    assert scores("reward_mean") == [9, 0.5]
+
+
+def test_every_minibatch_of_a_step_gets_the_factor_of_that_step():
+    config = options(
+        "num_steps=4",
+        "filter.rule=none",
+        "optimizer.schedule=linear",
+        "optimizer.num_minibatches=2",
+        "optimizer.num_epochs=2",
+    )
+    learner, selection = Recorder(), score_groups(config.filter, TWO)
+    samples = make_samples(config, ALGORITHMS["dapo"], cast(Learner, learner), TWO, selection)
+    for step in (1, 3):
+        update(config, ALGORITHMS["dapo"], cast(Learner, learner), samples, selection, step)
+    assert learner.factors == [1.0] * 4 + [0.5] * 4
+
+
+def test_an_update_that_is_not_finite_hands_over_its_minibatch():
+    config = options("filter.rule=none", "optimizer.num_minibatches=2")
+    learner, selection = Recorder(loss=float("inf")), score_groups(config.filter, TWO)
+    samples = make_samples(config, ALGORITHMS["dapo"], cast(Learner, learner), TWO, selection)
+    with pytest.raises(NotFiniteError, match="policy_loss of an update is not finite") as caught:
+        update(config, ALGORITHMS["dapo"], cast(Learner, learner), samples, selection, 1)
+    assert caught.value.samples == learner.seen[0] and len(learner.seen) == 1
+
+
+def test_nothing_kept_means_no_samples_whatever_the_action():
+    flat = [group(0, [1.0, 1.0]), group(1, [0.0, 0.0])]
+    for action in ("drop", "mask", "soft"):
+        assert one_update(flat, f"filter.action={action}") == []
