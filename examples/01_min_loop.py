@@ -20,7 +20,7 @@ from moored.envs.mix import EnvSpec
 from moored.models.load import load_model
 from moored.rollout.episodes import Task, roll_out
 from moored.rollout.render import Renderer
-from moored.training.batch import build_samples, set_weights
+from moored.training.batch import LossSample, build_samples, token_weights
 from moored.training.losses import LossOptions
 
 arguments = argparse.ArgumentParser(description=__doc__)
@@ -64,10 +64,16 @@ for step in range(1, options.steps + 1):
     # 5 advantages, 6 samples, 7 update: each sampled token brings its advantage and its weight.
     advantages = grpo(rewards).ravel()
     samples = [s for s in build_samples(groups) if s.group in set(selection.kept.tolist())]
-    for sample in samples:
-        sample.advantages_T = np.where(sample.loss_mask_T, advantages[sample.trajectory], 0.0)
-    set_weights(samples, "seq_mean_token_mean", max_length=params.max_tokens)
-    stats = learner.step(samples) if samples else {"grad_norm": 0.0}
+    weights = token_weights(samples, "seq_mean_token_mean", max_length=params.max_tokens)
+    batch = [
+        LossSample(
+            sample=sample,
+            advantages_T=np.where(sample.loss_mask_T, advantages[sample.trajectory], 0.0),
+            weights_T=weights_T,
+        )
+        for sample, weights_T in zip(samples, weights, strict=True)
+    ]
+    stats = learner.step(batch) if batch else {"grad_norm": 0.0}
 
     # 8 the sampler reads the learner's own weights; only what it kept of the old ones must go.
     sampler.load_weights(learner.weights(), learner.version)

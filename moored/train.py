@@ -29,7 +29,12 @@ from moored.training.algorithms import Algorithm
 from moored.training.failures import keep_failure
 from moored.training.metrics import step_metrics
 from moored.training.stopping import LoopState, stop_reason
-from moored.training.update import make_samples, score_groups, update
+from moored.training.update import (
+    estimate_advantages,
+    score_groups,
+    select_samples,
+    update,
+)
 from moored.types import Group, Selection
 
 
@@ -90,9 +95,10 @@ def train_step(run: Run, step: int) -> StepRecord:
         with run.timed("log"):
             write_groups(run.log.rollouts_file(step), groups, step=step, kept=selection.group_mask)
     with run.timed("advantages"):
-        samples = make_samples(config, run.algorithm, run.learner, groups, selection)
+        samples = select_samples(config.filter, groups, selection)
+        advantages = estimate_advantages(config, run.algorithm, run.learner, groups, samples)
     with run.timed("update"):
-        stats = update(config, run.algorithm, run.learner, samples, selection, step)
+        stats = update(config, run.algorithm, run.learner, samples, advantages, selection, step)
     with run.timed("weights"):
         run.sampler.load_weights(run.learner.weights(), run.learner.version)
     evaluation = None

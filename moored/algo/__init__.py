@@ -9,7 +9,14 @@ from moored.algo.filters import (
     select_groups,
     select_trajectories,
 )
-from moored.algo.objectives import aggregate, clip_loss, kl_estimate, sequence_logp, value_loss
+from moored.algo.objectives import (
+    aggregate,
+    clip_loss,
+    kl_estimate,
+    sequence_logp,
+    token_shares,
+    value_loss,
+)
 from moored.algo.schedule import lr_factor
 from moored.algo.snr import advise, reward_variance
 from moored.algo.streaming import StreamingFilter
@@ -36,6 +43,7 @@ __all__ = [
     "select_groups",
     "select_trajectories",
     "sequence_logp",
+    "token_shares",
     "triage",
     "value_loss",
     "whiten",

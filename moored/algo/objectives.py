@@ -82,17 +82,26 @@ def aggregate(
     `seq_mean_token_sum`: mean over rows of the row's sum. `constant` (Dr. GRPO): sum divided by
     rows * max_length. Rows without tokens count in no mean.
     """
-    check_name("aggregation", how, AGGREGATIONS)
     mask_BT = np.asarray(mask).astype(bool)
     sums_B = np.where(mask_BT, np.asarray(loss, dtype=np.float64), 0.0).sum(axis=1)
-    tokens_B = mask_BT.sum(axis=1)
-    num_rows = max(int(np.count_nonzero(tokens_B)), 1)
+    return float((sums_B * token_shares(mask_BT.sum(axis=1), how, max_length=max_length)).sum())
+
+
+def token_shares(
+    tokens: ArrayLike, how: str = "token_mean", *, max_length: int | None = None
+) -> np.ndarray:
+    """(B,) weight of each token of a row in `aggregate`, from the number of tokens of each row."""
+    check_name("aggregation", how, AGGREGATIONS)
+    tokens_B = np.asarray(tokens)
+    num_rows = int(np.count_nonzero(tokens_B))
     if how == "token_mean":
-        return float(sums_B.sum() / max(int(tokens_B.sum()), 1))
-    if how == "seq_mean_token_mean":
-        return float((sums_B / np.maximum(tokens_B, 1)).sum() / num_rows)
-    if how == "seq_mean_token_sum":
-        return float(sums_B.sum() / num_rows)
-    if max_length is None:
+        divisors_B = np.full(len(tokens_B), tokens_B.sum())
+    elif how == "seq_mean_token_mean":
+        divisors_B = num_rows * tokens_B
+    elif how == "seq_mean_token_sum":
+        divisors_B = np.full(len(tokens_B), num_rows)
+    elif max_length is not None:
+        divisors_B = np.full(len(tokens_B), num_rows * max_length)
+    else:
         raise MooredError("aggregation 'constant' divides by max_length; give max_length")
-    return float(sums_B.sum() / (num_rows * max_length))
+    return 1.0 / np.maximum(divisors_B, 1)

@@ -18,7 +18,7 @@ from moored.types import Completion, Message, Prompt
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from moored.training.batch import Sample
+    from moored.training.batch import LossSample, Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ class Learner(Protocol):
         """Names and tensors of the policy, as a sampler takes them."""
         ...
 
-    def step(self, samples: Sequence[Sample], *, lr_factor: float = 1.0) -> Mapping[str, float]:
+    def step(self, samples: Sequence[LossSample], *, lr_factor: float = 1.0) -> Mapping[str, float]:
         """One optimiser update on weighted token streams; returns its statistics.
 
         When one of them is not finite, nothing has been updated.

@@ -47,18 +47,31 @@ ALGORITHMS: Mapping[str, Algorithm] = {
 }
 
 
-def set_group_advantages(
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class TokenAdvantages:
+    """The advantage of every token of a sample, zero where it is not trained."""
+
+    advantages_T: np.ndarray
+    returns_T: np.ndarray | None = None
+    """What the critic should have predicted; None without a critic, like the next."""
+    old_values_T: np.ndarray | None = None
+    """What the critic predicted."""
+
+
+def group_advantages(
     samples: Sequence[Sample], rewards: np.ndarray, groups: np.ndarray, advantage: GroupAdvantage
-) -> None:
-    """One advantage a trajectory, the same for each of its sampled tokens."""
+) -> list[TokenAdvantages]:
+    """One advantage per trajectory, the same for each of its sampled tokens."""
     advantages = advantage(rewards, groups)
-    for sample in samples:
-        sample.advantages_T = np.where(sample.loss_mask_T, advantages[sample.trajectory], 0.0)
+    return [
+        TokenAdvantages(advantages_T=np.where(s.loss_mask_T, advantages[s.trajectory], 0.0))
+        for s in samples
+    ]
 
 
-def set_gae_advantages(
+def gae_advantages(
     samples: Sequence[Sample], values: Sequence[np.ndarray], options: AlgorithmConfig
-) -> None:
+) -> list[TokenAdvantages]:
     """GAE over the sampled tokens of each sample, whitened over the batch."""
     width = max(len(sample.ids_T) for sample in samples)
     mask, rewards, ends, old_values = (
@@ -84,11 +97,14 @@ def set_gae_advantages(
     else:
         estimate = algo.gae(rewards, old_values, mask, options.gamma, options.lam)
     whitened = algo.whiten(estimate.advantages, mask)
-    for row, sample in enumerate(samples):
-        length = len(sample.ids_T)
-        sample.advantages_T = whitened[row, :length]
-        sample.returns_T = estimate.returns[row, :length]
-        sample.old_values_T = np.where(sample.loss_mask_T, values[row], 0.0)
+    return [
+        TokenAdvantages(
+            advantages_T=whitened[row, : len(sample.ids_T)],
+            returns_T=estimate.returns[row, : len(sample.ids_T)],
+            old_values_T=np.where(sample.loss_mask_T, values[row], 0.0),
+        )
+        for row, sample in enumerate(samples)
+    ]
 
 
 def overlong_penalty(length: int, max_length: int, buffer: int) -> float:

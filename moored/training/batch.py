@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from moored.algo import token_shares
 from moored.errors import MooredError
 from moored.types import Group, Prompt, Trajectory
 
@@ -21,9 +22,9 @@ WIDTH_MULTIPLE = 16
 """Attention kernels copy masks whose rows are not aligned."""
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Sample:
-    """One training row. Arrays over the continuation are zero where `loss_mask` is not set."""
+    """One prompt and what followed it. Numbers are zero where `loss_mask_T` is not set."""
 
     prompt: Prompt
     ids_T: np.ndarray
@@ -38,19 +39,28 @@ class Sample:
     """Index of the group in the batch."""
     trajectory: int
     """Index of the trajectory in the batch; several samples may share one."""
-    advantages_T: np.ndarray = field(default_factory=lambda: np.zeros(0))
-    weights_T: np.ndarray = field(default_factory=lambda: np.zeros(0))
-    """Share of each token in the loss of its update; set by `set_weights`."""
-    returns_T: np.ndarray = field(default_factory=lambda: np.zeros(0))
-    old_values_T: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
     @property
     def num_loss_tokens(self) -> int:
         return int(self.loss_mask_T.sum())
 
 
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class LossSample:
+    """A sample as one update takes it: what the loss needs to know of each token."""
+
+    sample: Sample
+    advantages_T: np.ndarray
+    weights_T: np.ndarray
+    """Share of each token in the loss of its update."""
+    returns_T: np.ndarray | None = None
+    """What the critic should have predicted; None without a critic, like the next."""
+    old_values_T: np.ndarray | None = None
+    """What the critic predicted when the advantages were estimated."""
+
+
 def build_samples(groups: Sequence[Group]) -> list[Sample]:
-    """One sample a trajectory; a trajectory whose history was re-rendered gives several."""
+    """One sample per trajectory; several where the history of a trajectory was re-rendered."""
     samples, number = [], 0
     for index, group in enumerate(groups):
         for trajectory in group.trajectories:
@@ -111,24 +121,20 @@ def _sample(
     )
 
 
-def set_weights(
+def token_weights(
     samples: Sequence[Sample], how: str, *, max_length: int, scale: float = 1.0
-) -> None:
-    """Give every loss token its share of the loss of one update, as `algo.aggregate` defines it.
+) -> list[np.ndarray]:
+    """The share of every loss token in the loss of one update, as `algo.aggregate` defines it.
 
     The denominators are of the whole update, so the result does not depend on how it is cut into
     micro-batches or spread over devices.
     """
-    used = [sample for sample in samples if sample.num_loss_tokens]
-    total = sum(sample.num_loss_tokens for sample in used)
-    for sample in samples:
-        share = {
-            "token_mean": 1.0 / max(total, 1),
-            "seq_mean_token_mean": 1.0 / max(len(used) * sample.num_loss_tokens, 1),
-            "seq_mean_token_sum": 1.0 / max(len(used), 1),
-            "constant": 1.0 / max(len(used) * max_length, 1),
-        }[how]
-        sample.weights_T = np.where(sample.loss_mask_T, share * scale, 0.0)
+    counts_B = np.array([sample.num_loss_tokens for sample in samples], dtype=np.int64)
+    shares_B = token_shares(counts_B, how, max_length=max_length) * scale
+    return [
+        np.where(sample.loss_mask_T, share, 0.0)
+        for sample, share in zip(samples, shares_B, strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,7 +18,7 @@ from moored.engine.base import Learner
 from moored.engine.checkpoint import written_whole
 from moored.errors import MooredError, RunLogError
 from moored.rollout.episodes import Task
-from moored.training.batch import Sample
+from moored.training.batch import LossSample, Sample
 from moored.training.update import NotFiniteError
 
 
@@ -50,12 +50,13 @@ def keep_failure(
     return MooredError(f"step {step}: {error}. What it was working on {where}")
 
 
-def _arrays(samples: Sequence[Sample]) -> dict[str, np.ndarray]:
+def _arrays(samples: Sequence[LossSample]) -> dict[str, np.ndarray]:
     """Every array of every sample, by sample and field."""
     arrays: dict[str, np.ndarray] = {}
-    for number, sample in enumerate(samples):
-        arrays[f"{number}/prompt_ids"] = sample.prompt.ids
-        for item in fields(Sample):
-            if item.name.endswith("_T"):
-                arrays[f"{number}/{item.name}"] = getattr(sample, item.name)
+    for number, given in enumerate(samples):
+        arrays[f"{number}/prompt_ids"] = given.sample.prompt.ids
+        for part, kind in ((given.sample, Sample), (given, LossSample)):
+            names = [item.name for item in fields(kind) if item.name.endswith("_T")]
+            found = {f"{number}/{name}": getattr(part, name) for name in names}
+            arrays |= {name: array for name, array in found.items() if array is not None}
     return arrays

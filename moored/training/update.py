@@ -13,18 +13,19 @@ from moored.errors import MooredError
 from moored.names import Score
 from moored.training.algorithms import (
     Algorithm,
+    TokenAdvantages,
+    gae_advantages,
+    group_advantages,
     overlong_penalty,
-    set_gae_advantages,
-    set_group_advantages,
 )
-from moored.training.batch import Sample, build_samples, set_weights
+from moored.training.batch import LossSample, Sample, build_samples, token_weights
 from moored.types import Group, Selection, Trajectory
 
 
 class NotFiniteError(MooredError):
     """An update that was not made because its numbers are not finite, and what it was made of."""
 
-    def __init__(self, stats: Mapping[str, float], samples: Sequence[Sample]) -> None:
+    def __init__(self, stats: Mapping[str, float], samples: Sequence[LossSample]) -> None:
         self.stats = stats
         self.samples = samples
         bad = [name for name, value in stats.items() if not np.isfinite(value)]
@@ -38,7 +39,7 @@ def score_groups(options: FilterConfig, groups: Sequence[Group]) -> Selection:
     """Score and select groups."""
     return select_groups(
         [_scored(t, options.score) for group in groups for t in group.trajectories],
-        np.repeat(np.arange(len(groups)), [len(group.trajectories) for group in groups]),
+        _group_ids(groups),
         score=options.score,
         ddof=options.ddof,
         rule=options.rule,
@@ -60,32 +61,42 @@ def _scored(trajectory: Trajectory, score: Score) -> float:
     return float(-logprobs.mean()) if len(logprobs) else np.nan
 
 
-def make_samples(
+def select_samples(
+    options: FilterConfig, groups: Sequence[Group], selection: Selection
+) -> list[Sample]:
+    """Samples of the groups and trajectories that are trained on."""
+    if not len(selection.kept):
+        return []
+    samples = build_samples(groups)
+    if options.action not in ("mask", "soft"):
+        samples = [s for s in samples if selection.group_mask[s.group]]
+    if options.best_and_worst:
+        rewards = np.concatenate([group.rewards for group in groups])
+        count = options.best_and_worst
+        is_chosen = select_trajectories(rewards, _group_ids(groups), best=count, worst=count)
+        samples = [s for s in samples if is_chosen[s.trajectory]]
+    return samples
+
+
+def estimate_advantages(
     config: Config,
     algorithm: Algorithm,
     learner: Learner,
     groups: Sequence[Group],
-    selection: Selection,
-) -> list[Sample]:
-    """Samples of the groups that are trained on, with their advantages."""
-    keeps_all = config.filter.action in ("mask", "soft")
-    samples = build_samples(groups)
-    ids = np.repeat(np.arange(len(groups)), [len(group.trajectories) for group in groups])
-    if not keeps_all:
-        samples = [s for s in samples if selection.group_mask[s.group]]
-    if config.filter.best_and_worst:
-        rewards = np.concatenate([group.rewards for group in groups])
-        count = config.filter.best_and_worst
-        is_chosen = select_trajectories(rewards, ids, best=count, worst=count)
-        samples = [s for s in samples if is_chosen[s.trajectory]]
-    if not samples or not len(selection.kept):
+    samples: Sequence[Sample],
+) -> list[TokenAdvantages]:
+    """Advantages of the tokens of each sample; a group's statistics are of all its trajectories."""
+    if not samples:
         return []
     if algorithm.group_advantage is None:
-        set_gae_advantages(samples, learner.values(samples), config.algorithm)
-        return samples
+        return gae_advantages(samples, learner.values(samples), config.algorithm)
     rewards = np.concatenate([_shaped_rewards(config, group) for group in groups])
-    set_group_advantages(samples, rewards, ids, algorithm.group_advantage)
-    return samples
+    return group_advantages(samples, rewards, _group_ids(groups), algorithm.group_advantage)
+
+
+def _group_ids(groups: Sequence[Group]) -> np.ndarray:
+    """Index of the group of each trajectory."""
+    return np.repeat(np.arange(len(groups)), [len(group.trajectories) for group in groups])
 
 
 def _shaped_rewards(config: Config, group: Group) -> np.ndarray:
@@ -103,6 +114,7 @@ def update(
     algorithm: Algorithm,
     learner: Learner,
     samples: Sequence[Sample],
+    advantages: Sequence[TokenAdvantages],
     selection: Selection,
     step: int,
 ) -> dict[str, float]:
@@ -120,8 +132,11 @@ def update(
     for _ in range(options.num_epochs if samples else 0):
         order = rng.permutation(len(samples))
         for part in np.array_split(order, min(options.num_minibatches, len(samples))):
-            minibatch = [samples[i] for i in part]
-            _weigh(config, algorithm, minibatch, selection)
+            minibatch = loss_samples(
+                [samples[i] for i in part],
+                [advantages[i] for i in part],
+                _weights(config, algorithm, [samples[i] for i in part], selection),
+            )
             stats = learner.step(minibatch, lr_factor=factor)
             if not np.isfinite(list(stats.values())).all():
                 raise NotFiniteError(stats, minibatch)
@@ -130,17 +145,40 @@ def update(
     return {f"learner/{name}": float(np.mean(values)) for name, values in totals.items()}
 
 
-def _weigh(
-    config: Config, algorithm: Algorithm, minibatch: Sequence[Sample], selection: Selection
-) -> None:
+def loss_samples(
+    samples: Sequence[Sample],
+    advantages: Sequence[TokenAdvantages],
+    weights: Sequence[np.ndarray],
+) -> list[LossSample]:
+    """What one call of `Learner.step` takes."""
+    return [
+        LossSample(
+            sample=sample,
+            advantages_T=found.advantages_T,
+            weights_T=weights_T,
+            returns_T=found.returns_T,
+            old_values_T=found.old_values_T,
+        )
+        for sample, found, weights_T in zip(samples, advantages, weights, strict=True)
+    ]
+
+
+def _weights(
+    config: Config, algorithm: Algorithm, samples: Sequence[Sample], selection: Selection
+) -> list[np.ndarray]:
     """Token weights of one update: aggregation, loss scale, the filter's soft or mask action."""
-    scale = loss_scale(selection.kept_fraction, config.filter.loss_scale)
-    how = config.algorithm.aggregation or algorithm.aggregation
-    masked = config.filter.action == "mask"
-    counted = [s for s in minibatch if not masked or selection.group_mask[s.group]]
-    set_weights(counted, how, max_length=config.rollout.max_response_tokens, scale=scale)
-    for sample in minibatch:
-        if masked and not selection.group_mask[sample.group]:
-            sample.weights_T = np.zeros(len(sample.ids_T))
-        if config.filter.action == "soft":
-            sample.weights_T = sample.weights_T * selection.weights[sample.group]
+    action, mask = config.filter.action, selection.group_mask
+    counted = [i for i, s in enumerate(samples) if action != "mask" or mask[s.group]]
+    found = token_weights(
+        [samples[i] for i in counted],
+        config.algorithm.aggregation or algorithm.aggregation,
+        max_length=config.rollout.max_response_tokens,
+        scale=loss_scale(selection.kept_fraction, config.filter.loss_scale),
+    )
+    weights = [np.zeros(len(sample.ids_T)) for sample in samples]
+    for i, weights_T in zip(counted, found, strict=True):
+        weights[i] = weights_T
+    if action != "soft":
+        return weights
+    group_weights = selection.weights
+    return [w * group_weights[s.group] for w, s in zip(weights, samples, strict=True)]

@@ -17,7 +17,7 @@ from moored.presets import read_presets
 from moored.runlog.log import read_records
 from moored.train import Run, resume, start, train
 from moored.training.algorithms import overlong_penalty
-from moored.training.batch import Sample
+from moored.training.batch import LossSample
 from tests.e2e.toys import Logged, toy_config
 
 HERE = "tests.e2e.toys"
@@ -106,9 +106,9 @@ def test_low_variance_and_low_success_end_a_run_when_the_log_says_so(toy_folder,
     assert len(read_records(tmp_path / "success")) == 4  # evaluated at steps 1, 2, 4
 
 
-def record_updates(run: Run) -> list[list[Sample]]:
+def record_updates(run: Run) -> list[list[LossSample]]:
     """Every minibatch the learner sees from now on."""
-    seen: list[list[Sample]] = []
+    seen: list[list[LossSample]] = []
     step = run.learner.step
 
     def recording(samples, *, lr_factor=1.0):
@@ -140,16 +140,17 @@ def test_dapo_refills_constant_groups_and_shapes_overlong_replies(toy_folder, tm
     assert column(tmp_path, "filter/num_kept") == [8, 8]
     for samples in updates:
         rewards, shaped = defaultdict(list), defaultdict(list)
-        for sample in samples:
+        for sample in (given.sample for given in samples):
             rewards[sample.group].append(sample.rewards_T.sum())
             penalty = overlong_penalty(len(sample.ids_T), 2, 1)
             shaped[sample.group].append(sample.rewards_T.sum() + penalty)
         assert len(rewards) == 8 and all(np.std(r) > 0 for r in rewards.values())
-        for sample in samples:
+        for given in samples:
+            sample = given.sample
             own = sample.rewards_T.sum() - (len(sample.ids_T) == 2)
             group = np.array(shaped[sample.group])
             expected = (own - group.mean()) / (group.std() + 1e-6)
-            assert sample.advantages_T == pytest.approx(np.full(len(sample.ids_T), expected))
+            assert given.advantages_T == pytest.approx(np.full(len(sample.ids_T), expected))
 
 
 def test_the_trajectory_baseline_trains_on_both_ends_of_every_group(toy_folder, tmp_path):
@@ -159,7 +160,7 @@ def test_the_trajectory_baseline_trains_on_both_ends_of_every_group(toy_folder, 
     run = build(config, tmp_path)
     updates = record_updates(run)
     run_to_end(run)
-    counts = Counter(sample.group for samples in updates for sample in samples)
+    counts = Counter(given.sample.group for samples in updates for given in samples)
     assert counts == dict.fromkeys(range(8), 2)
 
 

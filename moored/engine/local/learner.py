@@ -26,7 +26,15 @@ from moored.engine.local.head import is_plain_head, token_logprobs
 from moored.engine.local.state import Trained, export_model
 from moored.engine.local.token_batch import MOST_PADDING, TokenBatch, loss_batch
 from moored.errors import MooredError
-from moored.training.batch import Packed, Sample, micro_batches, pack, to_line, to_tensors
+from moored.training.batch import (
+    LossSample,
+    Packed,
+    Sample,
+    micro_batches,
+    pack,
+    to_line,
+    to_tensors,
+)
 from moored.training.losses import LossOptions, TokenStream, policy_loss, value_loss
 from moored.types import Prompt
 
@@ -163,11 +171,13 @@ class LocalLearner:
         ids = [sample.ids_T for sample in samples]
         return self._map_tokens("values", prompts, ids, self.critic)
 
-    def step(self, samples: Sequence[Sample], *, lr_factor: float = 1.0) -> dict[str, float]:
+    def step(self, samples: Sequence[LossSample], *, lr_factor: float = 1.0) -> dict[str, float]:
         """One update of policy and critic; none of either when a number is not finite."""
         if not samples:
             raise MooredError("an update needs at least one sample")
-        reference = self.reference_logprobs(samples) if self.reference is not None else None
+        reference = None
+        if self.reference is not None:
+            reference = self.reference_logprobs([given.sample for given in samples])
         try:
             stats = self._add_up(samples, reference)
         except BaseException:
@@ -188,16 +198,17 @@ class LocalLearner:
             trained.update(lr_factor, keep_grads=self._graphs is not None)
 
     def _add_up(
-        self, samples: Sequence[Sample], reference: Sequence[np.ndarray] | None
+        self, samples: Sequence[LossSample], reference: Sequence[np.ndarray] | None
     ) -> dict[str, float]:
         """Gradients of all samples into those of the weights; returns the parts of the loss."""
         if self._graphs is not None:
             for weight in self._weights:
                 weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
         sums: dict[str, torch.Tensor] = {}
-        ids = [sample.ids_T for sample in samples]
+        prompts = [given.sample.prompt for given in samples]
+        ids = [given.sample.ids_T for given in samples]
         with _training(self._checkpointed):
-            for packed in self._pack([sample.prompt for sample in samples], ids):
+            for packed in self._pack(prompts, ids):
                 batch = loss_batch(packed, samples, reference, with_values=self.critic is not None)
                 for name, value in self._run("update", self._add_gradients, batch).items():
                     sums[name] = sums[name] + value if name in sums else value.clone()

@@ -14,7 +14,7 @@ import torch
 from torch.nn.functional import pad as pad_tensor
 
 from moored.engine.fast.buckets import bucket, power_bucket
-from moored.training.batch import Packed, Sample, Tree
+from moored.training.batch import LossSample, Packed, Tree
 
 MIN_PROMPT_TOKENS, MIN_CONTINUATION_TOKENS, MIN_LONGEST_TOKENS = 256, 1024, 128
 MIN_STRETCHES = 16
@@ -33,14 +33,14 @@ class TokenBatch:
 
 def loss_batch(
     packed: Packed,
-    samples: Sequence[Sample],
+    samples: Sequence[LossSample],
     reference: Sequence[np.ndarray] | None,
     *,
     with_values: bool,
 ) -> TokenBatch:
     """The loss tokens of `packed`, which holds continuations of `samples`, and what losses want."""
     order = [index for index, _ in packed.items]
-    masks = [samples[index].loss_mask_T for index in order]
+    masks = [samples[index].sample.loss_mask_T for index in order]
     counts = [count for count in (int(mask.sum()) for mask in masks) if count]
 
     def tensor(array: np.ndarray) -> torch.Tensor:
@@ -50,11 +50,12 @@ def loss_batch(
         chosen = [array[mask] for array, mask in zip(arrays, masks, strict=True)]
         return tensor(np.concatenate(chosen).astype(np.float32))
 
-    names = ["old_logprobs", "advantages", "weights"]
+    names = ["advantages", "weights"]
     names += ["returns", "old_values"] if with_values else []
     streams = {
         name: flat([getattr(samples[index], f"{name}_T") for index in order]) for name in names
     }
+    streams["old_logprobs"] = flat([samples[index].sample.old_logprobs_T for index in order])
     streams["sequence"] = tensor(np.repeat(np.arange(len(counts)), counts))
     if reference is not None:
         streams["reference"] = flat([reference[index] for index in order])

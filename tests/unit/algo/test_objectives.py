@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from moored.algo import aggregate, clip_loss, kl_estimate, sequence_logp, value_loss
+from moored.algo import aggregate, clip_loss, kl_estimate, sequence_logp, token_shares, value_loss
 from moored.errors import MooredError
 
 
@@ -112,3 +112,16 @@ def test_losses_equal_a_loop_over_tokens():
     assert aggregate(policy, mask, "seq_mean_token_sum") == pytest.approx(sum(sums) / len(rows))
     constant = aggregate(policy, mask, "constant", max_length=9)
     assert constant == pytest.approx(sum(sums) / (9 * len(rows)))
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ("token_mean", [1 / 6, 1 / 6, 1 / 6]),
+        ("seq_mean_token_mean", [1 / 4, 1, 1 / 8]),  # a row without tokens has no token to weigh
+        ("seq_mean_token_sum", [1 / 2, 1 / 2, 1 / 2]),
+        ("constant", [1 / 20, 1 / 20, 1 / 20]),
+    ],
+)
+def test_a_token_weighs_by_the_tokens_and_rows_of_the_whole_update(how, expected):
+    assert token_shares([2, 0, 4], how, max_length=10).tolist() == expected

@@ -11,8 +11,14 @@ import pytest
 from moored.config import Config, load_config
 from moored.engine.base import Learner
 from moored.training.algorithms import ALGORITHMS
-from moored.training.batch import Sample
-from moored.training.update import NotFiniteError, make_samples, score_groups, update
+from moored.training.batch import LossSample
+from moored.training.update import (
+    NotFiniteError,
+    estimate_advantages,
+    score_groups,
+    select_samples,
+    update,
+)
 from moored.types import Group, StopReason, Trajectory, Turn
 
 
@@ -41,23 +47,31 @@ class Recorder:
     def __init__(self, loss: float = 0.0) -> None:
         self.loss = loss
         self.factors: list[float] = []
-        self.seen: list[list[Sample]] = []
+        self.seen: list[list[LossSample]] = []
 
-    def step(self, samples: Sequence[Sample], *, lr_factor: float = 1.0) -> dict[str, float]:
+    def step(self, samples: Sequence[LossSample], *, lr_factor: float = 1.0) -> dict[str, float]:
         self.factors.append(lr_factor)
         self.seen.append(list(samples))
         return {"policy_loss": self.loss}
 
 
-def one_update(groups: Sequence[Group], *overrides: str, step: int = 1) -> list[Sample]:
-    """Samples of a single minibatch in their order, with advantages and weights."""
-    config = options(*overrides)
-    learner, algorithm = Recorder(), ALGORITHMS[config.algorithm.name]
+def train_on(config: Config, learner: Recorder, groups: Sequence[Group], step: int = 1) -> None:
+    """Select, estimate and update, as a training step does."""
+    algorithm, trained = ALGORITHMS[config.algorithm.name], cast(Learner, learner)
     selection = score_groups(config.filter, groups)
-    samples = make_samples(config, algorithm, cast(Learner, learner), groups, selection)
-    update(config, algorithm, cast(Learner, learner), samples, selection, step)
-    assert [len(part) for part in learner.seen] == ([len(samples)] if samples else [])
-    return samples
+    samples = select_samples(config.filter, groups, selection)
+    advantages = estimate_advantages(config, algorithm, trained, groups, samples)
+    update(config, algorithm, trained, samples, advantages, selection, step)
+
+
+def one_update(groups: Sequence[Group], *overrides: str) -> list[LossSample]:
+    """Samples of a single minibatch in their order, with advantages and weights."""
+    learner = Recorder()
+    train_on(options(*overrides), learner, groups)
+    if not learner.seen:
+        return []
+    (minibatch,) = learner.seen
+    return sorted(minibatch, key=lambda given: given.sample.trajectory)
 
 
 def options(*overrides: str) -> Config:
@@ -69,8 +83,8 @@ def options(*overrides: str) -> Config:
 TWO = [group(0, [0.0, 1.0]), group(1, [0.0, 0.5])]
 
 
-def weights(samples: Sequence[Sample]) -> list[list[float]]:
-    return [sample.weights_T.tolist() for sample in samples]
+def weights(samples: Sequence[LossSample]) -> list[list[float]]:
+    return [given.weights_T.tolist() for given in samples]
 
 
 def test_soft_weighs_a_group_by_its_share_of_the_largest_score():
@@ -98,8 +112,8 @@ def test_the_trajectory_baseline_keeps_the_ends_and_the_advantages_of_the_whole_
     samples = one_update(
         groups, "filter.rule=none", "filter.best_and_worst=1", "algorithm.name=dr_grpo"
     )
-    assert [sample.trajectory for sample in samples] == [0, 1, 4, 5]
-    assert [sample.advantages_T[0] for sample in samples] == [1.5, -1.5, 0.0, 0.0]
+    assert [given.sample.trajectory for given in samples] == [0, 1, 4, 5]
+    assert [given.advantages_T[0] for given in samples] == [1.5, -1.5, 0.0, 0.0]
 
 
 def test_overlong_replies_change_advantages_but_not_which_groups_are_kept():
@@ -107,10 +121,10 @@ def test_overlong_replies_change_advantages_but_not_which_groups_are_kept():
     groups = [group(0, [1.0, 1.0, 1.0], [2, 8, 10]), group(1, [0.0, 1.0, 0.0], [2, 10, 10])]
     overrides = ["filter.score=std", "filter.rule=nonzero", "algorithm.overlong_buffer=4"]
     samples = one_update(groups, *overrides)
-    assert [sample.group for sample in samples] == [1, 1, 1]
+    assert [given.sample.group for given in samples] == [1, 1, 1]
     std = (2 / 9) ** 0.5
     expected = [1 / 3 / (std + 1e-6), 1 / 3 / (std + 1e-6), -2 / 3 / (std + 1e-6)]
-    assert [sample.advantages_T[0] for sample in samples] == pytest.approx(expected)
+    assert [given.advantages_T[0] for given in samples] == pytest.approx(expected)
 
 
 def test_scores_of_length_and_entropy_are_taken_of_tokens_not_of_rewards():
@@ -137,19 +151,17 @@ def test_every_minibatch_of_a_step_gets_the_factor_of_that_step():
         "optimizer.num_minibatches=2",
         "optimizer.num_epochs=2",
     )
-    learner, selection = Recorder(), score_groups(config.filter, TWO)
-    samples = make_samples(config, ALGORITHMS["dapo"], cast(Learner, learner), TWO, selection)
+    learner = Recorder()
     for step in (1, 3):
-        update(config, ALGORITHMS["dapo"], cast(Learner, learner), samples, selection, step)
+        train_on(config, learner, TWO, step)
     assert learner.factors == [1.0] * 4 + [0.5] * 4
 
 
 def test_an_update_that_is_not_finite_hands_over_its_minibatch():
     config = options("filter.rule=none", "optimizer.num_minibatches=2")
-    learner, selection = Recorder(loss=float("inf")), score_groups(config.filter, TWO)
-    samples = make_samples(config, ALGORITHMS["dapo"], cast(Learner, learner), TWO, selection)
+    learner = Recorder(loss=float("inf"))
     with pytest.raises(NotFiniteError, match="policy_loss of an update is not finite") as caught:
-        update(config, ALGORITHMS["dapo"], cast(Learner, learner), samples, selection, 1)
+        train_on(config, learner, TWO)
     assert caught.value.samples == learner.seen[0] and len(learner.seen) == 1
 
 

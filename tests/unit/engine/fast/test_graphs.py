@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from moored.engine.fast.buckets import bucket
 from moored.engine.local.learner import LearnerOptions, LocalLearner
 from moored.engine.local.token_batch import loss_batch, pad
-from moored.training.batch import Sample, micro_batches, pack, to_line
+from moored.training.batch import LossSample, Sample, micro_batches, pack, to_line
 from moored.training.losses import LossOptions
 from moored.types import Prompt
 
@@ -32,7 +32,7 @@ def tiny_model(device: str = "cpu") -> LlamaForCausalLM:
     return LlamaForCausalLM(config).to(device).eval()  # pyright: ignore[reportArgumentType]
 
 
-def make_samples(lengths=((5, (7, 3)), (9, (4, 11, 2))), seed=0) -> list[Sample]:
+def make_samples(lengths=((5, (7, 3)), (9, (4, 11, 2))), seed=0) -> list[LossSample]:
     """(prompt tokens, continuations of it): every third token is an observation."""
     rng = np.random.default_rng(seed)
     samples = []
@@ -40,16 +40,19 @@ def make_samples(lengths=((5, (7, 3)), (9, (4, 11, 2))), seed=0) -> list[Sample]
         prompt = Prompt(rng.integers(1, 64, size))
         for count in members:
             mask = np.arange(count) % 3 != 2
+            sample = Sample(
+                prompt=prompt,
+                ids_T=rng.integers(1, 64, count),
+                loss_mask_T=mask,
+                old_logprobs_T=np.where(mask, -4.0 + rng.normal(size=count) / 4, 0.0),
+                turn_ends_T=np.zeros(count, dtype=bool),
+                rewards_T=np.zeros(count),
+                group=group,
+                trajectory=len(samples),
+            )
             samples.append(
-                Sample(
-                    prompt=prompt,
-                    ids_T=rng.integers(1, 64, count),
-                    loss_mask_T=mask,
-                    old_logprobs_T=np.where(mask, -4.0 + rng.normal(size=count) / 4, 0.0),
-                    turn_ends_T=np.zeros(count, dtype=bool),
-                    rewards_T=np.zeros(count),
-                    group=group,
-                    trajectory=len(samples),
+                LossSample(
+                    sample=sample,
                     advantages_T=rng.normal(size=count) * mask,
                     weights_T=mask / 17.0,
                     returns_T=rng.normal(size=count) * mask,
@@ -60,10 +63,11 @@ def make_samples(lengths=((5, (7, 3)), (9, (4, 11, 2))), seed=0) -> list[Sample]
 
 
 def host_batch(samples, reference=None):
-    lengths = [len(sample.ids_T) for sample in samples]
-    rows = pack([sample.prompt for sample in samples], lengths, max_tokens=4096)
+    ids = [given.sample.ids_T for given in samples]
+    prompts = [given.sample.prompt for given in samples]
+    rows = pack(prompts, [len(reply) for reply in ids], max_tokens=4096)
     (batch,) = micro_batches(rows, max_tokens=4096, padded=False)
-    packed = to_line(batch, [sample.ids_T for sample in samples], torch.device("cpu"))
+    packed = to_line(batch, ids, torch.device("cpu"))
     return loss_batch(packed, samples, reference, with_values=True)
 
 
@@ -108,7 +112,7 @@ def test_padding_changes_neither_losses_nor_gradients(sequence_ratio):
     assert learner.critic is not None
     torch.nn.init.normal_(learner.critic.head.weight)
     samples = make_samples()
-    reference = learner.reference_logprobs(samples)
+    reference = learner.reference_logprobs([given.sample for given in samples])
     batch = host_batch(samples, reference)
     weights = [*learner.model.parameters(), *learner.critic.parameters()]
 
@@ -132,7 +136,8 @@ def test_what_is_added_is_like_the_first_token_but_without_weight():
     # Were it some other token, its KL might be infinite, and nought times that is no number.
     learner = LocalLearner(tiny_model(), loss=LossOptions(kl_coef=0.1))
     samples = make_samples()
-    batch = host_batch(samples, learner.reference_logprobs(samples))
+    reference = learner.reference_logprobs([given.sample for given in samples])
+    batch = host_batch(samples, reference)
     padded, shape = pad(batch)
     assert (padded.packed.targets[20:] == batch.packed.targets[0]).all()
     assert (padded.packed.sources[20:] == padded.packed.sources[0]).all()
@@ -185,8 +190,9 @@ def test_updates_scores_and_values_through_padded_passes_equal_plain_ones():
             learner._graphs = PaddedPasses()  # pyright: ignore[reportAttributeAccessIssue]
         samples = make_samples()
         stats = [learner.step(samples) for _ in range(3)]
-        scores = learner.score(samples[0].prompt, [sample.ids_T for sample in samples])
-        values = learner.values(samples)
+        plain = [given.sample for given in samples]
+        scores = learner.score(plain[0].prompt, [sample.ids_T for sample in plain])
+        values = learner.values(plain)
         weights = [weight.detach() for weight in learner._weights]
         found[padded] = stats, np.concatenate([*scores, *values]), weights
         # Recorded passes add to gradients that stay where they are; others leave none behind.
@@ -240,15 +246,16 @@ def test_recorded_gradients_scores_and_values_equal_plain_ones():
         torch.manual_seed(1)
         torch.nn.init.normal_(learner.critic.head.weight)
         assert (learner._graphs is None) == plain
-        ids = [sample.ids_T for sample in samples]
+        plain = [given.sample for given in samples]
+        ids = [sample.ids_T for sample in plain]
         for _ in range(2):  # recorded, then replayed
             for weight in learner._weights:
                 if weight.grad is not None:
                     weight.grad.zero_()
-            for packed in learner._pack([sample.prompt for sample in samples], ids):
+            for packed in learner._pack([sample.prompt for sample in plain], ids):
                 batch = loss_batch(packed, samples, None, with_values=True)
                 learner._run("update", learner._add_gradients, batch)
-            found = learner.score(samples[0].prompt, ids), learner.values(samples)
+            found = learner.score(plain[0].prompt, ids), learner.values(plain)
         grads[plain] = [w.grad.clone() for w in learner._weights if w.grad is not None]
         scores[plain] = [np.concatenate(each) for each in found]
     for ours, plain in zip(grads[False], grads[True], strict=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,13 @@ from moored.engine.local import learner as local_learner
 from moored.engine.local.learner import LearnerOptions, LocalLearner
 from moored.engine.local.sampler import LocalSampler
 from moored.errors import MooredError
-from moored.training.batch import Sample, build_samples, micro_batches, pack, set_weights
+from moored.training.batch import (
+    LossSample,
+    build_samples,
+    micro_batches,
+    pack,
+    token_weights,
+)
 from moored.training.losses import LossOptions
 from moored.types import Group, Prompt, StopReason, Trajectory, Turn
 
@@ -117,18 +125,25 @@ def recorded_groups(model) -> list[Group]:
     return groups
 
 
-def ready_samples(model, how="token_mean") -> list[Sample]:
-    groups = recorded_groups(model)
-    samples = build_samples(groups)
+def ready_samples(model, how="token_mean") -> list[LossSample]:
+    samples = build_samples(recorded_groups(model))
     rng = np.random.default_rng(4)
-    for sample in samples:
+    found = []
+    for sample, weights in zip(samples, token_weights(samples, how, max_length=10), strict=True):
         zeros = np.zeros(len(sample.ids_T))
-        sample.advantages_T = np.where(sample.loss_mask_T, rng.normal(), 0.0)
-        sample.returns_T, sample.old_values_T = sample.advantages_T, zeros
+        advantages = np.where(sample.loss_mask_T, rng.normal(), 0.0)
         # An old policy that differs, so that ratios are not all one.
-        sample.old_logprobs_T = sample.old_logprobs_T + 0.2 * rng.normal(size=len(zeros))
-    set_weights(samples, how, max_length=10)
-    return samples
+        other = sample.old_logprobs_T + 0.2 * rng.normal(size=len(zeros))
+        found.append(
+            LossSample(
+                sample=replace(sample, old_logprobs_T=other),
+                advantages_T=advantages,
+                weights_T=weights,
+                returns_T=advantages,
+                old_values_T=zeros,
+            )
+        )
+    return found
 
 
 def test_samples_hold_exactly_the_sampled_tokens_as_trained():
@@ -196,7 +211,7 @@ class CatchGradients(torch.optim.SGD):
         ]
 
 
-def gradients(learner: LocalLearner, samples: list[Sample]) -> list[np.ndarray]:
+def gradients(learner: LocalLearner, samples: list[LossSample]) -> list[np.ndarray]:
     catchers = [CatchGradients(trained.module) for trained in learner._trained]
     for trained, catcher in zip(learner._trained, catchers, strict=True):
         trained.optimizer = catcher
@@ -224,13 +239,13 @@ def test_policy_loss_equals_the_numpy_oracle(how):
     model = tiny_model()
     samples = ready_samples(model, how)
     learner = LocalLearner(model, LearnerOptions(lr=1e-12))
-    new = [plain_logprobs(model, s.prompt.ids, s.ids_T) for s in samples]
-    width = max(len(s.ids_T) for s in samples)
-    rows = [
-        [np.pad(x, (0, width - len(x))) for x in (logp, s.old_logprobs_T, s.advantages_T)]
-        + [np.pad(s.loss_mask_T, (0, width - len(s.ids_T)))]
-        for logp, s in zip(new, samples, strict=True)
-    ]
+    width = max(len(given.advantages_T) for given in samples)
+    rows = []
+    for given in samples:
+        s = given.sample
+        logp = plain_logprobs(model, s.prompt.ids, s.ids_T)
+        arrays = logp, s.old_logprobs_T, given.advantages_T, s.loss_mask_T
+        rows.append([np.pad(x, (0, width - len(x))) for x in arrays])
     logp, old, advantages, mask = (np.stack(part) for part in zip(*rows, strict=True))
     expected = algo.aggregate(algo.clip_loss(logp, old, advantages), mask, how)
     assert learner.step(samples)["policy_loss"] == pytest.approx(expected, abs=1e-5)
@@ -241,10 +256,11 @@ def test_sequence_ratio_equals_the_numpy_oracle():
     samples = ready_samples(model)
     learner = LocalLearner(model, LearnerOptions(lr=1e-12), LossOptions(sequence_ratio=True))
     losses, tokens = 0.0, 0
-    for sample in samples:
+    for given in samples:
+        sample = given.sample
         logp = plain_logprobs(model, sample.prompt.ids, sample.ids_T)[None]
         old, mask = sample.old_logprobs_T[None], sample.loss_mask_T[None]
-        loss = algo.clip_loss(algo.sequence_logp(logp, old, mask), old, sample.advantages_T[None])
+        loss = algo.clip_loss(algo.sequence_logp(logp, old, mask), old, given.advantages_T[None])
         losses += float(loss[mask].sum())
         tokens += int(mask.sum())
     assert learner.step(samples)["policy_loss"] == pytest.approx(losses / tokens, abs=1e-5)
@@ -254,7 +270,7 @@ def test_values_start_at_zero_and_learn():
     model = tiny_model()
     samples = ready_samples(model)
     learner = LocalLearner(model, LearnerOptions(critic_lr=1e-2), with_critic=True)
-    assert all((v == 0).all() for v in learner.values(samples))
+    assert all((v == 0).all() for v in learner.values([given.sample for given in samples]))
     first = learner.step(samples)["value_loss"]
     for _ in range(10):
         last = learner.step(samples)["value_loss"]
@@ -288,7 +304,8 @@ def test_a_saved_learner_goes_on_bit_for_bit(tmp_path):
         resumed.step(samples)
     for (name, a), (_, b) in zip(whole.weights(), resumed.weights(), strict=True):
         assert torch.equal(a, b), name
-    assert all(map(np.array_equal, whole.values(samples), resumed.values(samples)))
+    plain = [given.sample for given in samples]
+    assert all(map(np.array_equal, whole.values(plain), resumed.values(plain)))
 
 
 def test_rows_and_micro_batches_keep_their_bounds():
@@ -323,12 +340,14 @@ def test_gradient_checkpointing_computes_layers_twice_and_changes_no_gradient():
 
 def test_dropout_is_off_in_updates_so_the_first_ratio_is_one():
     model = tiny_model(attention_dropout=0.5)
-    groups = recorded_groups(model)
-    samples = build_samples(groups)
-    for sample in samples:
-        sample.advantages_T = np.ones(len(sample.ids_T))
-    set_weights(samples, "token_mean", max_length=10)
-    stats = LocalLearner(model.train()).step(samples)
+    samples = build_samples(recorded_groups(model))
+    weights = token_weights(samples, "token_mean", max_length=10)
+    stats = LocalLearner(model.train()).step(
+        [
+            LossSample(sample=sample, advantages_T=np.ones(len(sample.ids_T)), weights_T=weights_T)
+            for sample, weights_T in zip(samples, weights, strict=True)
+        ]
+    )
     assert abs(stats["old_policy_kl"]) < 1e-6 and stats["clip_fraction"] == 0.0
 
 
@@ -355,7 +374,7 @@ def test_a_critic_that_is_not_finite_holds_back_the_policy_too():
     model = tiny_model()
     learner = LocalLearner(model, LearnerOptions(lr=1e-2), with_critic=True)
     samples = ready_samples(model)
-    samples[0].returns_T = np.full(len(samples[0].ids_T), np.nan)
+    samples[0] = replace(samples[0], returns_T=np.full(len(samples[0].advantages_T), np.nan))
     before = {name: tensor.clone() for name, tensor in learner.weights()}
     stats = learner.step(samples)
     assert np.isnan(stats["value_loss"]) and np.isfinite(stats["policy_loss"])
