@@ -38,6 +38,14 @@ class Evaluation:
     num_errors: int
     """Episodes that ended in an error; they count as failures."""
 
+    def metrics(self) -> dict[str, float]:
+        """Numbers for the run log."""
+        return {
+            "evaluation/success_rate": self.success_rate,
+            "evaluation/reward_mean": self.reward_mean,
+            "evaluation/validity_rate": self.validity_rate,
+        }
+
 
 def evaluate(
     mix: EnvMix,

@@ -107,7 +107,8 @@ def train_step(run: Run, step: int) -> StepRecord:
     ):
         with run.timed("evaluation"):
             evaluation = _evaluate(run)
-    metrics = step_metrics(groups, selection, samples, stats, evaluation)
+    metrics = step_metrics(groups, selection, samples, stats)
+    metrics |= {} if evaluation is None else evaluation.metrics()
     record = StepRecord(
         step=step, metrics=metrics, collapse=collapse, evaluation=evaluation, seconds=run.seconds
     )

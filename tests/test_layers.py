@@ -1,7 +1,7 @@
 """Import layers: a module may import only what stands to its left, never a sibling.
 
 `types errors registry names config` <- `algo diagnostics envs runlog files` <-
-`rollout training models engine/base` <- `engine/*` <- `train evaluate` <- `cli`.
+`rollout training models engine/base engine/checkpoint` <- `engine/*` <- `train evaluate` <- `cli`.
 `analysis` reads `runlog` and `files`; `integrations` use `algo` and `diagnostics` alone.
 """
 
@@ -37,6 +37,8 @@ ALLOWED: dict[str, set[str]] = {
 }
 """Layer of a module -> layers it may import."""
 
+NO_ENGINE = (["engine", "base"], ["engine", "checkpoint"])
+
 HEAVY = {"torch", "transformers", "ray", "vllm", "peft", "trl", "verl"}
 LIGHT = MATHS | {"integrations", "analysis"}
 SUBCLASSES = {
@@ -52,9 +54,9 @@ SUBCLASSES = {
 
 
 def layer_of(module: str) -> str:
-    """`engine.base` and `engine.local` are different layers; else the first name counts."""
+    """The modules of `engine` that know no engine are a layer of their own."""
     names = module.split(".")
-    return "engine.base" if names[:2] == ["engine", "base"] else names[0]
+    return "engine.base" if names[:2] in NO_ENGINE else names[0]
 
 
 def imports_of(file: Path) -> list[str]:

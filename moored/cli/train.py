@@ -77,9 +77,9 @@ def _free_folder(presets: Sequence[str]) -> Path:
 def _run_loop(run: Run) -> None:
     from rich.console import Console
 
+    from moored.cli.profiling import profiled
     from moored.cli.progress import StepProgress
     from moored.train import train
-    from moored.training.profiling import profiled
 
     console = Console()
     stopping = False

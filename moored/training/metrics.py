@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from moored.algo import reward_variance
-from moored.evaluate import Evaluation
 from moored.training.batch import Sample
 from moored.types import Group, Selection
 
@@ -17,7 +16,6 @@ def step_metrics(
     selection: Selection,
     samples: Sequence[Sample],
     stats: Mapping[str, float],
-    evaluation: Evaluation | None,
 ) -> dict[str, float]:
     """The numbers of one step."""
     trajectories = [t for group in groups for t in group.trajectories]
@@ -26,7 +24,7 @@ def step_metrics(
     trained = sum(sample.num_loss_tokens for sample in samples)
     rewards = np.array([t.reward for t in trajectories])
     rv = reward_variance([group.rewards for group in groups])
-    metrics = {
+    return {
         "rollout/reward_mean": float(np.nanmean(rewards)) if np.isfinite(rewards).any() else np.nan,
         "rollout/success_rate": float(np.mean([t.success for t in trajectories])),
         "rollout/validity_rate": float(np.mean([turn.is_valid for turn in turns] or [0.0])),
@@ -43,8 +41,3 @@ def step_metrics(
         **selection.metrics(),
         **stats,
     }
-    if evaluation is not None:
-        metrics["evaluation/success_rate"] = evaluation.success_rate
-        metrics["evaluation/reward_mean"] = evaluation.reward_mean
-        metrics["evaluation/validity_rate"] = evaluation.validity_rate
-    return metrics
