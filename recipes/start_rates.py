@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from moored.envs.base import SPLIT_SEEDS, parse_reply
+from moored.envs.base import SPLIT_SEEDS
 from moored.envs.mix import make_env
+from moored.reply import parse_reply
 from recipes.demonstrations import ONE_TURN
 from recipes.tokenizer import PAD, render
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from moored.reply import TAGS
 from moored.types import Message
 from recipes.demonstrations import MIX, Dialogue, make_dialogue
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 PAD, START, END = "<|pad|>", "<|im_start|>", "<|im_end|>"
-TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 VOCAB_SIZE = 1024
 MAX_POSITIONS = 2048
 NUM_SAMPLES = 3000

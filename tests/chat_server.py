@@ -10,8 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from moored.engine.endpoint.chat_api import message_to_json
-from moored.envs.base import SPLIT_SEEDS, format_reply
+from moored.envs.base import SPLIT_SEEDS
 from moored.envs.mix import make_env
+from moored.reply import format_reply
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moored.errors import ConfigError, MooredError
+from moored.reply import THINK_TAGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,7 +50,7 @@ def diagnose_command(
     ] = None,
     tags: Annotated[
         tuple[str, str], typer.Option(metavar="OPEN CLOSE", help="What stands around reasoning.")
-    ] = ("<think>", "</think>"),
+    ] = THINK_TAGS,
     whole: Annotated[
         bool, typer.Option("--whole", help="Take replies without tags as reasoning throughout.")
     ] = False,

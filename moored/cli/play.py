@@ -13,14 +13,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from moored.envs.base import Environment, StepResult, format_reply
+from moored.envs.base import Environment, StepResult
 from moored.envs.mix import option_defaults
 from moored.errors import MooredError
+from moored.reply import TAGS, format_reply
 from moored.types import Content, content_images
 
 PROMPT = "answer> "
 HINT = "?"
-_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
 
 @dataclass
@@ -97,7 +97,7 @@ def new_game_folder(parent: Path) -> Path:
 
 def to_reply(typed: str) -> str:
     """Wrap a bare answer into the tags; leave a reply that has any of them alone."""
-    return typed if any(tag in typed for tag in _TAGS) else format_reply("", typed.strip())
+    return typed if any(tag in typed for tag in TAGS) else format_reply("", typed.strip())
 
 
 def _reply(env: Environment, ask: Callable[[], str]) -> str:

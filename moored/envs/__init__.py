@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from moored.envs.base import (
-    Environment,
-    Reply,
-    StepResult,
-    format_reply,
-    parse_actions,
-    parse_reply,
-)
+from moored.envs.base import Environment, StepResult
 from moored.registry import Registry
+from moored.reply import Reply, format_reply, parse_actions, parse_reply
 
 ENVIRONMENTS = Registry(
     "environment",

@@ -8,8 +8,9 @@ from __future__ import annotations
 import random
 from typing import ClassVar
 
-from moored.envs.base import FORMAT_REMINDER, StepResult, draw_task, parse_actions, parse_reply
+from moored.envs.base import FORMAT_REMINDER, StepResult, draw_task
 from moored.errors import EnvError
+from moored.reply import parse_actions, parse_reply
 from moored.types import Message
 
 # fmt: off

@@ -1,8 +1,7 @@
-"""What an environment is, and how a model's reply is read.
+"""What an environment is, and which task a seed stands for.
 
-`Environment` is the protocol every task implements. `parse_reply` and `parse_actions` never
-raise on model text, run in linear time and execute nothing. `draw_task` keeps train, validation
-and test apart by seed range *and* by content hash.
+`Environment` is the protocol every task implements. `draw_task` keeps train, validation and test
+apart by seed range *and* by content hash.
 """
 
 from __future__ import annotations
@@ -10,12 +9,12 @@ from __future__ import annotations
 import hashlib
 import logging
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 from moored.errors import EnvError
+from moored.reply import format_reply
 from moored.types import Content, Message
 
 logger = logging.getLogger(__name__)
@@ -31,7 +30,7 @@ SPLIT_SEEDS: Mapping[Split, range] = {
 """Task seeds of each split."""
 
 MAX_DRAWS = 2000
-FORMAT_REMINDER = "Reply as <think>your reasoning</think><answer>your answer</answer>"
+FORMAT_REMINDER = f"Reply as {format_reply('your reasoning', 'your answer')}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,56 +74,6 @@ class Environment(Protocol):
     def oracle(self) -> str: ...
 
     def close(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """A model's reply taken apart; both parts are None when the tags are not as asked."""
-
-    think: str | None
-    answer: str | None
-
-    @property
-    def is_valid(self) -> bool:
-        return self.answer is not None
-
-
-def parse_reply(text: str) -> Reply:
-    """Read `<think>…</think><answer>…</answer>`: each tag once, in this order, else invalid.
-
-    Text before the first and after the last tag is ignored; between the two blocks only white
-    space may stand.
-    """
-    tags = ("<think>", "</think>", "<answer>", "</answer>")
-    if any(text.count(tag) != 1 for tag in tags):
-        return Reply(None, None)
-    think_open, think_close, answer_open, answer_close = (text.find(tag) for tag in tags)
-    if not think_open < think_close < answer_open < answer_close:
-        return Reply(None, None)
-    if text[think_close + len("</think>") : answer_open].strip():
-        return Reply(None, None)
-    think = text[think_open + len("<think>") : think_close]
-    answer = text[answer_open + len("<answer>") : answer_close]
-    return Reply(think.strip(), answer.strip())
-
-
-def format_reply(think: str, answer: str) -> str:
-    """The inverse of `parse_reply`."""
-    return f"<think>{think}</think><answer>{answer}</answer>"
-
-
-def parse_actions(answer: str, actions: Sequence[str]) -> list[str] | None:
-    """Split `A || B` into known action names (any case); None when a part is unknown or empty."""
-    if len(answer) > 4096:
-        return None
-    known = _by_folded_name(tuple(actions))
-    parts = [known.get(part.strip().casefold()) for part in answer.split("||")]
-    return None if None in parts else [part for part in parts if part is not None]
-
-
-@lru_cache(maxsize=64)
-def _by_folded_name(actions: tuple[str, ...]) -> dict[str, str]:
-    return {action.casefold(): action for action in actions}
 
 
 def split_of_seed(task_seed: int) -> Split:

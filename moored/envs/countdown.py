@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from moored.envs.arithmetic import MAX_CHARS, PRECEDENCE, evaluate
-from moored.envs.base import FORMAT_REMINDER, StepResult, draw_task, parse_reply
+from moored.envs.base import FORMAT_REMINDER, StepResult, draw_task
 from moored.errors import EnvError
+from moored.reply import parse_reply
 from moored.types import Message
 
 MAX_TRIES = 5000

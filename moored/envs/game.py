@@ -12,8 +12,9 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
-from moored.envs.base import FORMAT_REMINDER, StepResult, draw_task, parse_actions, parse_reply
+from moored.envs.base import FORMAT_REMINDER, StepResult, draw_task
 from moored.errors import EnvError
+from moored.reply import parse_actions, parse_reply
 from moored.types import Content, Message, TextPart
 
 TaskT = TypeVar("TaskT")

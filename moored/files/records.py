@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from moored.files.tables import BadRow as BadRow
+from moored.reply import THINK_TAGS, find_think
 from moored.types import Span
 
 Chat = Sequence[Mapping[str, object]]
@@ -42,7 +43,7 @@ class Record:
 class ReadOptions:
     """How replies are read."""
 
-    tags: tuple[str, str] = ("<think>", "</think>")
+    tags: tuple[str, str] = THINK_TAGS
     whole: bool = False
     """A reply without tags is reasoning from end to end, instead of being left out."""
     turn: int = 1
@@ -57,9 +58,7 @@ def find_reasoning(response: str | np.ndarray, options: ReadOptions) -> Span | N
     A closing tag alone counts from the start: the chat template wrote the opening one.
     """
     if isinstance(response, str):
-        opening, closing = options.tags
-        stop = response.find(closing)
-        if stop >= 0:
-            at = response.find(opening, 0, stop)
-            return (0 if at < 0 else at + len(opening)), stop
+        span = find_think(response, options.tags)
+        if span is not None:
+            return span
     return (0, len(response)) if options.whole else None

@@ -33,6 +33,7 @@ from moored.files.tables import (
     require_columns,
     whole_number,
 )
+from moored.reply import find_answer
 
 SUFFIXES = (".parquet", ".jsonl", ".csv")
 REWARD_NAMES = ("reward", "score")
@@ -223,7 +224,7 @@ class _Seen:
         if columns.success is not None:
             self.success.append(number(row, columns.success))
         if columns.response is not None:
-            self.behaviours.append(hash(_answer(_text(row.get(columns.response)))))
+            self.behaviours.append(hash(find_answer(_text(row.get(columns.response)))))
 
     def finish(self) -> RewardGroups:
         rewards = np.array(self.rewards)
@@ -282,12 +283,6 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def _answer(text: str) -> str:
-    """What stands between the last answer tags, or the whole text."""
-    _, tag, after = text.rpartition("<answer>")
-    return after.partition("</answer>")[0].strip() if tag else text.strip()
-
-
 def _own_episodes(file: Path) -> Iterator[tuple[str, Row]]:
     """moored's own rollouts hold a row a turn: one row an episode, its answers joined."""
     rows = parquet_rows(file, OWN_COLUMNS)
@@ -295,6 +290,6 @@ def _own_episodes(file: Path) -> Iterator[tuple[str, Row]]:
         (where, first), *later = turns
         check_schema(where, first)
         replies = (first["reply"], *(turn["reply"] for _, turn in later))
-        response = "\n".join(_answer(reply or "") for reply in replies)
+        response = "\n".join(find_answer(reply or "") for reply in replies)
         whole = {"prompt": first["observation"], "reward": first["trajectory_reward"]}
         yield where, {**first, **whole, "response": response}

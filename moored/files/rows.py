@@ -10,6 +10,7 @@ import numpy as np
 
 from moored.files.records import PromptLike, ReadOptions, Record, find_reasoning
 from moored.files.tables import Row, Unusable, number, whole_number
+from moored.reply import format_think
 from moored.types import Span
 
 
@@ -86,7 +87,7 @@ def _reply(row: Row, name: str, options: ReadOptions) -> str | np.ndarray:
         raise Unusable(f"has no assistant message in {name!r}")
     text = str(_plain_message(name, written)["content"])
     reasoning = written.get("reasoning_content")
-    return text if not reasoning else options.tags[0] + str(reasoning) + options.tags[1] + text
+    return text if not reasoning else format_think(str(reasoning), options.tags) + text
 
 
 def _plain_message(name: str, message: Row) -> dict[str, object]:

@@ -11,16 +11,16 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from moored.errors import MooredError
+from moored.reply import THINK_TAGS, Tags, find_think
 from moored.types import Group, Span, StopReason, Trajectory, Turn
 
 TokenIds = Sequence[int] | np.ndarray
-THINK_TAGS = ("<think>", "</think>")
 
 
 def think_span(
     completion_ids: TokenIds,
     decode: Callable[[list[int]], str],
-    tags: tuple[str, str] = THINK_TAGS,
+    tags: Tags = THINK_TAGS,
     *,
     is_open: bool = False,
 ) -> Span | None:
@@ -31,11 +31,10 @@ def think_span(
     """
     ids = [int(token) for token in completion_ids]
     text = decode(ids)
-    opening, closing = tags
-    first = 0 if is_open else text.find(opening) + len(opening)
-    last = text.find(closing, first)
-    if last < 0 or not (is_open or opening in text):
+    chars = find_think(text, tags, is_open=is_open)
+    if chars is None:
         return None
+    first, last = chars
 
     def num_chars(num_tokens: int) -> int:
         return len(decode(ids[:num_tokens]))

@@ -24,7 +24,8 @@ from trl.trainer.grpo_trainer import GRPOTrainer  # pyright: ignore[reportMissin
 
 from moored.diagnostics.monitor import CollapseMonitor
 from moored.errors import MooredError
-from moored.integrations.completions import THINK_TAGS, group_completions, think_span
+from moored.integrations.completions import group_completions, think_span
+from moored.reply import THINK_TAGS, Tags, ends_open
 from moored.types import Prompt, Span
 
 logger = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ class CollapseOptions:
     num_pairs: int = 64
     num_prompts: int | None = None
     """Fix it, so that curves can be compared: the ceiling of MI is log N."""
-    think_tags: tuple[str, str] | None = THINK_TAGS
+    think_tags: Tags | None = THINK_TAGS
     """Where the reasoning lies; None takes the whole first reply."""
     batch_size: int | None = None
     """Rows in one scoring forward; None takes `per_device_train_batch_size`."""
@@ -123,7 +124,7 @@ class WatchedGRPOTrainer(GRPOTrainer):
         tags = self.collapse_options.think_tags
         if tags is None:
             return 0, len(reply) - (len(reply) > 0 and reply[-1] in self.eos_token_ids)
-        is_open = self._decode(prompt[-2 * len(tags[0]) :]).rstrip().endswith(tags[0])
+        is_open = ends_open(self._decode(prompt[-2 * len(tags[0]) :]), tags)
         return think_span(reply, self._decode, tags, is_open=is_open)
 
     def _decode(self, ids: list[int]) -> str:

@@ -14,13 +14,13 @@ import numpy as np
 
 from moored.diagnostics.scoring import ScoreFn
 from moored.errors import MooredError
-from moored.integrations.completions import THINK_TAGS, TokenIds, think_span
+from moored.integrations.completions import TokenIds, think_span
 from moored.integrations.verl import DataProto
+from moored.reply import THINK_TAGS, Tags, ends_open
 from moored.types import Group, Prompt, StopReason, Trajectory, Turn
 
 SPANS_KEY = "moored_spans"
 Decode = Callable[[list[int]], str]
-Tags = tuple[str, str] | None
 
 
 class ReplySpans(TypedDict):
@@ -40,7 +40,7 @@ def reply_spans(
     response_ids: TokenIds,
     response_mask: TokenIds,
     decode: Decode | None,
-    tags: Tags = THINK_TAGS,
+    tags: Tags | None = THINK_TAGS,
 ) -> dict[str, ReplySpans]:
     """Spans for `AgentLoopOutput.extra_fields`, from the ids and the mask that the loop returns.
 
@@ -68,7 +68,7 @@ def read_spans(batch: DataProto) -> list[ReplySpans | None]:
 
 
 def batch_groups(
-    batch: DataProto, decode: Decode | None = None, tags: Tags = THINK_TAGS
+    batch: DataProto, decode: Decode | None = None, tags: Tags | None = THINK_TAGS
 ) -> list[Group]:
     """The groups of a batch, one for each distinct prompt, as `CollapseMonitor.measure` takes them.
 
@@ -154,7 +154,7 @@ def _runs(mask: TokenIds) -> list[list[int]]:
 
 
 def _reasoning(
-    context: list[int], reply: list[int], decode: Decode | None, tags: Tags
+    context: list[int], reply: list[int], decode: Decode | None, tags: Tags | None
 ) -> tuple[int, int] | None:
     if tags is None:
         return 0, len(reply)
@@ -163,7 +163,7 @@ def _reasoning(
             "finding the reasoning by its tags needs `decode`, the tokenizer's; give it, record "
             "spans in the agent loop, or take whole replies with tags=None"
         )
-    is_open = decode(context[-2 * len(tags[0]) :]).rstrip().endswith(tags[0])
+    is_open = ends_open(decode(context[-2 * len(tags[0]) :]), tags)
     return think_span(reply, decode, tags, is_open=is_open)
 
 

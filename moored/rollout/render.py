@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from moored.envs.base import parse_reply
 from moored.errors import MooredError
+from moored.reply import THINK_TAGS, find_parts, format_reply, open_think
 from moored.types import Content, Message, Prompt, Span, content_images, content_text
 
 if TYPE_CHECKING:
@@ -128,12 +128,12 @@ class Renderer:
 
         A token that holds both a part of a tag and inner text belongs to the tag.
         """
-        if not parse_reply(text).is_valid:
+        parts = find_parts(text)
+        if parts is None:
             return Spans()
         shift = len(self._opening)
         ends = self._ends(self._without_stop(completion_ids), text[shift:])
-        parts = ("think", "answer")
-        return Spans(*(_token_span(ends, _inner_chars(text, part), shift) for part in parts))
+        return Spans(*(_token_span(ends, part, shift) for part in parts))
 
     def _ends(self, ids: list[int], body: str) -> list[int]:
         """How many characters are whole after 0, 1, 2, … tokens, from cached texts of tokens."""
@@ -204,9 +204,7 @@ class Renderer:
 
     def _find_opening(self) -> str:
         """What of `<think>…` the template already writes in the model's name; mostly nothing."""
-        prompt = self._render([_user()]).rpartition(_USER)[2]
-        at = prompt.rfind("<think>")
-        return "" if at < 0 or "</think>" in prompt[at:] else prompt[at:]
+        return open_think(self._render([_user()]).rpartition(_USER)[2])
 
     def _find_end_id(self) -> int | None:
         """The first special token after a reply, before the next message's text."""
@@ -225,7 +223,9 @@ class Renderer:
 
     def _keeps_history(self) -> bool:
         """True when a dialogue's text is its first prompt and what was appended turn by turn."""
-        reply = f"{self._opening or '<think>'}one</think><answer>two</answer>"
+        reply = format_reply("one", "two")
+        if self._opening:
+            reply = self._opening + reply.removeprefix(THINK_TAGS[0])
         written = self._reply_lead() + reply.removeprefix(self._opening)
         dialogue = [Message("system", _SYSTEM), _user()]
         stream = self._render(dialogue)
@@ -310,11 +310,6 @@ def _bound(cache: dict, size: int) -> None:
     """Forget everything once a cache is full: simple, and rare enough."""
     if len(cache) >= size:
         cache.clear()
-
-
-def _inner_chars(text: str, tag: str) -> Span:
-    """Where the text between `<tag>` and `</tag>` lies."""
-    return text.find(f"<{tag}>") + len(f"<{tag}>"), text.find(f"</{tag}>")
 
 
 def _token_span(ends: Sequence[int], chars: Span, shift: int) -> Span:

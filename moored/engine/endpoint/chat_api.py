@@ -7,8 +7,8 @@ import io
 from dataclasses import dataclass
 from typing import Any
 
-from moored.envs.base import parse_reply
 from moored.errors import MooredError
+from moored.reply import join_reasoning
 from moored.types import Message
 
 
@@ -53,19 +53,6 @@ def parse_chat_reply(answer: Any) -> ChatReply:
     usage = answer.get("usage")
     count = usage.get("completion_tokens") if isinstance(usage, dict) else None
     return ChatReply(text, is_cut, count if isinstance(count, int) else None)
-
-
-def join_reasoning(reasoning: str, content: str) -> str:
-    """The reply as the model wrote it, before a server took its reasoning out.
-
-    A content that is a well-formed reply by itself stays alone: then the model has reasoned twice.
-    Where the chat template writes `<think>` in the model's name, the tag is put back.
-    """
-    if reasoning and not parse_reply(content).is_valid:
-        return f"<think>{reasoning}</think>{content}"
-    if "</think>" in content and "<think>" not in content:
-        return f"<think>{content}"
-    return content
 
 
 def parse_model_names(answer: Any) -> list[str]:

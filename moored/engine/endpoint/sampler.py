@@ -24,10 +24,10 @@ from moored.engine.endpoint.chat_api import (
     parse_model_names,
 )
 from moored.engine.endpoint.json_http import HttpError, JsonClient
-from moored.envs.base import parse_reply
 from moored.errors import MooredError, close_match_hint
+from moored.reply import find_parts
 from moored.rollout.render import Spans
-from moored.types import Completion, Content, FinishReason, Message, Prompt, Span
+from moored.types import Completion, Content, FinishReason, Message, Prompt
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,9 +72,7 @@ class TextRenderer:
 
     def spans(self, completion_ids: np.ndarray, text: str) -> Spans:
         """Characters of reasoning and answer."""
-        if not parse_reply(text).is_valid:
-            return Spans()
-        return Spans(_between_tags(text, "think"), _between_tags(text, "answer"))
+        return Spans(*(find_parts(text) or ()))
 
 
 class EndpointSampler:
@@ -276,7 +274,3 @@ def _shown(content: Content) -> str:
     if isinstance(content, str):
         return content
     return "".join(part["text"] if part["type"] == "text" else "[image]" for part in content)
-
-
-def _between_tags(text: str, tag: str) -> Span:
-    return text.find(f"<{tag}>") + len(f"<{tag}>"), text.find(f"</{tag}>")

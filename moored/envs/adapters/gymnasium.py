@@ -15,16 +15,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from moored.envs.base import (
-    FORMAT_REMINDER,
-    StepResult,
-    draw_task,
-    parse_actions,
-    parse_reply,
-    split_of_seed,
-)
+from moored.envs.base import FORMAT_REMINDER, StepResult, draw_task, split_of_seed
 from moored.errors import EnvError
 from moored.registry import import_object
+from moored.reply import parse_actions, parse_reply
 from moored.types import Content, Message, TextPart, messages_digest
 
 if TYPE_CHECKING:

@@ -21,8 +21,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from moored.envs.base import FORMAT_REMINDER, StepResult, parse_reply
+from moored.envs.base import FORMAT_REMINDER, StepResult
 from moored.errors import EnvError
+from moored.reply import parse_reply
 from moored.types import Message
 
 SUCCESS_SCORE = 0.99

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 
-from moored.envs.base import format_reply
+from moored.reply import TAGS, format_reply
 
 EXECUTED: list[str] = []
 """Stays empty as long as no environment runs what a model wrote."""
@@ -81,9 +81,8 @@ NASTY_REPLIES: tuple[str, ...] = (
 )
 """Malformed, huge and hostile replies. Some are well-formed: a megabyte of thought is allowed."""
 
-_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 _SMALL = tuple(text for text in (*_ANSWERS, *_FRAMES) if len(text) <= 200)
-_PIECES = (*_SMALL, *_TAGS * 8)
+_PIECES = (*_SMALL, *TAGS * 8)
 _CHARACTERS = "0123456789+-*/()=^.,|<> \n\tUpDownLeftRight\x00√²½٣\u200b\u202e\ud800🦆"
 
 

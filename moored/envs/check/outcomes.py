@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from moored.envs.base import format_reply
 from moored.envs.check.probe import Probe, Subject, difference, play_oracle, replay, total_reward
 from moored.envs.check.types import Broken
+from moored.reply import format_reply
 
 NUM_COMPARED = 8
 """Episodes of each stochastic task whose rewards are compared."""

@@ -15,9 +15,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from moored.envs.base import SPLIT_SEEDS, Environment, StepResult, format_reply, parse_reply
+from moored.envs.base import SPLIT_SEEDS, Environment, StepResult
 from moored.envs.check.nasty import EXECUTED, fuzz_replies
 from moored.envs.check.types import Broken, expect_result
+from moored.reply import format_reply, parse_reply
 from moored.types import Message, messages_digest
 
 MALFORMED = "This reply has no tags."

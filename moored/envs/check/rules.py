@@ -13,7 +13,7 @@ from itertools import combinations, cycle
 
 import numpy as np
 
-from moored.envs.base import SPLIT_SEEDS, format_reply, parse_reply
+from moored.envs.base import SPLIT_SEEDS
 from moored.envs.check.child import HASH_SEEDS, digests_in_fresh_processes
 from moored.envs.check.nasty import EXECUTED, NASTY_REPLIES, fuzz_replies
 from moored.envs.check.outcomes import check_noise, check_reference
@@ -32,6 +32,7 @@ from moored.envs.check.probe import (
 )
 from moored.envs.check.types import Broken, expect_attributes, expect_messages
 from moored.errors import EnvError
+from moored.reply import format_reply, parse_reply
 from moored.types import Content, Message, TextPart, content_text, messages_digest
 
 _HUGE = "x" * 1_000_000

@@ -8,18 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from moored.envs.base import (
-    FORMAT_REMINDER,
-    StepResult,
-    draw_task,
-    parse_reply,
-    warn_of_missing_splits,
-)
+from moored.envs.base import FORMAT_REMINDER, StepResult, draw_task, warn_of_missing_splits
 from moored.envs.dataset_rows import Row, load_rows
 from moored.envs.math.answer import same_answer
 from moored.envs.math.verifier import is_equivalent, require_math_verify, start_verifier
 from moored.envs.math.word_problems import LEVELS, make_problem
 from moored.errors import EnvError
+from moored.reply import parse_reply
 from moored.types import Message
 
 

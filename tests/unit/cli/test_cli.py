@@ -21,7 +21,8 @@ from moored.errors import ConfigError
 TOY = '''
 import io
 
-from moored.envs.base import StepResult, draw_task, parse_reply
+from moored.envs.base import StepResult, draw_task
+from moored.reply import parse_reply
 from moored.errors import EnvError
 from moored.types import Message
 

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moored.envs.bandit import DARING, STEADY, Bandit
-from moored.envs.base import Environment, format_reply
+from moored.envs.base import Environment
 from moored.errors import EnvError
+from moored.reply import format_reply
 
 TRAIN, VALIDATION, TEST = 0, 1 << 40, 2 << 40
 

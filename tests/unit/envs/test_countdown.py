@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moored.envs.arithmetic import evaluate
-from moored.envs.base import SPLIT_SEEDS, format_reply
+from moored.envs.base import SPLIT_SEEDS
 from moored.envs.countdown import Countdown, score
 from moored.errors import EnvError
+from moored.reply import format_reply
 
 
 def value_of(text):

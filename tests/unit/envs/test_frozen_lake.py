@@ -16,9 +16,10 @@ from gymnasium.envs.toy_text.frozen_lake import MAPS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moored.envs.base import Environment, format_reply
+from moored.envs.base import Environment
 from moored.envs.frozen_lake import DIRECTIONS, FrozenLake, Lake, View, draw_board
 from moored.errors import EnvError
+from moored.reply import format_reply
 from moored.types import messages_digest
 
 SMALL = ["SFF", "FHF", "FFG"]

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moored.envs.base import format_reply
 from moored.envs.game2048 import (
     Board,
     Game2048,
@@ -22,6 +21,7 @@ from moored.envs.game2048 import (
     split_tile,
 )
 from moored.errors import EnvError
+from moored.reply import format_reply
 
 EMPTY: Board = ((0, 0, 0, 0),) * 4
 STUCK: Board = ((2, 4, 8), (16, 32, 2), (4, 8, 16))

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moored.envs import rubik
-from moored.envs.base import SPLIT_SEEDS, format_reply
+from moored.envs.base import SPLIT_SEEDS
 from moored.envs.rubik import COLOURS, INVERSE, SOLVED, TURNS, Rubik, Scramble, draw_net, solve
 from moored.errors import EnvError
+from moored.reply import format_reply
 
 Vector = tuple[int, int, int]
 

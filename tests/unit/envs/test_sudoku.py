@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moored.envs.base import SPLIT_SEEDS, format_reply
+from moored.envs.base import SPLIT_SEEDS
 from moored.envs.sudoku import Puzzle, Sudoku, has_one_solution, remove_cells, solutions
 from moored.errors import EnvError
+from moored.reply import format_reply
 
 GRID = (1, 2, 3, 4, 3, 4, 1, 2, 2, 1, 4, 3, 4, 3, 2, 1)
 

@@ -15,8 +15,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from moored.envs.base import parse_reply, split_of_seed
+from moored.envs.base import split_of_seed
 from moored.envs.mix import make_env
+from moored.reply import parse_reply
 from recipes.boilerplate import write_boilerplate
 from recipes.demonstrations import MIX, ONE_TURN, TaskSpec, TraceMix, make_dialogue
 from recipes.facts import (

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from moored.engine.base import Request, SamplingParams
-from moored.envs.base import Environment, StepResult, format_reply, parse_reply
+from moored.envs.base import Environment, StepResult
 from moored.envs.mix import EnvMix, make_env
 from moored.errors import EnvError, MooredError
+from moored.reply import format_reply, parse_reply
 from moored.types import Completion, FinishReason, Group, Message, StopReason
 
 pytest.importorskip("transformers")

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moored.envs.base import format_reply, parse_reply
 from moored.errors import MooredError
+from moored.reply import format_reply, parse_reply
 from moored.types import Content, ImagePart, Message, TextPart
 
 pytest.importorskip("transformers")

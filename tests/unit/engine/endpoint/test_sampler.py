@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from moored.engine.base import Request, SamplingParams
-from moored.engine.endpoint.chat_api import join_reasoning, message_to_json
+from moored.engine.endpoint.chat_api import message_to_json
 from moored.engine.endpoint.json_http import MAX_RETRY_AFTER_S, parse_retry_after, server_message
 from moored.engine.endpoint.sampler import NUM_ATTEMPTS, EndpointSampler, TextRenderer, read_api_key
 from moored.envs.mix import EnvMix
@@ -229,20 +229,6 @@ def test_as_many_requests_are_under_way_as_allowed(chat_server, serve):
     ask(serve(answer), *"abcdef", concurrency=3, on_reply=lambda: heard.append(1))
     assert under_way == [0, 3]
     assert len(heard) == 6
-
-
-@pytest.mark.parametrize(
-    ("reasoning", "content", "reply"),
-    [
-        ("", "plain", "plain"),
-        ("hm", "<answer>Up</answer>", "<think>hm</think><answer>Up</answer>"),
-        ("hm", "", "<think>hm</think>"),
-        ("hm", GOOD, GOOD),
-        ("", "hm</think><answer>Up</answer>", "<think>hm</think><answer>Up</answer>"),
-    ],
-)
-def test_reasoning_is_put_back_before_the_content(reasoning, content, reply):
-    assert join_reasoning(reasoning, content) == reply
 
 
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])

@@ -12,18 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from moored.envs.base import parse_reply
 from moored.envs.check.nasty import EXECUTED, NASTY_REPLIES, fuzz_replies
 from moored.envs.check.rules import RULES
 from moored.envs.check.runner import CheckReport, check_env
 from moored.errors import ConfigError, EnvError, UnknownNameError
+from moored.reply import parse_reply
 
 PAGE = Path(__file__).parents[4] / "docs" / "write-your-own-environment.md"
 
 BROKEN = """
 import os, random, sys, time
 from dataclasses import replace
-from moored.envs.base import parse_reply
+from moored.reply import parse_reply
 from moored.types import Message
 from my_env import ReverseWord
 

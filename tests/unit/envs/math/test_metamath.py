@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moored.envs.base import SPLIT_SEEDS, format_reply
+from moored.envs.base import SPLIT_SEEDS
 from moored.envs.dataset_rows import Row, load_rows
 from moored.envs.math import verifier as math_verifier
 from moored.envs.math.answer import same_answer
 from moored.envs.math.cost import looks_costly
 from moored.envs.math.metamath import MetaMath
 from moored.errors import EnvError
+from moored.reply import format_reply
 
 WRONG = format_reply("", "-12345")
 

@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moored.envs.base import Environment, format_reply
+from moored.envs.base import Environment
 from moored.envs.sokoban.env import Sokoban
 from moored.envs.sokoban.rooms import draw_rows
 from moored.envs.tiles import SOKOBAN_TILES, draw_tiles
 from moored.errors import EnvError
+from moored.reply import format_reply
 
 ONE_BOX = ["######", "#__O_#", "#_PX_#", "#____#", "#____#", "######"]
 TWO_BOXES = ["#######", "#_____#", "#PX_O_#", "#_XO__#", "#######"]

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from moored.envs.base import SPLIT_SEEDS, draw_task, format_reply
+from moored.envs.base import SPLIT_SEEDS, draw_task
 from moored.envs.sokoban.env import Sokoban
 from moored.envs.sokoban.generator import make_room
 from moored.envs.sokoban.rooms import Room, draw_rows, parse_room, read_levels
 from moored.envs.sokoban.solver import solve
 from moored.errors import EnvError
+from moored.reply import format_reply
 
 STEPS = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
 BOXOBAN = """; 0
