@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from moored.cli.console import make_console
 from moored.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,11 +20,6 @@ if TYPE_CHECKING:
     from moored.files.rewards import RewardGroups
 
 BAR_WIDTH = 40
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("advise")(advise_command)
 
 
 def advise_command(
@@ -54,13 +50,11 @@ def advise_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")] = False,
 ) -> None:
     """Say from the rewards of a rollout batch whether filtering pays, and why."""
-    from rich.console import Console
-
     from moored.analysis.advice import advise_batch
     from moored.files.rewards import read_rewards
 
     weights = dict(_parse_weight(text) for text in reward or [])
-    with Console(stderr=True).status("reading") as status:
+    with make_console(stderr=True).status("reading") as status:
         batch = read_rewards(
             files,
             reward=weights,
@@ -81,7 +75,7 @@ def advise_command(
     if as_json:
         print(json.dumps(_as_dict(advice, batch, examples), indent=2))
     else:
-        _show(Console(highlight=False), advice, batch, examples)
+        _show(make_console(), advice, batch, examples)
 
 
 def _parse_weight(text: str) -> tuple[str, float]:
@@ -163,7 +157,7 @@ def _show(console: Console, advice: BatchAdvice, batch: RewardGroups, examples: 
         )
         console.print("  " + " ".join(options), style="green", markup=False)
     for reason in advice.reasons:
-        console.print(Padding(f"· {reason}", (0, 0, 0, 2)), markup=False)
+        console.print(Padding(f"· {reason}", (0, 0, 0, 2), expand=False), markup=False)
 
 
 def _headline(advice: BatchAdvice, batch: RewardGroups) -> str:

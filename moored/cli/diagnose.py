@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from moored.cli.console import make_console
 from moored.errors import ConfigError, MooredError
 from moored.reply import THINK_TAGS
 
@@ -24,11 +25,6 @@ if TYPE_CHECKING:
 
 MOST_PROMPTS = 16
 SHOW_AFTER_S = 2.0
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("diagnose")(diagnose_command)
 
 
 def diagnose_command(
@@ -185,8 +181,6 @@ class _Source:
     @contextmanager
     def rows(self) -> Iterator[Iterator[Record | BadRow]]:
         """All rows of all files; a line on the terminal says how far it is."""
-        from rich.console import Console
-
         from moored.files.readers import read_rows
         from moored.files.records import Record
 
@@ -202,7 +196,7 @@ class _Source:
                         steps.add(row.step)
                     yield row
 
-        with Console(stderr=True).status("reading") as status:
+        with make_console(stderr=True).status("reading") as status:
             yield rows()
 
     def tells_turns(self) -> bool:
@@ -258,12 +252,11 @@ def _endpoint_scorer(
 @contextmanager
 def _progress(plan: Plan, scorer: Scorer) -> Iterator[Callable[[], None]]:
     """Say what scoring costs, then show how far it is where that takes a while."""
-    from rich.console import Console
     from rich.progress import Progress
 
     from moored.analysis.diagnosis import predict_seconds
 
-    console = Console(stderr=True)
+    console = make_console(stderr=True)
     seconds = predict_seconds(plan, scorer)
     looks = f"{len(plan.steps)} steps" if len(plan.steps) > 1 else "1 step"
     looks += f" and {len(plan.turns)} other turn(s) of the last" if plan.turns else ""
@@ -281,11 +274,9 @@ def _progress(plan: Plan, scorer: Scorer) -> Iterator[Callable[[], None]]:
 
 
 def _show(found: Diagnosis) -> None:
-    from rich.console import Console
-
     from moored.analysis.table import curve_table, step_table, summary, turn_table
 
-    console = Console()
+    console = make_console()
     several = len(found.looks) > 1
     console.print(curve_table(found, console.width) if several else step_table(found.looks[0]))
     if found.turns:

@@ -1,13 +1,16 @@
-"""`moored eval`: success of a run, a model, or whatever an endpoint serves."""
+"""`moored eval`: success of a run, a model, or what an endpoint serves."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from moored.cli.console import make_console
+from moored.cli.options import AsJson
 from moored.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,16 +44,21 @@ def eval_command(
     ] = None,
     concurrency: Annotated[int, typer.Option(help="Requests to it at a time.", min=1)] = 64,
     timeout: Annotated[float, typer.Option(help="Seconds it may take for a reply.")] = 300.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure success on held-out tasks, with a 95 % interval."""
     from moored.config import parse_value
     from moored.envs.base import SPLIT_SEEDS
     from moored.envs.mix import EnvMix
+    from moored.models.load import check_model_name
 
     if split not in SPLIT_SEEDS:
         raise ConfigError(f"split must be one of {', '.join(SPLIT_SEEDS)}, got {split!r}")
     mix = None if env is None else EnvMix.parse(parse_value(env, env))  # pyright: ignore[reportArgumentType]
+    for made in () if mix is None else mix.make():
+        made.close()
+    if endpoint is None and not (Path(source) / "config.yaml").is_file():
+        check_model_name(source)
     with _EpisodeBar(num_tasks * samples) as bar:
         plan: dict[str, Any] = {
             "num_tasks": num_tasks,
@@ -84,14 +92,13 @@ def eval_command(
 class _EpisodeBar:
     """Counts finished episodes on the terminal, and the replies of the turn where they come singly.
 
-    Goes to stderr and vanishes at the end; nothing is written when that is no terminal.
+    Goes to stderr and vanishes at the end; nothing is written when stderr is not a terminal.
     """
 
     def __init__(self, num_episodes: int) -> None:
         from rich import progress
-        from rich.console import Console
 
-        console = Console(stderr=True)
+        console = make_console(stderr=True)
         self._num_episodes = num_episodes
         self._turn = self._num_live = self._num_replies = 0
         self._bar = progress.Progress(

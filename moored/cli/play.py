@@ -1,153 +1,57 @@
-"""Play one episode in the terminal: a person or the oracle answers, with the model's own text.
-
-A bare answer is wrapped into the tags; a reply with tags goes in as it is typed.
-"""
+"""`moored play`: an environment in the terminal."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import closing
 from pathlib import Path
+from typing import Annotated
 
-from rich.console import Console
-from rich.text import Text
+import typer
 
-from moored.envs.base import Environment, StepResult
-from moored.envs.mix import option_defaults
-from moored.errors import MooredError
-from moored.reply import TAGS, format_reply
-from moored.types import Content, content_images
-
-PROMPT = "answer> "
-HINT = "?"
+from moored.cli.console import make_console
+from moored.cli.options import EnvName, EnvOptions, parse_options
+from moored.errors import ConfigError
 
 
-@dataclass
-class Score:
-    """What an episode came to so far."""
+def play_command(
+    name: EnvName,
+    seed: Annotated[int, typer.Option(help="Task seed.")] = 0,
+    episode: Annotated[int, typer.Option(help="Episode seed: the noise, where there is any.")] = 0,
+    oracle: Annotated[bool, typer.Option("--oracle", help="Let the oracle play.")] = False,
+    image: Annotated[
+        bool, typer.Option("--image", help="Play in pictures; save them, each game in a folder.")
+    ] = False,
+    folder: Annotated[
+        Path | None,
+        typer.Argument(metavar="DIR", help="Where --image saves; frames/ if not given."),
+    ] = None,
+    option: EnvOptions = None,
+) -> None:
+    """Play an environment with the text the model gets; Ctrl-D leaves."""
+    from moored.cli.episode import ask_in_terminal, new_game_folder, play_episode
+    from moored.envs.mix import make_env
 
-    rewards: list[float] = field(default_factory=list)
-    done: bool = False
-    success: bool = False
-
-    def add(self, result: StepResult) -> None:
-        self.rewards.append(result.reward)
-        self.done, self.success = result.done, result.success
-
-    def __str__(self) -> str:
-        turns = f"{len(self.rewards)} turn{'' if len(self.rewards) == 1 else 's'}"
-        verdict = ("Solved" if self.success else "Not solved") if self.done else "Left"
-        return f"{verdict} after {turns}, reward {sum(self.rewards):g}."
-
-
-def play_episode(
-    env: Environment,
-    console: Console,
-    *,
-    task_seed: int = 0,
-    episode_seed: int = 0,
-    ask: Callable[[], str] | None = None,
-    image_dir: Path | None = None,
-) -> Score:
-    """Play until the end, or until `ask` raises EOFError or KeyboardInterrupt.
-
-    `ask` returns what a person typed; None lets the oracle play. Pictures go to `image_dir`.
-    """
-    system, user = env.reset(task_seed, episode_seed)
-    if image_dir is not None:
-        _make_image_dir(image_dir, env, user.content)
-    console.rule(Text(f"{env.name} · task {task_seed}"), style="dim")
-    console.print(_as_text(system.content), style="dim", soft_wrap=True)
-    if ask is not None:
-        console.print(f"Type an answer, {HINT} for a hint, Ctrl-D to leave.", style="cyan")
-    score = Score()
-    try:
-        _show(console, user.content, image_dir, frame=1)
-        while not score.done:
-            result = env.step(_reply_of_oracle(env, console) if ask is None else _reply(env, ask))
-            score.add(result)
-            _show(console, result.observation, image_dir, frame=len(score.rewards) + 1)
-    except (EOFError, KeyboardInterrupt):
-        console.print()
-    style = "bold green" if score.success else "bold"
-    console.print(str(score), style=style, highlight=False)
-    if image_dir is not None:
-        console.print(f"The pictures are in {image_dir}.", highlight=False, soft_wrap=True)
-    return score
+    if folder is not None and not image:
+        raise ConfigError(f"a folder ({folder}) is for pictures only; add --image")
+    options = parse_options(option or [])
+    if image:
+        options = _with_pictures(name, options)
+    with closing(make_env(name, **options)) as env:
+        play_episode(
+            env,
+            make_console(),
+            task_seed=seed,
+            episode_seed=episode,
+            ask=None if oracle else ask_in_terminal,
+            image_dir=new_game_folder(folder or Path("frames")) if image else None,
+        )
 
 
-def ask_in_terminal() -> str:
-    """Read one line; without a terminal, also write it down, so that the output reads well."""
-    try:
-        typed = input(PROMPT)
-    except UnicodeDecodeError as error:
-        raise MooredError(f"the answer is not {error.encoding} text; type it again") from error
-    if not sys.stdin.isatty():
-        print(typed)
-    return typed
+def _with_pictures(name: str, options: dict[str, object]) -> dict[str, object]:
+    """Ask for the image view, where there are views and none was chosen."""
+    from moored.envs import ENVIRONMENTS
+    from moored.envs.mix import option_defaults
 
-
-def new_game_folder(parent: Path) -> Path:
-    """`parent/game_1`, or the next number: pictures of earlier games stay apart."""
-    taken = [path.name.removeprefix("game_") for path in parent.glob("game_*")]
-    number = 1 + max((int(name) for name in taken if name.isdecimal()), default=0)
-    return parent / f"game_{number}"
-
-
-def to_reply(typed: str) -> str:
-    """Wrap a bare answer into the tags; leave a reply that has any of them alone."""
-    return typed if any(tag in typed for tag in TAGS) else format_reply("", typed.strip())
-
-
-def _reply(env: Environment, ask: Callable[[], str]) -> str:
-    while True:
-        typed = ask()
-        if typed.strip() == HINT:
-            print(f"The oracle says: {env.oracle() or 'nothing'}")
-        elif typed.strip():
-            return to_reply(typed)
-
-
-def _reply_of_oracle(env: Environment, console: Console) -> str:
-    answer = env.oracle()
-    console.print(Text.assemble(PROMPT, (answer, "bold")), soft_wrap=True)
-    return format_reply("", answer)
-
-
-def _show(console: Console, content: Content, image_dir: Path | None, *, frame: int) -> None:
-    console.rule(style="dim")
-    console.print(_as_text(content), soft_wrap=True)
-    if image_dir is None:
-        return
-    for index, image in enumerate(content_images(content)):
-        suffix = f"_{index + 1}" if index else ""
-        image.save(image_dir / f"frame_{frame:02}{suffix}.png")  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def _as_text(content: Content) -> Text:
-    """The content as the model reads it, pictures named by their size."""
-    if isinstance(content, str):
-        return Text(content)
-    parts = [
-        part["text"] if part["type"] == "text" else _picture_name(part["image"]) for part in content
-    ]
-    return Text("".join(parts))
-
-
-def _picture_name(image: object) -> str:
-    width, height = getattr(image, "size", (0, 0))
-    return f"[picture {width}×{height}]\n"
-
-
-def _make_image_dir(folder: Path, env: Environment, content: Content) -> None:
-    if not content_images(content):
-        has_views = "view" in option_defaults(type(env))
-        hint = "set the option view=image" if has_views else "play it without pictures"
-        raise MooredError(f"{env.name} shows no pictures with these options; {hint}")
-    try:
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise MooredError(
-            f"cannot save pictures in {folder}: {error.strerror}; choose another folder"
-        ) from error
+    factory = ENVIRONMENTS.get_object(name)
+    has_views = callable(factory) and "view" in option_defaults(factory)
+    return {"view": "image", **options} if has_views else options

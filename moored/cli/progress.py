@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class StepProgress:
-    """Progress of one run; a plain line a step when the output is no terminal."""
+    """Progress of one run; one plain line per step when the output is not a terminal."""
 
     def __init__(self, console: Console, num_steps: int, done: int) -> None:
         self._console = console

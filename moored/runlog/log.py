@@ -27,20 +27,30 @@ STREAMS: tuple[Stream, ...] = ("metrics", "collapse", "timing")
 """Timing is apart, so that a resumed run writes the same metrics as one that never stopped."""
 
 
+def check_folder(path: str | Path, *, resume: bool = False) -> None:
+    """Refuse a folder that cannot become a run directory; writes nothing."""
+    path = Path(path)
+    if not resume and any((path / f"{stream}.jsonl").exists() for stream in STREAMS):
+        raise RunLogError(f"{str(path)!r} already holds a run; resume it or give another name")
+    nearest = next(p for p in (path, *path.absolute().parents) if p.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        why = "is not writable" if nearest.is_dir() else "is not a folder"
+        raise RunLogError(
+            f"cannot write to run directory {str(path)!r}: {str(nearest)!r} {why}; "
+            f"choose another folder"
+        )
+
+
 class RunLog:
     """Writer of one run directory."""
 
     def __init__(self, path: str | Path, *, resume: bool = False) -> None:
         self.path = Path(path)
-        streams = [self._file(stream) for stream in STREAMS]
-        if not resume and any(file.exists() for file in streams):
-            raise RunLogError(
-                f"{str(self.path)!r} already holds a run; resume it or give another name"
-            )
+        check_folder(self.path, resume=resume)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            for file in streams:
-                _drop_torn_line(file)
+            for stream in STREAMS:
+                _drop_torn_line(self._file(stream))
         except OSError as error:
             raise RunLogError(
                 f"cannot write to run directory {str(self.path)!r}: {error.strerror}"

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from moored import __version__
-from moored.cli.main import main, parse_options
-from moored.cli.play import to_reply
-from moored.envs import ENVIRONMENTS
+from moored.cli.episode import to_reply
+from moored.cli.main import main
+from moored.cli.options import parse_options
 from moored.errors import ConfigError
 
 TOY = '''
@@ -97,7 +97,6 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "toy_env.py").write_text(TOY)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setenv("COLUMNS", "100")
     yield tmp_path
     for module in ("toy_env", "faulty", "late"):
         sys.modules.pop(module, None)
@@ -115,10 +114,8 @@ def run_process(*args: str, typed: str | bytes = "", cwd: Path | None = None):
     """Run `moored args…` in a process of its own, with `typed` on a pipe."""
     data = typed.encode() if isinstance(typed, str) else typed
     command = [sys.executable, "-c", "from moored.cli.main import main; main()", *args]
-    environ = os.environ | {"PYTHONIOENCODING": "utf-8", "COLUMNS": "100"}
-    return subprocess.run(
-        command, input=data, capture_output=True, cwd=cwd, env=environ, timeout=60
-    )
+    environ = os.environ | {"PYTHONIOENCODING": "utf-8"}
+    return subprocess.run(command, input=data, capture_output=True, cwd=cwd, env=environ)
 
 
 def type_lines(monkeypatch: pytest.MonkeyPatch, *lines: str | type[BaseException]) -> None:
@@ -142,7 +139,7 @@ def test_version_is_printed(monkeypatch, capsys) -> None:
 def test_help_names_the_commands(monkeypatch, capsys) -> None:
     assert run(monkeypatch, "--help") == 0
     out = capsys.readouterr().out
-    assert all(command in out for command in ("envs", "play", "check-env"))
+    assert all(f"  {command} " in out for command in ("train", "play", "check-env", "config"))
 
 
 def test_starting_up_imports_neither_numpy_nor_environments() -> None:
@@ -185,6 +182,14 @@ def test_mistakes_are_one_line_on_stderr(monkeypatch, capsys, toy, args, message
     assert message.format(folder=toy) in err
     assert "Traceback" not in err
     assert err.count("\n") == 1
+
+
+def test_a_file_named_like_a_module_does_not_replace_it(toy) -> None:
+    (toy / "random.py").write_text("raise SystemExit('not the real one')\n")
+    code = "import sys; sys.path.remove(''); from moored.cli.main import main; main()"
+    command = [sys.executable, "-c", code, "play", "toy_env:Doubles", "--oracle"]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=toy)
+    assert "Solved after 1 turn" in result.stdout, result.stderr
 
 
 def test_a_person_plays_with_bare_answers(monkeypatch, capsys, toy) -> None:
@@ -256,7 +261,7 @@ def test_answers_come_from_a_pipe_and_are_shown(toy) -> None:
     assert result.stderr == b""
 
 
-def test_bytes_that_are_no_text_do_not_end_in_a_traceback(toy) -> None:
+def test_bytes_that_are_not_text_do_not_end_in_a_traceback(toy) -> None:
     result = run_process("play", "toy_env:Doubles", typed=b"\xff\xfe\n", cwd=toy)
     assert b"Traceback" not in result.stderr
     assert result.returncode in (0, 2)
@@ -285,32 +290,6 @@ def test_an_environment_that_exits_or_hangs_fails_its_check(monkeypatch, capsys,
     out = capsys.readouterr().out
     assert "raised SystemExit at toy_env.py:" in out
     assert "toy_env:Exits breaks" in out
-
-
-@pytest.mark.parametrize("columns", [30, 40, 69])
-def test_envs_can_be_read_on_a_narrow_terminal(monkeypatch, capsys, columns) -> None:
-    monkeypatch.setenv("COLUMNS", str(columns))
-    assert run(monkeypatch, "envs") == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= columns
-    text = " ".join(" ".join(lines).split())
-    assert "sokoban · 5 turns Push every box onto a target. Reward: −0.1 for every action" in text
-    assert "Needs: data, math bandit · 1 turn" in text
-
-
-def test_envs_lists_every_environment(monkeypatch, capsys) -> None:
-    monkeypatch.setenv("COLUMNS", "160")
-    assert run(monkeypatch, "envs") == 0
-    table = capsys.readouterr().out
-    assert run(monkeypatch, "envs", "--json") == 0
-    listed = json.loads(capsys.readouterr().out)
-    assert [item["name"] for item in listed] == list(ENVIRONMENTS)
-    for item in listed:
-        assert item["name"] in table
-        assert item["summary"] and item["reward"] and item["max_turns"] >= 1
-    needs = {item["name"]: item["needs"] for item in listed}
-    assert needs["metamath"] == ["moored[data]", "moored[math]"]
-    assert needs["sokoban"] == needs["frozen_lake"] == ["moored[images]"]
 
 
 def test_option_values_are_read_as_json_or_yaml() -> None:

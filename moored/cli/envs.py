@@ -1,0 +1,79 @@
+"""`moored envs`: the environments, their turns, rewards and extras."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from moored.cli.console import make_console
+from moored.cli.options import AsJson
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from moored.envs.describe import EnvInfo
+
+NARROW = 70
+"""Columns below which a table of environments cannot be read."""
+
+
+def envs_command(as_json: AsJson = False) -> None:
+    """List the environments."""
+    from moored.envs import ENVIRONMENTS
+    from moored.envs.describe import describe_env
+
+    infos = [describe_env(name) for name in ENVIRONMENTS]
+    if as_json:
+        print(json.dumps([_info_dict(info) for info in infos], indent=2, default=repr))
+    else:
+        print_envs(make_console(), infos)
+
+
+def print_envs(console: Console, infos: Sequence[EnvInfo]) -> None:
+    """A table, or on a narrow terminal one paragraph for each."""
+    from rich.markup import escape
+    from rich.padding import Padding
+
+    if console.width >= NARROW:
+        console.print(_envs_table(infos))
+        return
+    for info in infos:
+        turns = "1 turn" if info.max_turns == 1 else f"{info.max_turns} turns"
+        console.print(f"[bold]{info.name}[/] · {turns}", highlight=False)
+        needs = ["Needs: " + ", ".join(map(_short_extra, info.extras))] if info.extras else []
+        for text in (info.summary, f"Reward: {info.reward}", *needs):
+            console.print(Padding(escape(text), (0, 0, 0, 2)), highlight=False)
+
+
+def _short_extra(extra: str) -> str:
+    """`images` for `moored[images]`."""
+    return extra.partition("[")[2].rstrip("]")
+
+
+def _envs_table(infos: Sequence[EnvInfo]) -> Table:
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold")
+    for column, share in (("name", 0), ("turns", 0), ("task", 4), ("reward", 5), ("needs", 0)):
+        table.add_column(column, ratio=share or None, no_wrap=not share)
+    for info in infos:
+        extras = "\n".join(map(_short_extra, info.extras))
+        cells = (info.summary, info.reward, extras or "–")
+        table.add_row(f"[bold]{info.name}[/]", str(info.max_turns), *map(escape, cells))
+    return table
+
+
+def _info_dict(info: EnvInfo) -> dict[str, object]:
+    return {
+        "name": info.name,
+        "max_turns": info.max_turns,
+        "is_stochastic": info.is_stochastic,
+        "summary": info.summary,
+        "reward": info.reward,
+        "needs": list(info.extras),
+        "options": dict(info.options),
+    }

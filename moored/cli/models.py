@@ -1,0 +1,19 @@
+"""`moored models`: what can be used by name."""
+
+from __future__ import annotations
+
+import json
+
+from moored.cli.options import AsJson
+
+
+def models_command(as_json: AsJson = False) -> None:
+    """List the models that can be used by name."""
+    from moored.models.load import describe_models
+
+    rows = describe_models()
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return
+    for row in rows:
+        print(f"{row['name']:<12} {row['what']}")

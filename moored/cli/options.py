@@ -1,0 +1,75 @@
+"""Arguments that several commands take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from moored.errors import ConfigError
+
+if TYPE_CHECKING:
+    from moored.config import Config
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+EnvName = Annotated[str, typer.Argument(help="A name from `moored envs`, or module:Class.")]
+EnvOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option",
+        "-o",
+        metavar="KEY=VALUE",
+        help="An option of the environment, such as max_turns=8; may be given several times.",
+    ),
+]
+ConfigWords = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[PRESET|FILE|KEY=VALUE]…",
+        help="Presets or YAML files, laid over each other, and options: filter.value=0.8.",
+    ),
+]
+
+
+def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Presets and files apart from `key=value` overrides."""
+    presets = [word for word in words if "=" not in word]
+    return presets, [word for word in words if "=" in word]
+
+
+def read_config(words: Sequence[str]) -> Config:
+    """The configuration that presets, files and overrides add up to."""
+    from moored.config import load_config
+    from moored.presets import read_presets
+
+    presets, overrides = split_words(words)
+    return load_config(read_presets(presets), overrides)
+
+
+def check_config(config: Config) -> None:
+    """Refuse what cannot run, as far as it can be told without importing torch: that takes seconds.
+
+    Sinks that are not installed, environments and their options, and models that do not exist.
+    """
+    from moored.envs.mix import EnvMix
+    from moored.models.load import check_model_name
+    from moored.runlog.sinks import require_sinks
+
+    require_sinks(config.log.sinks)
+    check_model_name(config.model)
+    for env in EnvMix.parse([env.model_dump() for env in config.env]).make():
+        env.close()
+
+
+def parse_options(pairs: Sequence[str]) -> dict[str, object]:
+    """Read `key=value` pairs; values are JSON or YAML: 8, 0.5, true, [1, 2], text."""
+    from moored.config import parse_value
+
+    options: dict[str, object] = {}
+    for pair in pairs:
+        key, sign, value = pair.partition("=")
+        if not sign or not key.strip():
+            raise ConfigError(f"an option must look like key=value, got {pair!r}")
+        options[key.strip()] = parse_value(value, pair)
+    return options

@@ -1,0 +1,26 @@
+"""Output in a pipe is the same for every terminal and every setting of it."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from moored.cli.console import make_console
+
+
+@pytest.mark.parametrize("stderr", [False, True])
+def test_lines_in_a_pipe_are_never_broken(monkeypatch, capsys, stderr):
+    monkeypatch.setenv("COLUMNS", "40")
+    line = "word " * 100 + "/a/path" * 40
+    make_console(stderr=stderr).print(line)
+    shown = capsys.readouterr()
+    assert (shown.err if stderr else shown.out) == line + "\n"
+
+
+def test_lines_on_a_terminal_are_wrapped_at_its_width(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    make_console().print("word " * 20)
+    assert len(capsys.readouterr().out.splitlines()) == 3  # 100 characters

@@ -1,0 +1,39 @@
+"""`moored envs`: the same list in a pipe, on a wide and on a narrow terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from moored.cli.envs import envs_command, print_envs
+from moored.envs import ENVIRONMENTS
+from moored.envs.describe import describe_env
+
+
+@pytest.mark.parametrize("columns", [30, 40, 69])
+def test_envs_can_be_read_on_a_narrow_terminal(columns):
+    console = Console(file=io.StringIO(), width=columns)
+    print_envs(console, [describe_env(name) for name in ENVIRONMENTS])
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= columns
+    text = " ".join(" ".join(lines).split())
+    assert "sokoban · 5 turns Push every box onto a target. Reward: −0.1 for every action" in text
+    assert "Needs: data, math bandit · 1 turn" in text
+
+
+def test_envs_lists_every_environment(capsys):
+    envs_command()
+    table = capsys.readouterr().out
+    envs_command(as_json=True)
+    listed = json.loads(capsys.readouterr().out)
+    assert [item["name"] for item in listed] == list(ENVIRONMENTS)
+    for item in listed:
+        assert item["name"] in table
+        assert item["summary"] and item["reward"] and item["max_turns"] >= 1
+    needs = {item["name"]: item["needs"] for item in listed}
+    assert needs["metamath"] == ["moored[data]", "moored[math]"]
+    assert needs["sokoban"] == needs["frozen_lake"] == ["moored[images]"]
