@@ -336,23 +336,20 @@ class Selection:
         return self.group_mask[[index[row] for row in rows]] if rows else np.zeros(0, dtype=bool)
 
     def metrics(self) -> dict[str, float]:
-        """Numbers for the run log; `rollout/filter_*` are the names RAGEN users know."""
+        """Numbers for the run log."""
         kept_scores = self.scores[self.kept]
-        num_zero = int(np.count_nonzero(self.scores == 0.0))
         metrics = {
             "filter/num_groups": float(self.num_groups),
             "filter/num_kept": float(len(self.kept)),
-            "filter/num_zero": float(num_zero),
+            "filter/num_zero": float(np.count_nonzero(self.scores == 0.0)),
             "filter/kept_fraction": self.kept_fraction,
-            f"filter/{self.score}_mean": _mean(self.scores),
-            f"filter/{self.score}_max": float(self.scores.max()) if self.num_groups else 0.0,
-            f"filter/kept_{self.score}_mean": _mean(kept_scores),
-            "rollout/filter_kept_ratio": self.kept_fraction,
-            "rollout/filter_zero_count": float(num_zero),
+            "filter/score_mean": _mean(self.scores),
+            "filter/score_max": float(self.scores.max()) if self.num_groups else 0.0,
+            "filter/kept_score_mean": _mean(kept_scores),
         }
         if self.reward_stds is not None:
-            metrics["rollout/in_group_reward_std"] = _mean(self.reward_stds)
-            metrics["rollout/chosen_in_group_reward_std"] = _mean(self.reward_stds[self.kept])
+            metrics["filter/reward_std_mean"] = _mean(self.reward_stds)
+            metrics["filter/kept_reward_std_mean"] = _mean(self.reward_stds[self.kept])
         return metrics
 
 

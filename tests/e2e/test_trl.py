@@ -138,7 +138,7 @@ def test_groups_are_ranked_by_their_weighted_raw_rewards(tmp_path):
     )
     assert run.log[0]["filter/num_kept"] == 2
     # rewards 0, 1, 0, 1
-    assert run.log[0]["filter/variance_max"] == 0.25
+    assert run.log[0]["filter/score_max"] == 0.25
 
 
 def test_without_a_rule_training_is_that_of_plain_trl(tmp_path):

@@ -220,18 +220,18 @@ def test_selection_reports_what_it_did():
     np.testing.assert_allclose(selection.weights, [1, 0, 0.75, 0.04])
     assert selection.group_mask.tolist() == [True, False, True, False]
     metrics = selection.metrics()
-    assert metrics["filter/kept_fraction"] == metrics["rollout/filter_kept_ratio"] == 0.5
-    assert metrics["rollout/filter_zero_count"] == 1
-    assert metrics["filter/kept_variance_mean"] == pytest.approx(0.21875)
+    assert metrics["filter/kept_fraction"] == 0.5
+    assert metrics["filter/num_zero"] == 1
+    assert metrics["filter/kept_score_mean"] == pytest.approx(0.21875)
     # sample stds: sqrt(1/3), 0, 1/2, sqrt(4/300)
     mean_std = (math.sqrt(1 / 3) + 0.5 + math.sqrt(4 / 300)) / 4
-    assert metrics["rollout/in_group_reward_std"] == pytest.approx(mean_std)
+    assert metrics["filter/reward_std_mean"] == pytest.approx(mean_std)
 
 
 def test_the_largest_of_negative_scores_is_reported_as_it_is():
     selection = select_groups([[-3, -1], [-5, -5]], score="reward_mean", rule="none")
-    assert selection.metrics()["filter/reward_mean_max"] == -2
-    assert select_groups([], []).metrics()["filter/variance_max"] == 0
+    assert selection.metrics()["filter/score_max"] == -2
+    assert select_groups([], []).metrics()["filter/score_max"] == 0
 
 
 def test_row_mask_names_an_unknown_group():

@@ -133,7 +133,7 @@ def test_selection_metrics_are_means_over_all_and_over_kept_groups():
     rewards = [[1, 0], [0.5, 0], [0, 0], [0.1, 0]]  # sample stds 0.7071, 0.3536, 0, 0.0707
     metrics = select_groups(rewards, value=0.5).metrics()
     assert metrics["filter/num_zero"] == 1
-    assert metrics["rollout/in_group_reward_std"] == pytest.approx(1.6 / 4 * math.sqrt(0.5))
-    assert metrics["rollout/chosen_in_group_reward_std"] == pytest.approx(math.sqrt(0.5))
+    assert metrics["filter/reward_std_mean"] == pytest.approx(1.6 / 4 * math.sqrt(0.5))
+    assert metrics["filter/kept_reward_std_mean"] == pytest.approx(math.sqrt(0.5))
     by_length = select_groups([[3, 5]], score="length").metrics()
     assert not any("reward_std" in name for name in by_length)

@@ -49,7 +49,7 @@ def test_rows_of_kept_groups_stay_in_their_order():
 def test_metrics_tell_groups_and_tokens():
     metrics = select_rows(make_batch()).metrics
     assert metrics["filter/kept_fraction"] == pytest.approx(2 / 3)
-    assert metrics["filter/variance_mean"] == pytest.approx(1.25 / 3)
+    assert metrics["filter/score_mean"] == pytest.approx(1.25 / 3)
     kept = sum(LOSS_TOKENS[row] for row in KEPT)
     assert (metrics["tokens/trained"], metrics["tokens/discarded"]) == (kept, 24 - kept)
     assert mask_rows(make_batch()).metrics == metrics
