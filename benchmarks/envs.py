@@ -101,7 +101,7 @@ def measure_actions(name: str, game: Game) -> Measurement:
             start = time.perf_counter()
             for action in actions:
                 num_actions += 1
-                if game.act(action).done:
+                if game.act(action).terminated:
                     break
             elapsed += time.perf_counter() - start
         return num_actions / elapsed
@@ -203,7 +203,7 @@ def _oracle_replies(env: Environment, seed: int) -> list[str]:
     replies: list[str] = []
     for _ in range(env.max_turns):
         replies.append(format_reply("I think so.", env.oracle()))
-        if env.step(replies[-1]).done:
+        if env.step(replies[-1]).is_over:
             break
     return replies
 

@@ -66,8 +66,8 @@ class EndlessSokoban:
         if self._over:
             self._game.reset(self._task_seed)
         result = self._game.step(reply)
-        self._over = result.done
-        return replace(result, done=False)
+        self._over = result.is_over
+        return replace(result, terminated=False, truncated=False)
 
     def oracle(self) -> str:
         return self._game.oracle()

@@ -144,8 +144,9 @@ class StopReason(StrEnum):
     """Why a trajectory ended. Termination, truncation and error are different facts."""
 
     DONE = "done"
-    """The environment ended the episode."""
+    """The task itself was over: the environment terminated the episode."""
     TURN_LIMIT = "turn_limit"
+    """Turns or actions ran out: the environment truncated the episode."""
     CONTEXT_LIMIT = "context_limit"
     ENV_ERROR = "env_error"
     SAMPLER_ERROR = "sampler_error"

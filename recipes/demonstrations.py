@@ -120,7 +120,7 @@ def play(env: Environment, spec: TaskSpec, rng: random.Random) -> Dialogue:
         reply = write_reply(teacher, moment, kind, spec.traces.noise, rng)
         messages.append(Message("assistant", reply))
         result = env.step(reply)
-        if result.done:
+        if result.is_over:
             return Dialogue(spec, task_seed, kind, tuple(messages))
         messages.append(Message("user", result.observation))
 

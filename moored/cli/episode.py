@@ -28,16 +28,16 @@ class Score:
     """What an episode came to so far."""
 
     rewards: list[float] = field(default_factory=list)
-    done: bool = False
+    is_over: bool = False
     success: bool = False
 
     def add(self, result: StepResult) -> None:
         self.rewards.append(result.reward)
-        self.done, self.success = result.done, result.success
+        self.is_over, self.success = result.is_over, result.success
 
     def __str__(self) -> str:
         turns = f"{len(self.rewards)} turn{'' if len(self.rewards) == 1 else 's'}"
-        verdict = ("Solved" if self.success else "Not solved") if self.done else "Left"
+        verdict = ("Solved" if self.success else "Not solved") if self.is_over else "Left"
         return f"{verdict} after {turns}, reward {sum(self.rewards):g}."
 
 
@@ -64,7 +64,7 @@ def play_episode(
     score = Score()
     try:
         _show(console, user.content, image_dir, frame=1)
-        while not score.done:
+        while not score.is_over:
             result = env.step(_reply_of_oracle(env, console) if ask is None else _reply(env, ask))
             score.add(result)
             _show(console, result.observation, image_dir, frame=len(score.rewards) + 1)

@@ -38,7 +38,8 @@ class Bandit:
 
     The prompt says what the two kinds of arm pay, not which arm is which: an arm named after a
     steady profession (Librarian) is safe, one named after a daring profession (Trader) is risky.
-    Success is choosing the arm that pays more on average, whatever it paid this time. One turn.
+    Success is choosing the arm that pays more on average, whatever it paid this time. One pull
+    terminates the episode.
 
     Reward: 0.1 from the safe arm, 1 with probability 0.25, else 0, from the risky arm, which is
     thus the better one. A reply that does not name one of the arms earns `format_penalty`.
@@ -93,7 +94,7 @@ class Bandit:
             return StepResult(
                 observation=f"Malformed reply. Reward: {self.format_penalty:g}.",
                 reward=self.format_penalty,
-                done=True,
+                terminated=True,
                 is_valid=False,
             )
         is_risky = self._is_risky(choice[0])
@@ -101,7 +102,7 @@ class Bandit:
         return StepResult(
             observation=f"You pulled {choice[0]}. Reward: {reward:g}.",
             reward=reward,
-            done=True,
+            terminated=True,
             success=self._mean_reward(choice[0]) == max(map(self._mean_reward, self._arms)),
             metrics={"chose_risky": float(is_risky)},
         )

@@ -35,16 +35,25 @@ FORMAT_REMINDER = f"Reply as {format_reply('your reasoning', 'your answer')}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What one reply led to."""
+    """What one reply led to. At most one of `terminated` and `truncated` is True."""
 
     observation: Content
     """Content of the next user message; after the last turn, a closing line."""
     reward: float
-    done: bool
+    terminated: bool
+    """The task itself is over: solved, lost, or its one answer judged. Nothing more can be earned
+    from the state that was reached."""
+    truncated: bool = False
+    """A limit of turns or actions cut the episode off in a state that could have gone on."""
     is_valid: bool = True
     """False when the reply was malformed."""
     success: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def is_over(self) -> bool:
+        """True after the last turn, however the episode ended."""
+        return self.terminated or self.truncated
 
 
 @runtime_checkable

@@ -42,7 +42,8 @@ class Countdown:
     A task is three or four numbers and a positive whole target, such as 3, 7, 25 and 46; the
     answer is an expression such as `25 + 7 * 3`. Every task has a solution, and never the plain sum
     or the plain product of all numbers. Fractions on the way are exact and allowed; `−`, `×` and
-    `÷` may be written for `-`, `*` and `/`; a trailing `= 46` is ignored. One turn.
+    `÷` may be written for `-`, `*` and `/`; a trailing `= 46` is ignored. One turn, and its answer
+    is judged: the episode is terminated, never truncated.
 
     Reward: 1 when the value is the target, 0.1 when each number is used exactly once but the
     value is wrong, 0 for anything else (other numbers, powers, a leading minus, division by zero).
@@ -102,7 +103,7 @@ class Countdown:
             return StepResult(
                 observation=f"Malformed reply. Reward: {self.format_penalty:g}. Game over.",
                 reward=self.format_penalty,
-                done=True,
+                terminated=True,
                 is_valid=False,
             )
         reward = score(answer, self._task.numbers, self._task.target)
@@ -110,7 +111,7 @@ class Countdown:
         return StepResult(
             observation=f"Reward: {reward:g}. {verdict.get(reward, 'Game over.')}",
             reward=reward,
-            done=True,
+            terminated=True,
             success=reward == 1.0,
             metrics={"right_numbers": float(reward > 0.0)},
         )

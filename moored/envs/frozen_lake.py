@@ -237,7 +237,7 @@ class FrozenLake(Game[Lake]):
         success = self._lake.tiles[self._cell] == "G"
         return Outcome(
             reward=float(success),
-            done=self._lake.is_end(self._cell),
+            terminated=self._lake.is_end(self._cell),
             success=success,
             changed=self._cell != before,
         )

@@ -27,14 +27,19 @@ class Outcome:
     """What one action led to."""
 
     reward: float
-    done: bool = False
+    terminated: bool = False
+    """True when the game itself is over: solved, or lost."""
     success: bool = False
     changed: bool = True
     """False when the action had no effect, e.g. a push against a wall."""
 
 
 class Game(ABC, Generic[TaskT]):
-    """Base of action games. Subclasses set the class attributes and the five methods below."""
+    """Base of action games. Subclasses set the class attributes and the abstract methods.
+
+    An episode is terminated when an action ends the game (solved, or lost) and truncated when the
+    turns or actions run out first: the board could have gone on, so its value is not 0.
+    """
 
     name: ClassVar[str]
     is_stochastic: bool = False
@@ -152,7 +157,7 @@ class Game(ABC, Generic[TaskT]):
             reward += outcome.reward
             self._actions_left -= 1
             changed.append(outcome.changed)
-            if outcome.done:
+            if outcome.terminated:
                 break
         return self._finish(reward, outcome, changed, valid=True)
 
@@ -178,7 +183,7 @@ class Game(ABC, Generic[TaskT]):
         self, reward: float, outcome: Outcome, changed: list[bool], *, valid: bool
     ) -> StepResult:
         out_of_turns = self._turn >= self.max_turns or self._actions_left <= 0
-        self._over = outcome.done or out_of_turns
+        self._over = outcome.terminated or out_of_turns
         result = f"Reward: {reward:g}." if valid else f"Malformed reply. Reward: {reward:g}."
         if self._over:
             result += " Solved.\n" if outcome.success else " Game over.\n"
@@ -188,7 +193,8 @@ class Game(ABC, Generic[TaskT]):
         return StepResult(
             observation=observation,
             reward=reward,
-            done=self._over,
+            terminated=outcome.terminated,
+            truncated=self._over and not outcome.terminated,
             is_valid=valid,
             success=outcome.success,
             metrics={

@@ -122,9 +122,9 @@ class Game2048(Game[Board]):
         reward = (largest_tile(board) - largest_tile(self._board)) / self.target
         self._board = board
         if has_tile(board, self.target):
-            return Outcome(reward, done=True, success=True)
+            return Outcome(reward, terminated=True, success=True)
         self._board = add_tile(board, self._noise)
-        return Outcome(reward, done=not can_move(self._board))
+        return Outcome(reward, terminated=not can_move(self._board))
 
     def state(self) -> str:
         return draw_board(self._board)

@@ -146,7 +146,7 @@ class Rubik(Game[Scramble]):
     def act(self, action: str) -> Outcome:
         self._cube = self._cube.translate(TURNS[action])
         if self._cube == SOLVED:
-            return Outcome(MOVE_REWARD + SOLVED_REWARD, done=True, success=True)
+            return Outcome(MOVE_REWARD + SOLVED_REWARD, terminated=True, success=True)
         return Outcome(MOVE_REWARD)
 
     def state(self) -> str:

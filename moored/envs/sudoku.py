@@ -117,7 +117,7 @@ class Sudoku(Game[Puzzle]):
             return Outcome(-1.0 / self._num_blanks, changed=False)
         self._cells[cell] = digit
         is_solved = all(self._cells)
-        return Outcome(1.0 / self._num_blanks, done=is_solved, success=is_solved)
+        return Outcome(1.0 / self._num_blanks, terminated=is_solved, success=is_solved)
 
     def state(self) -> str:
         return draw_grid(self._cells)

@@ -157,7 +157,7 @@ def _advance(
             answered.append((episode, completion))
     replies = [renderer.decode(completion.token_ids) for _, completion in answered]
     results = list(each(_step, [episode for episode, _ in answered], replies))
-    going_on = (r.observation for r in results if isinstance(r, StepResult) and not r.done)
+    going_on = (r.observation for r in results if isinstance(r, StepResult) and not r.is_over)
     renderer.expect(going_on)
     for (episode, completion), reply, result in zip(answered, replies, results, strict=True):
         episode.record(completion, reply, result)
@@ -210,7 +210,7 @@ class _Episode:
         if isinstance(result, Exception):
             self._fail(result)
             is_valid = spans.answer is not None
-            result = StepResult(observation="", reward=0.0, done=True, is_valid=is_valid)
+            result = StepResult(observation="", reward=0.0, terminated=True, is_valid=is_valid)
         turn = Turn(
             prompt_ids=self.prompt.ids,
             completion_ids=completion.token_ids,
@@ -231,9 +231,9 @@ class _Episode:
             self._go_on(turn, result)
 
     def _go_on(self, turn: Turn, result: StepResult) -> None:
-        if result.done:
+        if result.terminated:
             self.stop = StopReason.DONE
-        elif len(self.turns) >= self.env.max_turns:
+        elif result.truncated or len(self.turns) >= self.env.max_turns:
             self.stop = StopReason.TURN_LIMIT
         else:
             ids = self.renderer.extend(

@@ -53,7 +53,7 @@ def test_any_text_is_scored(name: str) -> None:
         for text in texts:
             result = env.step(text)
             assert math.isfinite(result.reward)
-            if result.done:
+            if result.is_over:
                 break
         assert EXECUTED == []
 

@@ -27,7 +27,7 @@ class Echo:
 
     def step(self, reply: str) -> StepResult:
         is_right = reply.startswith(self._letter)
-        return StepResult(observation="", reward=float(is_right), done=True, success=is_right)
+        return StepResult(observation="", reward=float(is_right), terminated=True, success=is_right)
 
     def oracle(self) -> str:
         return self._letter
@@ -47,7 +47,7 @@ class Half(Echo):
 
     def step(self, reply: str) -> StepResult:
         result = super().step(reply)
-        return StepResult(observation="", reward=self._pays * result.reward, done=True)
+        return StepResult(observation="", reward=self._pays * result.reward, terminated=True)
 
 
 class Logged(Echo):

@@ -47,7 +47,8 @@ class GymnasiumEnv:
     """Any gymnasium environment in text, one action a reply (needs `moored[gym]`).
 
     Reward: the environment's own; −0.1 for a malformed reply, which changes nothing and uses up
-    the turn. Termination and truncation both end the episode.
+    the turn. An episode is terminated when the environment says so, and truncated when the
+    environment says so or `max_turns` is reached first.
 
     A task is a start state: `task_seed` seeds `reset`. The environment's generator `np_random` is
     then replaced by one made from the start's seed and `episode_seed`, so the members of a group
@@ -253,17 +254,19 @@ class GymnasiumEnv:
         terminated: bool = False,
         truncated: bool = False,
     ) -> StepResult:
-        self._over = terminated or truncated or self._turn >= self.max_turns
+        # gymnasium may report both; what is over in itself was not cut off.
+        truncated = not terminated and (truncated or self._turn >= self.max_turns)
+        self._over = terminated or truncated
         success = self._over and bool(self._success(self._total, terminated, self._info))
         lead = f"Reward: {reward:g}." if is_valid else f"Malformed reply. Reward: {reward:g}."
         closing = f"{lead} {'Solved.' if success else 'Game over.'}"
         return StepResult(
             observation=closing if self._over else self._turn_content(f"{lead}\n"),
             reward=reward,
-            done=self._over,
+            terminated=terminated,
+            truncated=truncated,
             is_valid=is_valid,
             success=success,
-            metrics={"terminated": float(terminated), "truncated": float(truncated)},
         )
 
     def _system_text(self) -> str:

@@ -52,7 +52,8 @@ class ReasoningGym:
     """Any task of reasoning-gym by name: one question, one answer (needs `moored[gym]`).
 
     Reward: reasoning-gym's own score of the answer, from 0 to 1; −0.1 for a malformed reply.
-    Success is a score of at least 0.99.
+    Success is a score of at least 0.99. The one answer is judged, so every episode is terminated,
+    never truncated.
 
     Options:
         dataset ("chain_sum"): a name of reasoning-gym's list, such as "sudoku", "word_ladder",
@@ -107,7 +108,7 @@ class ReasoningGym:
             return StepResult(
                 observation=f"Malformed reply. Reward: {self.format_penalty:g}.",
                 reward=self.format_penalty,
-                done=True,
+                terminated=True,
                 is_valid=False,
             )
         verdict = _CHILD.score(
@@ -116,7 +117,7 @@ class ReasoningGym:
         return StepResult(
             observation=f"Reward: {verdict.score:g}.",
             reward=verdict.score,
-            done=True,
+            terminated=True,
             success=verdict.score >= SUCCESS_SCORE,
             metrics={
                 "answers_refused": float(verdict.outcome == "refused"),

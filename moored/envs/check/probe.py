@@ -151,24 +151,24 @@ def play_oracle(env: Probe, seed: int, episode: int = 0) -> tuple[list[str], lis
     env.reset(seed, episode)
     replies: list[str] = []
     results: list[StepResult] = []
-    while len(replies) < env.max_turns and not (results and results[-1].done):
+    while len(replies) < env.max_turns and not (results and results[-1].is_over):
         replies.append(format_reply("", env.oracle()))
         results.append(env.step(replies[-1]))
     return replies, results
 
 
 def replay(env: Probe, seed: int, replies: Sequence[str], episode: int = 0) -> list[StepResult]:
-    """Reset and give the replies in order, until done."""
+    """Reset and give the replies in order, until the episode is over."""
     env.reset(seed, episode)
     return feed(env, replies)
 
 
 def feed(env: Probe, replies: Sequence[str]) -> list[StepResult]:
-    """Give the replies in order, until done."""
+    """Give the replies in order, until the episode is over."""
     results: list[StepResult] = []
     for reply in replies:
         results.append(env.step(reply))
-        if results[-1].done:
+        if results[-1].is_over:
             break
     return results
 
@@ -177,7 +177,7 @@ def find_opening(env: Probe, seed: int) -> list[str]:
     """A reply that leads into the middle of an episode; none where the first turn is the last."""
     env.reset(seed)
     openings = format_reply("", env.oracle()), MALFORMED
-    lasting = (reply for reply in openings if not replay(env, seed, [reply])[-1].done)
+    lasting = (reply for reply in openings if not replay(env, seed, [reply])[-1].is_over)
     return [reply for reply in (next(lasting, None),) if reply is not None]
 
 
@@ -216,7 +216,7 @@ def time_fuzzed_replies(env: Probe, count: int, limit_s: float) -> float:
             elapsed_s = time_reply(env, seed, reply, limit_s, played)
         slowest_s = max(slowest_s, elapsed_s)
         played.append(reply)
-        if result.done or is_slow:
+        if result.is_over or is_slow:
             seed, played = seed + 1, []
             env.reset(seed)
     return slowest_s
@@ -249,7 +249,8 @@ def expect_same(a: Sequence[StepResult], b: Sequence[StepResult], seed: int, whe
 def _facts(result: StepResult) -> dict[str, object]:
     return {
         "reward": result.reward,
-        "done": result.done,
+        "terminated": result.terminated,
+        "truncated": result.truncated,
         "is_valid": result.is_valid,
         "success": result.success,
         "metrics": dict(result.metrics),

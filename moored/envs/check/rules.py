@@ -135,14 +135,15 @@ def check_pickling(subject: Subject) -> str:
 
 
 def check_ending(subject: Subject) -> str:
-    """Every episode ends within max_turns, and a step after the end raises EnvError."""
+    """Every episode is terminated or truncated by max_turns; a step after that raises EnvError."""
     env = subject.make()
     for seed in subject.seeds:
         for replies in subject.scripts(seed):
-            if not replay(env, seed, replies)[-1].done:
+            if not replay(env, seed, replies)[-1].is_over:
                 raise Broken(
-                    f"task seed {seed} was not done after max_turns = {env.max_turns} replies; "
-                    f"return done=True on the last turn"
+                    f"task seed {seed} was not over after max_turns = {env.max_turns} replies; on "
+                    f"the last turn return terminated=True when the task itself is over, else "
+                    f"truncated=True"
                 )
             _expect_over(env)
     return f"max_turns = {env.max_turns}, then EnvError"
@@ -283,7 +284,7 @@ def _expect_same_after_pickling(
 ) -> None:
     played = replay(env, seed, replies[:num_played])
     copy = env.copy()
-    if played and played[-1].done:
+    if played and played[-1].is_over:
         return
     rest = feed(env, replies[num_played:])
     where = f"a copy pickled after {num_played} turns"

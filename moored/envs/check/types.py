@@ -60,10 +60,15 @@ def expect_result(result: object) -> StepResult:
         raise Broken(f"step() must return a moored.envs.StepResult, got {result!r:.80}")
     if isinstance(result.reward, bool) or not isinstance(result.reward, float | int):
         raise Broken(f"reward must be a float, got {result.reward!r:.80}; use float(...)")
-    for name in ("done", "is_valid", "success"):
+    for name in ("terminated", "truncated", "is_valid", "success"):
         value = getattr(result, name)
         if type(value) is not bool:
             raise Broken(f"{name} must be a bool, got {value!r:.80}; use bool(...)")
+    if result.terminated and result.truncated:
+        raise Broken(
+            "a result is terminated and truncated at once; report truncated only when a limit cut "
+            "off what could have gone on"
+        )
     if not isinstance(result.metrics, Mapping):
         raise Broken(f"metrics must map names to numbers, got {result.metrics!r:.80}")
     for name, value in result.metrics.items():

@@ -28,8 +28,9 @@ class MetaMath:
     are not checked), or as text without case and white space.
 
     Reward: 1 for a right answer on the first turn, then 0.5, 0.25, … on the next ones. A wrong
-    answer earns 0, a malformed reply `format_penalty`; both use up the turn. The episode ends with
-    a right answer or after `max_turns`.
+    answer earns 0, a malformed reply `format_penalty`; both use up the turn. The episode is
+    terminated by a right answer or by the last try: the tries are part of the task (each one halves
+    the reward), so an episode is never truncated.
 
     Options:
     - `source=None`: a JSON, JSONL or Parquet file (Parquet needs `moored[data]`), or
@@ -105,7 +106,7 @@ class MetaMath:
         return StepResult(
             observation=self._feedback(answer is not None, is_right, reward),
             reward=reward,
-            done=self._over,
+            terminated=self._over,
             is_valid=answer is not None,
             success=is_right,
             metrics={"num_attempts": float(answer is not None)},

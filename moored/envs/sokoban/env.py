@@ -30,7 +30,7 @@ BLOCKED = Outcome(-0.1, changed=False)
 MOVED = Outcome(-0.1)
 ON_TARGET = Outcome(-0.1 + 1)
 OFF_TARGET = Outcome(-0.1 - 1)
-SOLVED = Outcome(-0.1 + 1 + 10, done=True, success=True)
+SOLVED = Outcome(-0.1 + 1 + 10, terminated=True, success=True)
 
 
 class Sokoban(Game[Room]):

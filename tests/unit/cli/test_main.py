@@ -54,7 +54,7 @@ class Doubles:
         return StepResult(
             observation=self._content(f"You said {answer!a:.20}."),
             reward=float(success),
-            done=not self._turns_left,
+            terminated=not self._turns_left,
             is_valid=answer is not None,
             success=success,
         )

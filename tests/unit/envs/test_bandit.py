@@ -43,7 +43,7 @@ def test_every_name_stands_for_one_kind_of_arm():
 def test_the_safe_arm_always_pays_a_tenth_and_is_no_success():
     for seed in range(50):
         result = pull(Bandit(), STEADY, seed, seed)
-        assert (result.reward, result.done, result.is_valid, result.success) == (
+        assert (result.reward, result.terminated, result.is_valid, result.success) == (
             0.1,
             True,
             True,
@@ -198,7 +198,7 @@ def test_an_answer_that_is_not_one_arm_is_malformed_and_ends_the_game(answer: st
     began = time.process_time()
     result = env.step(format_reply("", answer.format(*arms)))
     assert time.process_time() - began < 0.05
-    assert (result.reward, result.done, result.is_valid, result.success) == (
+    assert (result.reward, result.terminated, result.is_valid, result.success) == (
         -0.5,
         True,
         False,
@@ -221,7 +221,7 @@ def test_any_text_is_scored(reply: str):
     env = Bandit()
     env.reset(0)
     result = env.step(reply)
-    assert (result.reward, result.done, result.is_valid) == (-0.1, True, False)
+    assert (result.reward, result.terminated, result.is_valid) == (-0.1, True, False)
 
 
 def test_a_pickled_game_goes_on_the_same():

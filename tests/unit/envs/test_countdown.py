@@ -150,7 +150,7 @@ def test_the_reference_expression_solves_every_task(split):
     for offset in range(150):
         env.reset(SPLIT_SEEDS[split].start + offset)
         result = env.step(format_reply("", env.oracle()))
-        assert (result.reward, result.success, result.done) == (1.0, True, True)
+        assert (result.reward, result.success, result.terminated) == (1.0, True, True)
 
 
 @pytest.mark.parametrize("options", [{}, {"num_numbers": 6}, {"max_number": 9, "max_target": 24}])
@@ -182,7 +182,7 @@ def test_the_prompt_states_the_penalty_that_is_charged():
     system, _ = env.reset(0)
     assert "-0.25 for a malformed reply" in str(system.content)
     result = env.step("no tags")
-    assert (result.reward, result.is_valid, result.done) == (-0.25, False, True)
+    assert (result.reward, result.is_valid, result.terminated) == (-0.25, False, True)
 
 
 def test_a_well_formed_but_wrong_answer_is_valid():
@@ -261,4 +261,4 @@ def test_any_reply_is_scored_quickly(text, has_tags):
     result = env.step(format_reply("", text) if has_tags else text)
     assert time.process_time() - start < 0.05
     assert result.reward in (-0.1, 0.0, 0.1, 1.0)
-    assert result.done and len(str(result.observation)) < 200
+    assert result.is_over and len(str(result.observation)) < 200

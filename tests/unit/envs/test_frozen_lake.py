@@ -36,7 +36,7 @@ def play(env: FrozenLake, *actions: str):
     results = []
     for action in actions:
         results.append(env.step(say(action)))
-        if results[-1].done:
+        if results[-1].is_over:
             break
     return results
 
@@ -69,7 +69,7 @@ def test_a_walk_around_the_hole_reaches_the_goal_and_earns_one():
         "___\n_OP\n__G",
     ]
     assert [result.reward for result in results] == [0, 0, 0, 1]
-    assert [result.done for result in results] == [False, False, False, True]
+    assert [result.terminated for result in results] == [False, False, False, True]
     assert [result.success for result in results] == [False, False, False, True]
     assert env.state() == "___\n_O_\n__√"
 
@@ -78,7 +78,8 @@ def test_a_hole_ends_the_game_without_reward():
     env = FrozenLake(map=SMALL, slip=0)
     env.reset(0)
     result = env.step(say("Right", "Down"))
-    assert (result.reward, result.done, result.success) == (0, True, False)
+    assert (result.reward, result.terminated, result.success) == (0, True, False)
+    assert not result.truncated
     assert env.state() == "___\n_X_\n__G"
     with pytest.raises(EnvError, match="over"):
         env.step(say("Up"))
@@ -116,8 +117,8 @@ def test_without_slips_every_step_is_gymnasiums(rows: list[str]):
             assert (ours._cell, result.reward) == (cell, reward)
             if terminated:
                 break
-            assert not result.done or ours._turn == 60
-        assert ours._over and result.done
+            assert not result.is_over or ours._turn == 60
+        assert ours._over and result.is_over
 
 
 def assert_same_transitions(lake: Lake, slip: float, table: dict) -> None:
@@ -171,7 +172,7 @@ def walk(env: FrozenLake, episode_seed: int) -> list[int]:
     for action in DIRECTIONS * 10:
         result = env.step(say(action))
         cells.append(env._cell)
-        if result.done:
+        if result.is_over:
             break
     return cells
 
@@ -384,7 +385,7 @@ def run_oracle(env: FrozenLake, task_seed: int, episode_seed: int) -> bool:
     while True:
         result = env.step(format_reply("", env.oracle()))
         assert result.is_valid
-        if result.done:
+        if result.is_over:
             return result.success
 
 
@@ -496,7 +497,7 @@ def test_malformed_replies_cost_the_penalty_and_a_turn_and_move_nothing(reply: s
     began = time.process_time()
     result = env.step(reply)
     assert time.process_time() - began < 0.05
-    assert (result.is_valid, result.reward, result.done) == (False, -0.25, False)
+    assert (result.is_valid, result.reward, result.is_over) == (False, -0.25, False)
     assert board(result.observation) == "P__\n_O_\n__G"
     assert "Turn 2 of 5" in str(result.observation)
     assert env._noise.getstate() == before
@@ -518,4 +519,4 @@ def test_a_pickled_game_goes_on_with_the_same_slips():
     twin = pickle.loads(pickle.dumps(env))
     while not env._over:
         a, b = env.step(say("Right", "Up")), twin.step(say("Right", "Up"))
-        assert (a.reward, a.done, env._cell) == (b.reward, b.done, twin._cell)
+        assert (a.reward, a.is_over, env._cell) == (b.reward, b.is_over, twin._cell)

@@ -43,7 +43,7 @@ def wins(env: Game2048, rng: random.Random | None, num_games: int) -> int:
         while not done:
             answer = " || ".join(rng.choices(env.actions, k=2)) if rng else env.oracle()
             result = env.step(format_reply("", answer))
-            done = result.done
+            done = result.is_over
         won += result.success
     return won
 
@@ -86,7 +86,7 @@ def test_a_new_largest_tile_earns_its_increase_and_no_other_merge_anything():
     env = game(((4, 4, 0, 0), (8, 8, 0, 0), (0, 0, 0, 0), (0, 0, 0, 0)))
     result = env.step(format_reply("", "Left"))
     assert result.reward == (16 - 8) / 64
-    assert not result.done
+    assert not result.is_over
     env = game(((4, 4, 0, 0), (8, 0, 0, 16), (0, 0, 0, 0), (0, 0, 0, 0)))
     assert env.step(format_reply("", "Left")).reward == 0.0
 
@@ -98,7 +98,7 @@ def test_a_game_earns_the_growth_of_its_largest_tile():
         first, total, done = largest_tile(env._board), 0.0, False
         while not done:
             result = env.step(format_reply("", env.oracle()))
-            total, done = total + result.reward, result.done
+            total, done = total + result.reward, result.is_over
         # A new 4 among 2s would grow the largest tile without pay; here the largest is 8 at least.
         assert first >= 8
         assert total == pytest.approx((largest_tile(env._board) - first) / 64)
@@ -111,7 +111,7 @@ def test_a_constant_policy_earns_little():
         done = False
         while not done:
             result = env.step(format_reply("", "Up || Left"))
-            total, done = total + result.reward, result.done
+            total, done = total + result.reward, result.is_over
     assert total / 200 < 0.3
 
 
@@ -135,7 +135,7 @@ def test_action_without_effect_adds_no_tile_and_counts():
 def test_target_tile_wins_at_once():
     env = game(((32, 32, 0, 0), *EMPTY[1:]))
     result = env.step(format_reply("", "Right || Up"))
-    assert (result.reward, result.done, result.success) == (0.5, True, True)
+    assert (result.reward, result.terminated, result.success) == (0.5, True, True)
     assert result.metrics["num_actions"] == 1.0
 
 
@@ -146,7 +146,7 @@ def test_game_ends_when_no_action_changes_the_board():
     assert not can_move(STUCK)
     env = game(board)
     result = env.step(format_reply("", "Left"))
-    assert (result.done, result.success, result.reward) == (True, False, 0.0)
+    assert (result.terminated, result.success, result.reward) == (True, False, 0.0)
 
 
 def test_new_tiles_are_2_nine_times_in_ten_and_reach_every_empty_cell():

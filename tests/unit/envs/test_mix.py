@@ -31,7 +31,7 @@ class Echo:
         return [Message("system", "Echo."), Message("user", self.word)]
 
     def step(self, reply: str) -> StepResult:
-        return StepResult(observation="", reward=0.0, done=True)
+        return StepResult(observation="", reward=0.0, terminated=True)
 
     def oracle(self) -> str:
         return self.word

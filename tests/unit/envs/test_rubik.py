@@ -174,10 +174,15 @@ def test_every_turn_costs_and_solving_pays_ten():
     env = game("R U")
     result = env.step(format_reply("", "F || F'"))
     assert result.reward == pytest.approx(-0.2)
-    assert not result.done
+    assert not result.is_over
     result = env.step(format_reply("", "u' || r'"))
     assert result.reward == pytest.approx(9.8)
-    assert (result.done, result.success) == (True, True)
+    assert (result.terminated, result.truncated, result.success) == (True, False, True)
+
+
+def test_a_solution_on_the_last_turn_is_terminated_not_truncated():
+    result = game("F", depth=1, max_turns=1, max_actions=1).step(format_reply("", "F'"))
+    assert (result.terminated, result.truncated) == (True, False)
 
 
 def test_game_stops_at_the_solution_and_leaves_the_rest_of_the_reply():
@@ -187,15 +192,15 @@ def test_game_stops_at_the_solution_and_leaves_the_rest_of_the_reply():
     assert result.metrics["num_actions"] == 1.0
 
 
-def test_game_ends_unsolved_when_actions_or_turns_run_out():
+def test_game_is_truncated_when_actions_or_turns_run_out():
     env = game("R U F", max_actions=4)
-    assert not env.step(format_reply("", "U || U")).done
+    assert not env.step(format_reply("", "U || U")).is_over
     result = env.step(format_reply("", "U || U"))
-    assert (result.done, result.success) == (True, False)
+    assert (result.terminated, result.truncated, result.success) == (False, True, False)
     env = game("R U F", max_turns=2)
-    assert not env.step("nonsense").done
+    assert not env.step("nonsense").is_over
     result = env.step(format_reply("", "U"))
-    assert (result.done, result.success) == (True, False)
+    assert (result.terminated, result.truncated, result.success) == (False, True, False)
 
 
 def test_oracle_solves_every_task_by_the_shortest_way():
@@ -203,7 +208,7 @@ def test_oracle_solves_every_task_by_the_shortest_way():
     for seed in (*range(30), *(seeds[5] for seeds in SPLIT_SEEDS.values())):
         env.reset(seed)
         depth, total = len(env.plan()), 0.0
-        while not (result := env.step(format_reply("", env.oracle()))).done:
+        while not (result := env.step(format_reply("", env.oracle()))).is_over:
             total += result.reward
         assert result.success
         assert total + result.reward == pytest.approx(10 - 0.1 * depth)

@@ -103,7 +103,12 @@ def test_puzzles_of_size_9_are_complete_unique_and_in_range():
 
 def test_right_digits_share_a_reward_of_one_and_end_the_game():
     result = two_blank_game().step(format_reply("", "r1c1=1 || R2C2=4"))
-    assert (result.reward, result.done, result.success, result.is_valid) == (1.0, True, True, True)
+    assert (result.reward, result.terminated, result.success, result.is_valid) == (
+        1.0,
+        True,
+        True,
+        True,
+    )
 
 
 def test_wrong_digit_costs_and_leaves_the_board():
@@ -111,7 +116,7 @@ def test_wrong_digit_costs_and_leaves_the_board():
     before = env.state()
     result = env.step(format_reply("", "r1c1=2"))
     assert result.reward == -0.5
-    assert not result.done
+    assert not result.is_over
     assert result.metrics == {"num_actions": 1.0, "num_effective_actions": 0.0}
     assert env.state() == before
 
@@ -141,7 +146,7 @@ def test_blind_guessing_does_not_pay():
             guesses = [(rng.choice(cells), rng.randint(1, 4)) for _ in range(2)]
             answer = " || ".join(f"r{c // 4 + 1}c{c % 4 + 1}={digit}" for c, digit in guesses)
             result = env.step(format_reply("", answer))
-            total, done = total + result.reward, result.done
+            total, done = total + result.reward, result.is_over
     assert total / 200 < -0.3
 
 
@@ -175,7 +180,7 @@ def test_oracle_fills_every_puzzle_for_a_reward_of_one(size: int):
     for seed in (*range(15), *(seeds[0] for seeds in SPLIT_SEEDS.values())):
         env.reset(seed)
         rewards = []
-        while not (result := env.step(format_reply("", env.oracle()))).done:
+        while not (result := env.step(format_reply("", env.oracle()))).is_over:
             rewards.append(result.reward)
         assert result.success
         assert sum([*rewards, result.reward]) == pytest.approx(1.0)
@@ -204,7 +209,7 @@ def test_unknown_placement_is_malformed(answer: str):
     env = two_blank_game()
     before = env.state()
     result = env.step(format_reply("", answer))
-    assert (result.reward, result.is_valid, result.done) == (-0.1, False, False)
+    assert (result.reward, result.is_valid, result.terminated) == (-0.1, False, False)
     assert env.state() == before
 
 

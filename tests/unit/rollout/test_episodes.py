@@ -68,9 +68,12 @@ class Walk:
     is_stochastic: bool = False
     max_turns: int = 3
 
-    def __init__(self, plan: dict[int, str] | None = None, ends: bool = True) -> None:
+    def __init__(
+        self, plan: dict[int, str] | None = None, ends: bool = True, max_steps: int = 3
+    ) -> None:
         self.plan = plan or {}
         self.ends = ends
+        self.max_steps = max_steps
         self.num_resets = self.num_closed = 0
 
     def reset(self, task_seed: int, episode_seed: int = 0) -> list[Message]:
@@ -89,7 +92,8 @@ class Walk:
         return StepResult(
             observation=f"You said {len(reply)} characters.",
             reward=math.nan if what == "nan" else 1.0,
-            done=self.ends and self.turn == 3,
+            terminated=self.ends and self.turn == 3,
+            truncated=self.turn == self.max_steps < 3,
             is_valid=parse_reply(reply).is_valid,
             metrics={"num_steps": 2.0},
         )
@@ -351,6 +355,13 @@ def test_first_prompt_without_room_is_reported(renderer, caplog):
     assert group.trajectories[0].stop is StopReason.CONTEXT_LIMIT
     assert group.trajectories[0].num_turns == 0 and not sampler.batches
     assert "raise max_context" in caplog.text
+
+
+def test_an_episode_its_environment_truncates_stops_at_the_turn_limit(renderer):
+    sampler = FakeSampler(renderer, say("on"))
+    (group,) = play(tasks_of(lambda: Walk(max_steps=2), [1], 1), sampler)
+    assert group.trajectories[0].stop is StopReason.TURN_LIMIT
+    assert group.trajectories[0].num_turns == 2 and group.trajectories[0].reward == 2.0
 
 
 def test_an_environment_that_never_ends_stops_at_its_turn_limit(renderer):

@@ -39,7 +39,7 @@ def play(env: GymnasiumEnv, answers: list, *, task: int = 0, episode: int = 0) -
     results = []
     for text in answers:
         results.append(env.step(answer(text)))
-        if results[-1].done:
+        if results[-1].is_over:
             break
     return results
 
@@ -52,30 +52,37 @@ def test_a_walk_around_the_holes_reaches_the_goal() -> None:
     # SFFF/FHFH/FFFH/HFFG: cells 4, 8, 9, 10, 14 are frozen, 15 is the goal.
     results = play(env, ["Down", "Down", "right", " RIGHT ", "Down", "Right"])
     assert [result.reward for result in results] == [0, 0, 0, 0, 0, 1]
-    assert [result.done for result in results] == [False] * 5 + [True]
-    assert results[-1].success
-    assert results[-1].metrics == {"terminated": 1.0, "truncated": 0.0}
+    assert [result.terminated for result in results] == [False] * 5 + [True]
+    assert results[-1].success and not results[-1].truncated
     assert str(results[0].observation).startswith("Reward: 0.\nTurn 2 of 20.\n4\n")
 
 
 def test_a_hole_ends_the_episode_without_success() -> None:
     results = play(GymnasiumEnv(make_options=STEADY), [2, 1])
-    assert [result.done for result in results] == [False, True]
-    assert not results[-1].success
-    assert results[-1].metrics["terminated"] == 1.0
+    assert [result.terminated for result in results] == [False, True]
+    assert not results[-1].success and not results[-1].truncated
 
 
 def test_a_time_limit_of_the_environment_truncates() -> None:
     env = GymnasiumEnv(make_options=STEADY | {"max_episode_steps": 2})
     results = play(env, [0, 0, 0])
     assert len(results) == 2
-    assert results[-1].done and not results[-1].success
-    assert results[-1].metrics == {"terminated": 0.0, "truncated": 1.0}
+    assert not results[-1].success
+    assert (results[-1].terminated, results[-1].truncated) == (False, True)
 
 
-def test_the_turn_limit_ends_the_episode_and_no_step_follows() -> None:
+def test_an_end_at_the_time_limit_is_terminated_only() -> None:
+    # Right, then down into the hole: gymnasium reports both, as the limit is 2 as well.
+    env = GymnasiumEnv(make_options=STEADY | {"max_episode_steps": 2}, max_turns=2)
+    last = play(env, [2, 1])[-1]
+    assert (last.terminated, last.truncated) == (True, False)
+
+
+def test_the_turn_limit_truncates_and_no_step_follows() -> None:
     env = GymnasiumEnv(make_options=STEADY, max_turns=3)
-    assert [result.done for result in play(env, [0, "junk", 0])] == [False, False, True]
+    results = play(env, [0, "junk", 0])
+    assert [result.truncated for result in results] == [False, False, True]
+    assert not any(result.terminated for result in results)
     with pytest.raises(EnvError, match="call reset"):
         env.step(answer(0))
 
@@ -136,7 +143,7 @@ def test_a_fall_from_the_cliff_costs_100_and_leads_back_to_the_only_start() -> N
     env = GymnasiumEnv(env="CliffWalking-v1", to_action=("Up", "Right", "Down", "Left"))
     start = env.reset(0)
     (fall,) = play(env, ["Right"])
-    assert fall.reward == -100 and not fall.done
+    assert fall.reward == -100 and not fall.is_over
     assert str(fall.observation).splitlines()[2] == "36"
     prompts = {messages_digest(env.reset(task)) for task in (0, 1, VALIDATION, TEST)}
     assert prompts == {messages_digest(start)}
@@ -162,7 +169,7 @@ def test_an_answer_that_is_no_action_is_malformed_and_moves_nothing(text: str) -
     env = GymnasiumEnv(make_options=STEADY, format_penalty=-0.25)
     env.reset(0)
     result = env.step(answer(text))
-    assert (result.reward, result.is_valid, result.done) == (-0.25, False, False)
+    assert (result.reward, result.is_valid, result.is_over) == (-0.25, False, False)
     lines = str(result.observation).splitlines()
     assert lines[:3] == ["Malformed reply. Reward: -0.25.", "Turn 2 of 20.", "0"]
 
@@ -228,7 +235,7 @@ def test_user_functions_play_an_environment_of_ones_own() -> None:
     )
     env.reset(0)
     result = env.step(answer(env.oracle()))
-    assert (result.reward, result.done, result.success) == (0.5, True, True)
+    assert (result.reward, result.is_over, result.success) == (0.5, True, True)
     env.reset(0)
     assert not env.step(answer("1.5")).is_valid
     assert not env.step(answer("much")).is_valid
@@ -312,7 +319,7 @@ def test_the_oracle_takes_a_taxi_passenger_home() -> None:
     while not done:
         result = env.step(answer(env.oracle()))
         rewards.append(result.reward)
-        done = result.done
+        done = result.is_over
     assert rewards[-1] == 20 and set(rewards[:-1]) == {-1}
     assert result.success
 
@@ -326,7 +333,7 @@ def test_a_copy_pickled_in_mid_episode_goes_on_alike() -> None:
     for name in ("Right", "Down", "Right", "Right"):
         ours, theirs = env.step(answer(name)), copy.step(answer(name))
         assert ours == theirs
-        if ours.done:
+        if ours.is_over:
             break
 
 

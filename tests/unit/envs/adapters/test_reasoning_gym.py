@@ -59,7 +59,7 @@ def test_the_reference_answer_earns_1_and_nonsense_less(dataset: str) -> None:
     for task in (0, 1, VALIDATION):
         env.reset(task)
         result = env.step(answer(env.oracle()))
-        assert (result.reward, result.done, result.success) == (1.0, True, True)
+        assert (result.reward, result.terminated, result.success) == (1.0, True, True)
         assert not any(result.metrics.values())
         env.reset(task)
         nonsense = env.step(answer("NO IDEA"))
@@ -83,7 +83,7 @@ def test_a_malformed_reply_to_a_question_costs_the_penalty() -> None:
     env = ReasoningGym(format_penalty=-0.5)
     assert "-0.5" in env.reset(0)[0].text
     result = env.step("42")
-    assert (result.reward, result.is_valid, result.done) == (-0.5, False, True)
+    assert (result.reward, result.is_valid, result.terminated) == (-0.5, False, True)
     with pytest.raises(EnvError, match="call reset"):
         env.step("42")
     with pytest.raises(EnvError, match="call reset"):
@@ -268,7 +268,7 @@ def test_a_long_answer_is_refused() -> None:
 def test_no_reply_breaks_the_reasoning_gym_adapter(text: str, in_tags: bool) -> None:
     env = ReasoningGym(dataset="countdown")
     env.reset(0)
-    assert env.step(answer(text) if in_tags else text).done
+    assert env.step(answer(text) if in_tags else text).is_over
 
 
 def test_a_copy_pickled_before_the_answer_scores_alike() -> None:

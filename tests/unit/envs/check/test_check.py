@@ -57,9 +57,14 @@ class TextReward(ReverseWord):
     def step(self, reply):
         return replace(super().step(reply), reward="1")
 
-class IntDone(ReverseWord):
+class IntTerminated(ReverseWord):
     def step(self, reply):
-        return replace(super().step(reply), done=1)
+        return replace(super().step(reply), terminated=1)
+
+class EndsTwice(ReverseWord):
+    def step(self, reply):
+        result = super().step(reply)
+        return replace(result, truncated=result.terminated)
 
 class TupleResult(ReverseWord):
     def step(self, reply):
@@ -117,7 +122,7 @@ class Forgetful(ReverseWord):
 class Endless(ReverseWord):
     def step(self, reply):
         self._turns_left = self.max_turns
-        return replace(super().step(reply), done=False)
+        return replace(super().step(reply), terminated=False)
 
 class StepsOn(ReverseWord):
     def step(self, reply):
@@ -196,7 +201,8 @@ class PaysMalformed(ReverseWord):
 class PaysAnyWord(ReverseWord):
     def step(self, reply):
         result = super().step(reply)
-        return replace(result, reward=1.0 if result.is_valid else -0.1, done=True, success=True)
+        reward = 1.0 if result.is_valid else -0.1
+        return replace(result, reward=reward, terminated=True, success=True)
 
 class ShowsItsSeed(ReverseWord):
     def reset(self, task_seed, episode_seed=0):
@@ -269,7 +275,8 @@ CAUGHT = [
     ("OnlyUser", "protocol", "a system and a user message, got roles ['user']"),
     ("WrongPart", "protocol", "a part of the first user message must be"),
     ("TextReward", "protocol", "reward must be a float, got '1'"),
-    ("IntDone", "protocol", "done must be a bool, got 1"),
+    ("IntTerminated", "protocol", "terminated must be a bool, got 1"),
+    ("EndsTwice", "protocol", "a result is terminated and truncated at once"),
     ("TupleResult", "protocol", "must return a moored.envs.StepResult, got ('Right.'"),
     ("SetOrder", "processes", "gave other first messages in a process with PYTHONHASHSEED="),
     ("PromptNoise", "episode_seed", "3 different first messages under 3 episode seeds"),
@@ -279,7 +286,7 @@ CAUGHT = [
     ("GlobalRandom", "global_random", "the global random state changed"),
     ("Lambda", "pickling", "pickling raised"),
     ("Forgetful", "pickling", "a copy pickled after 1 turns (turn 1: "),
-    ("Endless", "ending", "was not done after max_turns = 2 replies"),
+    ("Endless", "ending", "was not over after max_turns = 2 replies"),
     ("StepsOn", "ending", "step after the end returned a result"),
     ("WrongOracle", "reference", "the oracle did not succeed in 1 episode(s), rewards [1.0]"),
     ("PaysNothing", "reference", "the oracle succeeds, but its total reward is 0;"),

@@ -122,26 +122,26 @@ def test_every_turn_used_up_halves_the_reward():
         env.reset(3)
         for _ in range(num_wrong):
             result = env.step(WRONG)
-            assert (result.reward, result.done, result.is_valid) == (0.0, False, True)
+            assert (result.reward, result.is_over, result.is_valid) == (0.0, False, True)
         result = env.step(reply(env))
-        assert (result.reward, result.done, result.success) == (reward, True, True)
+        assert (result.reward, result.is_over, result.success) == (reward, True, True)
 
 
 def test_a_malformed_reply_costs_the_penalty_and_the_turn():
     env = MetaMath(max_turns=3)
     env.reset(3)
     result = env.step("seven")
-    assert (result.reward, result.is_valid, result.done) == (-0.1, False, False)
+    assert (result.reward, result.is_valid, result.is_over) == (-0.1, False, False)
     assert "Turn 2 of 3" in str(result.observation)
     assert env.step(reply(env)).reward == 0.5
 
 
-def test_the_episode_ends_when_the_turns_are_used_up():
+def test_the_last_try_terminates_the_episode():
     env = MetaMath(max_turns=2)
     env.reset(3)
-    assert not env.step(WRONG).done
+    assert not env.step(WRONG).is_over
     result = env.step(WRONG)
-    assert (result.done, result.success, result.reward) == (True, False, 0.0)
+    assert (result.terminated, result.success, result.reward) == (True, False, 0.0)
     with pytest.raises(EnvError, match="call reset"):
         env.step(WRONG)
 

@@ -44,7 +44,7 @@ def test_last_push_earns_the_box_and_the_room_and_ends_the_episode():
     assert rewards == [-0.1, -0.1]
     assert board(env) == ["######", "#__O_#", "#__X_#", "#__P_#", "#____#", "######"]
     outcome = env.act("Up")
-    assert (outcome.reward, outcome.done, outcome.success) == (10.9, True, True)
+    assert (outcome.reward, outcome.terminated, outcome.success) == (10.9, True, True)
     assert board(env) == ["######", "#__√_#", "#__P_#", "#____#", "#____#", "######"]
 
 
@@ -81,7 +81,7 @@ def test_blocked_move_costs_a_step_and_changes_nothing(level, action):
     env = Sokoban(level=level)
     env.reset(0)
     outcome = env.act(action)
-    assert (outcome.reward, outcome.changed, outcome.done) == (-0.1, False, False)
+    assert (outcome.reward, outcome.changed, outcome.terminated) == (-0.1, False, False)
     assert board(env) == level
 
 
@@ -93,7 +93,7 @@ def test_one_turn_plays_two_actions_and_reports_them():
     env.reset(0)
     result = env.step(format_reply("go round", "Down || right || Up"))
     assert result.reward == pytest.approx(-0.2)
-    assert not result.done
+    assert not result.is_over
     assert result.metrics == {"num_actions": 2.0, "num_effective_actions": 2.0}
     assert result.observation == (
         "Reward: -0.2.\nTurn 2 of 5.\n######\n#__O_#\n#__X_#\n#__P_#\n#____#\n######\n"
@@ -102,7 +102,7 @@ def test_one_turn_plays_two_actions_and_reports_them():
         "Reply as <think>your reasoning</think><answer>your answer</answer>."
     )
     final = env.step(format_reply("", "Up"))
-    assert (final.reward, final.done, final.success) == (10.9, True, True)
+    assert (final.reward, final.is_over, final.success) == (10.9, True, True)
     with pytest.raises(EnvError, match="call reset"):
         env.step(format_reply("", "Up"))
 
@@ -158,7 +158,7 @@ def test_malformed_reply_costs_the_penalty_and_moves_nothing(reply):
     start = time.process_time()
     result = env.step(reply)
     assert time.process_time() - start < 0.05
-    assert (result.reward, result.is_valid, result.done) == (-0.1, False, False)
+    assert (result.reward, result.is_valid, result.is_over) == (-0.1, False, False)
     assert board(env) == ONE_BOX
 
 

@@ -88,7 +88,7 @@ def test_random_play_follows_the_slow_rules():
         for action in rng.choices(env.actions, k=60):
             where, player, boxes = read(board(env))
             expected = moves(where, player, boxes).get(action, (player, boxes))
-            done = done or env.act(action).done
+            done = done or env.act(action).terminated
             assert done or read(board(env))[1:] == expected
 
 
@@ -145,7 +145,7 @@ def test_oracle_solves_every_drawn_room_within_the_budget(options):
         for task_seed in seeds[:6]:
             env.reset(task_seed)
             result, total, num_actions = None, 0.0, 0.0
-            while result is None or not result.done:
+            while result is None or not result.is_over:
                 result = env.step(format_reply("", env.oracle()))
                 total += result.reward
                 num_actions += result.metrics["num_actions"]
@@ -186,7 +186,7 @@ def test_plan_is_shortest_from_any_position_on_the_way(size, boxes):
     verdicts = Counter()
     for seed in range(25):
         env.reset(seed)
-        while rng.random() < 0.9 and not env.act(rng.choice(env.actions)).done:
+        while rng.random() < 0.9 and not env.act(rng.choice(env.actions)).terminated:
             pass
         expected, plan = shortest_length(board(env)), env.plan()
         assert len(plan) == (expected or 0)
