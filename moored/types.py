@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, Literal, TypedDict
 
 import numpy as np
@@ -97,20 +98,44 @@ def _image_bytes(image: object) -> bytes:
     return f"{pixels.mode}{pixels.size}".encode() + pixels.tobytes()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)  # no slots, so that the key can be kept
 class Prompt:
-    """What a model conditions on: token ids, and the images they refer to, in order."""
+    """What a model conditions on: token ids, and the images they refer to, in order.
+
+    Two prompts are equal exactly when ids and images are.
+    """
 
     ids: np.ndarray
     images: tuple[object, ...] = ()
 
-    @property
+    @cached_property
     def key(self) -> bytes:
         """Equal exactly for prompts that are the same to the model."""
         sha = hashlib.sha256(np.ascontiguousarray(self.ids, dtype=np.int64).tobytes())
         for image in self.images:
             sha.update(_image_bytes(image))
         return sha.digest()
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return isinstance(other, Prompt) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def then(self, *ids: np.ndarray, images: tuple[object, ...] = ()) -> Prompt:
+        """This prompt, more token ids, and the images that those refer to."""
+        return Prompt(np.concatenate([self.ids, *ids]), (*self.images, *images))
+
+    def continues(self, earlier: Prompt) -> bool:
+        """True when this prompt begins with all tokens and images of an earlier one."""
+        length, num_images = len(earlier.ids), len(earlier.images)
+        if len(self.ids) < length or len(self.images) < num_images:
+            return False
+        if not np.array_equal(self.ids[:length], earlier.ids):
+            return False
+        return _same_images(self.images[:num_images], earlier.images)
 
 
 class FinishReason(StrEnum):
@@ -164,15 +189,15 @@ class StopReason(StrEnum):
 class Turn:
     """One reply: what was seen, what was written, what it earned."""
 
-    prompt_ids: np.ndarray
-    """Every token before the reply, observation tokens of earlier turns included."""
+    prompt: Prompt
+    """Everything before the reply, earlier turns with their observations and images included."""
     completion_ids: np.ndarray
     logprobs: np.ndarray
     think_span: Span | None = None
     """Reasoning tokens inside `completion_ids`, tags excluded; None when the tags are missing."""
     answer_span: Span | None = None
     reply: str
-    observation: Content = ""
+    seen: Content = ""
     """Content of the user message this turn answers."""
     reward: float = 0.0
     is_valid: bool = True
@@ -250,8 +275,7 @@ class Group:
                 self._check_first_prompt(index, trajectory.turns[0], first)
 
     def _check_first_prompt(self, index: int, turn: Turn, first: Turn) -> None:
-        same_ids = np.array_equal(turn.prompt_ids, first.prompt_ids)
-        if same_ids and (turn.observation is first.observation or _same_pixels(turn, first)):
+        if turn.prompt == first.prompt:
             return
         raise MooredError(
             f"group {self.group_id} ({self.env}, task {self.task_seed}): trajectory {index} has "
@@ -265,11 +289,9 @@ class Group:
         return np.array([trajectory.reward for trajectory in self.trajectories])
 
 
-def _same_pixels(a: Turn, b: Turn) -> bool:
-    images = content_images(a.observation), content_images(b.observation)
-    if len(images[0]) != len(images[1]):
-        return False
-    return all(_image_bytes(x) == _image_bytes(y) for x, y in zip(*images, strict=True))
+def _same_images(a: Sequence[object], b: Sequence[object]) -> bool:
+    pairs = zip(a, b, strict=True)
+    return all(x is y or _image_bytes(x) == _image_bytes(y) for x, y in pairs)
 
 
 def group_id_array(group_ids: Sequence[object] | np.ndarray) -> np.ndarray:

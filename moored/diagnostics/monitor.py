@@ -26,7 +26,7 @@ from moored.diagnostics.report import CollapseReport, ZScoreEMA
 from moored.diagnostics.scoring import ScoreFn, cross_score
 from moored.errors import TooFewPromptsError
 from moored.names import check_name
-from moored.types import Group, Prompt, Turn, content_images
+from moored.types import Group, Prompt, Turn
 
 View = Literal["first_turn", "trajectory", "positions", "chain"]
 PREFIXES = {
@@ -203,7 +203,6 @@ def _valid_thinking_rate(groups: Sequence[Group]) -> float:
 
 def _prompt(turn: Turn, *, up_to_action: bool = False) -> Prompt:
     """What a first turn answered; `up_to_action` adds its reply up to the action."""
-    ids = [turn.prompt_ids]
-    if up_to_action and turn.answer_span is not None:
-        ids.append(turn.completion_ids[: turn.answer_span[0]])
-    return Prompt(np.concatenate(ids), content_images(turn.observation))
+    if not up_to_action or turn.answer_span is None:
+        return turn.prompt
+    return turn.prompt.then(turn.completion_ids[: turn.answer_span[0]])

@@ -14,7 +14,7 @@ from itertools import chain, zip_longest
 import numpy as np
 
 from moored.errors import MooredError, TooFewPromptsError
-from moored.types import Group, Prompt, Trajectory, content_images
+from moored.types import Group, Prompt, Trajectory
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -166,9 +166,7 @@ def _pair(group_id: int, index: int, trajectory: Trajectory, t: int) -> Pair | N
     start, stop = turn.think_span or (0, 0)
     if stop == start:
         return None
-    images = chain.from_iterable(content_images(x.observation) for x in trajectory.turns[: t + 1])
-    prompt = Prompt(turn.prompt_ids, tuple(images))
-    return Pair(prompt, turn.completion_ids[:stop], start, group_id, index, t)
+    return Pair(turn.prompt, turn.completion_ids[:stop], start, group_id, index, t)
 
 
 def _pair_set(

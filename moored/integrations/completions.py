@@ -12,7 +12,7 @@ import numpy as np
 
 from moored.errors import MooredError
 from moored.reply import THINK_TAGS, Tags, find_think
-from moored.types import Group, Span, StopReason, Trajectory, Turn
+from moored.types import Group, Prompt, Span, StopReason, Trajectory, Turn
 
 TokenIds = Sequence[int] | np.ndarray
 
@@ -60,16 +60,16 @@ def group_completions(
             f"give one prompt, one completion and one span for each row, got {len(prompts)}, "
             f"{len(completions)} and {len(spans)}"
         )
-    by_prompt: dict[bytes, list[Turn]] = {}
+    by_prompt: dict[Prompt, list[Turn]] = {}
     for prompt, completion, span in zip(prompts, completions, spans, strict=True):
         turn = _turn(prompt, completion, span)
-        by_prompt.setdefault(turn.prompt_ids.tobytes(), []).append(turn)
+        by_prompt.setdefault(turn.prompt, []).append(turn)
     return [_group(index, turns) for index, turns in enumerate(by_prompt.values())]
 
 
 def _turn(prompt: TokenIds, completion: TokenIds, span: Span | None) -> Turn:
     return Turn(
-        prompt_ids=np.asarray(prompt, dtype=np.int64),
+        prompt=Prompt(np.asarray(prompt, dtype=np.int64)),
         completion_ids=np.asarray(completion, dtype=np.int64),
         logprobs=np.full(len(completion), np.nan),
         think_span=span,

@@ -181,7 +181,7 @@ def _turns(prompt: np.ndarray, response: np.ndarray, spans: ReplySpans) -> tuple
     for (start, stop), think in zip(spans["turns"], spans["thinks"], strict=True):
         turns.append(
             Turn(
-                prompt_ids=np.concatenate([prompt, response[:start]]),
+                prompt=Prompt(np.concatenate([prompt, response[:start]])),
                 completion_ids=response[start:stop],
                 logprobs=np.full(stop - start, np.nan),
                 think_span=None if think is None else (think[0] - start, think[1] - start),

@@ -60,12 +60,12 @@ class DialogueRenderer(Protocol):
 
     def extend(
         self,
-        prompt_ids: np.ndarray,
+        prompt: Prompt,
         completion_ids: np.ndarray,
         reply: str,
         observation: Content,
         history: Sequence[Message],
-    ) -> np.ndarray: ...
+    ) -> Prompt: ...
 
     def decode(self, completion_ids: np.ndarray) -> str: ...
 
@@ -212,13 +212,13 @@ class _Episode:
             is_valid = spans.answer is not None
             result = StepResult(observation="", reward=0.0, terminated=True, is_valid=is_valid)
         turn = Turn(
-            prompt_ids=self.prompt.ids,
+            prompt=self.prompt,
             completion_ids=completion.token_ids,
             logprobs=completion.logprobs,
             think_span=spans.think,
             answer_span=spans.answer,
             reply=reply,
-            observation=self.history[-1].content,
+            seen=self.history[-1].content,
             reward=float(result.reward),
             is_valid=result.is_valid,
             policy_version=completion.policy_version,
@@ -236,11 +236,11 @@ class _Episode:
         elif result.truncated or len(self.turns) >= self.env.max_turns:
             self.stop = StopReason.TURN_LIMIT
         else:
-            ids = self.renderer.extend(
-                turn.prompt_ids, turn.completion_ids, turn.reply, result.observation, self.history
+            prompt = self.renderer.extend(
+                turn.prompt, turn.completion_ids, turn.reply, result.observation, self.history
             )
             self.history += [Message("assistant", turn.reply), Message("user", result.observation)]
-            self._see(Prompt(ids))
+            self._see(prompt)
 
     def _see(self, prompt: Prompt) -> None:
         self.prompt = prompt

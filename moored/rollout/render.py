@@ -3,15 +3,14 @@
 A reply is never re-tokenised: the next prompt is the ids before it, the ids as they were sampled,
 and what the chat template puts between one reply and the next. A template that rewrites earlier
 turns is found out at construction; then every turn gets a prompt of its own.
-Text only: an image needs a processor that knows its placeholder ids; it would take the place of
-`_plain_text` and fill `Prompt.images`.
+An image becomes the text that `image_text` gives it, and travels with the ids in `Prompt.images`.
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise, takewhile
@@ -21,7 +20,7 @@ import numpy as np
 
 from moored.errors import MooredError
 from moored.reply import THINK_TAGS, find_parts, format_reply, open_think
-from moored.types import Content, Message, Prompt, Span, content_images, content_text
+from moored.types import Content, Message, Prompt, Span, content_images
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -47,6 +46,8 @@ class Renderer:
     """Turns dialogues into token ids with a tokenizer's own chat template.
 
     `template_options` are extra variables of the template, e.g. `{"enable_thinking": False}`.
+    `image_text` gives the text that stands for an image, e.g. the placeholder tokens of a vision
+    model; without it a message that holds an image is refused.
     """
 
     stop_ids: tuple[int, ...]
@@ -60,6 +61,7 @@ class Renderer:
         tokenizer: PreTrainedTokenizerBase,
         *,
         template_options: Mapping[str, object] | None = None,
+        image_text: Callable[[object], str] | None = None,
     ) -> None:
         if not tokenizer.chat_template:
             raise MooredError(
@@ -68,6 +70,7 @@ class Renderer:
             )
         self.tokenizer = tokenizer
         self._options = dict(template_options or {})
+        self._image_text = image_text
         self._borders = self._find_borders()
         self._chunk_ids: dict[str, np.ndarray] = {}
         self._starts: dict[tuple[tuple[str, str], ...], Prompt] = {}
@@ -79,7 +82,8 @@ class Renderer:
     def start(self, messages: Sequence[Message]) -> Prompt:
         """The first prompt, up to where the model begins to write."""
         if not all(isinstance(message.content, str) for message in messages):
-            return Prompt(self._encode(self._render(messages)))
+            images = tuple(image for message in messages for image in message.images)
+            return Prompt(self._encode(self._render(messages)), images)
         key = tuple((message.role, cast(str, message.content)) for message in messages)
         if key not in self._starts:
             _bound(self._starts, CACHED_STARTS)
@@ -101,20 +105,20 @@ class Renderer:
 
     def extend(
         self,
-        prompt_ids: np.ndarray,
+        prompt: Prompt,
         completion_ids: np.ndarray,
         reply: str,
         observation: Content,
         history: Sequence[Message],
-    ) -> np.ndarray:
-        """Ids of the next prompt; `history` are the messages before the reply."""
+    ) -> Prompt:
+        """The next prompt; `history` are the messages before the reply."""
         if not self.is_prefix_stable:
             turn = Message("assistant", reply), Message("user", observation)
-            return self.start([*history, *turn]).ids
+            return self.start([*history, *turn])
         between = self._encode(self._text_after_reply(observation))
         if len(completion_ids) and completion_ids[-1] == self._end_id:
             between = between[np.argmax(between == self._end_id) + 1 :]
-        return np.concatenate([prompt_ids, completion_ids, between])
+        return prompt.then(completion_ids, between, images=content_images(observation))
 
     def decode(self, completion_ids: np.ndarray) -> str:
         """The reply as an environment reads it: without the stop token, other tokens kept.
@@ -254,7 +258,7 @@ class Renderer:
         return after
 
     def _render(self, messages: Sequence[Message]) -> str:
-        chat = [{"role": m.role, "content": _plain_text(m.content)} for m in messages]
+        chat = [{"role": m.role, "content": self._text(m.content)} for m in messages]
         if self._folds_system and [m["role"] for m in chat[:2]] == ["system", "user"]:
             both = f"{chat[0]['content']}\n\n{chat[1]['content']}"
             chat[:2] = [{"role": "user", "content": both}]
@@ -262,6 +266,21 @@ class Renderer:
         text = self.tokenizer.apply_chat_template(chat, **options)
         assert isinstance(text, str)
         return text
+
+    def _text(self, content: Content) -> str:
+        """The content with the text that stands for each image in the image's place."""
+        if isinstance(content, str):
+            return content
+        if self._image_text is None and content_images(content):
+            raise MooredError(
+                "a message holds an image, but this renderer has no text for images; choose a "
+                "text view of the environment"
+            )
+        parts = (
+            part["text"] if part["type"] == "text" else self._image_text(part["image"])  # pyright: ignore[reportOptionalCall]
+            for part in content
+        )
+        return "".join(parts)
 
     def _encode(self, text: str) -> np.ndarray:
         """Token ids, chunk by chunk: most of a dialogue was encoded before."""
@@ -322,15 +341,6 @@ def _token_span(ends: Sequence[int], chars: Span, shift: int) -> Span:
 
 def _common_length(a: str, b: str) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
-
-
-def _plain_text(content: Content) -> str:
-    if content_images(content):
-        raise MooredError(
-            "a message holds an image, but this renderer has no image processor; choose a text "
-            "view of the environment"
-        )
-    return content_text(content)
 
 
 def _user() -> Message:

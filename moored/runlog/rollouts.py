@@ -21,6 +21,7 @@ from moored.types import (
     Content,
     Group,
     ImagePart,
+    Prompt,
     Span,
     StopReason,
     TextPart,
@@ -152,16 +153,19 @@ def _trajectory_rows(episode: int, trajectory: Trajectory) -> Iterator[dict[str,
     }
     if not trajectory.turns:
         yield shared
+    num_images = 0
     for position, turn in enumerate(trajectory.turns):
-        yield {**shared, "turn": position, **_turn_columns(turn)}
+        yield {**shared, "turn": position, **_turn_columns(turn, num_images)}
+        num_images = len(turn.prompt.images)
 
 
-def _turn_columns(turn: Turn) -> dict[str, object]:
+def _turn_columns(turn: Turn, num_known: int) -> dict[str, object]:
+    """`num_known` images of the prompt are in the rows of earlier turns."""
     think_start, think_end = turn.think_span or (None, None)
     answer_start, answer_end = turn.answer_span or (None, None)
     return {
-        "observation": content_text(turn.observation),
-        **_image_columns(turn.observation),
+        "observation": content_text(turn.seen),
+        **_image_columns(turn, num_known),
         "reply": turn.reply,
         "turn_reward": turn.reward,
         "is_valid": turn.is_valid,
@@ -170,21 +174,30 @@ def _turn_columns(turn: Turn) -> dict[str, object]:
         "think_end": think_end,
         "answer_start": answer_start,
         "answer_end": answer_end,
-        "prompt_ids": turn.prompt_ids,
+        "prompt_ids": turn.prompt.ids,
         "completion_ids": turn.completion_ids,
         "logprobs": turn.logprobs,
     }
 
 
-def _image_columns(content: Content) -> dict[str, object]:
-    """The images as PNG, and before which character of the text each stands; none for a string."""
-    if isinstance(content, str):
+def _image_columns(turn: Turn, num_known: int) -> dict[str, object]:
+    """New images as PNG, and before which character of `observation` each stands.
+
+    An image of an earlier message, which `observation` does not hold, stands at -1.
+    """
+    content = turn.seen
+    own = content_images(content)
+    new = turn.prompt.images[num_known:] or own
+    if isinstance(content, str) and not new:
         return {}
+    before = [-1] * (len(new) - len(own))
+    if isinstance(content, str):
+        return {"images": [_to_png(image) for image in new], "image_at": before}
     ends = itertools.accumulate(
         len(part["text"]) if part["type"] == "text" else 0 for part in content
     )
     places = [end for part, end in zip(content, ends, strict=True) if part["type"] == "image"]
-    return {"images": [_to_png(image) for image in content_images(content)], "image_at": places}
+    return {"images": [_to_png(image) for image in new], "image_at": before + places}
 
 
 def _to_png(image: Any) -> bytes:
@@ -263,22 +276,31 @@ def _trajectory(file: Path, rows: Sequence[Mapping[str, Any]]) -> Trajectory:
         env=first["env"],
         task_seed=first["task_seed"],
         episode_seed=first["episode_seed"],
-        turns=tuple(map(_turn, turns)),
+        turns=tuple(_turns(turns)),
         stop=StopReason(first["stop"]),
         success=first["success"],
         metrics=dict(first["metrics"]),
     )
 
 
-def _turn(row: Mapping[str, Any]) -> Turn:
+def _turns(rows: Sequence[Mapping[str, Any]]) -> Iterator[Turn]:
+    """A row holds the images that its turn added; a prompt has those of all turns up to its own."""
+    images: tuple[object, ...] = ()
+    for row in rows:
+        new = [_from_png(data) for data in row["images"] or ()]
+        images = (*images, *new)
+        yield _turn(row, Prompt(row["prompt_ids"], images), new)
+
+
+def _turn(row: Mapping[str, Any], prompt: Prompt, new_images: Sequence[object]) -> Turn:
     return Turn(
-        prompt_ids=row["prompt_ids"],
+        prompt=prompt,
         completion_ids=row["completion_ids"],
         logprobs=row["logprobs"],
         think_span=_span(row["think_start"], row["think_end"]),
         answer_span=_span(row["answer_start"], row["answer_end"]),
         reply=row["reply"],
-        observation=_content(row["observation"], row["images"], row["image_at"]),
+        seen=_content(row["observation"], new_images, row["image_at"]),
         reward=row["turn_reward"],
         is_valid=row["is_valid"],
         policy_version=row["policy_version"],
@@ -289,16 +311,18 @@ def _span(start: int | None, end: int | None) -> Span | None:
     return None if start is None or end is None else (start, end)
 
 
-def _content(text: str, images: list[bytes] | None, places: list[int] | None) -> Content:
+def _content(text: str, images: Sequence[object], places: list[int] | None) -> Content:
     """Text with its images back in their places; text parts that touched are one part now."""
-    if images is None or places is None:
+    own = [(image, at) for image, at in zip(images, places or (), strict=True) if at >= 0]
+    if places is None or (not own and places):
         return text
+    images, places = [image for image, _ in own], [at for _, at in own]
     parts: list[TextPart | ImagePart] = []
     for start, stop, image in zip([0, *places], [*places, len(text)], [*images, None], strict=True):
         if start < stop:
             parts.append(TextPart(type="text", text=text[start:stop]))
         if image is not None:
-            parts.append(ImagePart(type="image", image=_from_png(image)))
+            parts.append(ImagePart(type="image", image=image))
     return parts
 
 

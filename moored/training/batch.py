@@ -27,6 +27,8 @@ class Sample:
     """One prompt and what followed it. Numbers are zero where `loss_mask_T` is not set."""
 
     prompt: Prompt
+    images: tuple[object, ...] = ()
+    """Those that observations of the continuation refer to, in order."""
     ids_T: np.ndarray
     loss_mask_T: np.ndarray
     """True exactly on sampled tokens."""
@@ -74,29 +76,26 @@ def _trajectory_samples(trajectory: Trajectory, group: int, number: int) -> list
         return []
     samples: list[Sample] = []
     pieces: list[tuple[np.ndarray, bool, np.ndarray, float]] = []
-    start: np.ndarray | None = None
-    stream = np.zeros(0, dtype=np.int64)
+    start: Prompt | None = None
+    stream = Prompt(np.zeros(0, dtype=np.int64))
     for turn in trajectory.turns:
-        if start is not None and _extends(turn.prompt_ids, stream):
-            seen = turn.prompt_ids[len(stream) :]
+        if start is not None and turn.prompt.continues(stream):
+            seen = turn.prompt.ids[len(stream.ids) :]
             pieces.append((seen, False, np.zeros(len(seen)), 0.0))
         else:
             if start is not None:
-                samples.append(_sample(Prompt(start), pieces, group, number))
-            start, pieces = turn.prompt_ids, []
+                samples.append(_sample(start, stream.images, pieces, group, number))
+            start, pieces = turn.prompt, []
         pieces.append((turn.completion_ids, True, turn.logprobs, turn.reward))
-        stream = np.concatenate([turn.prompt_ids, turn.completion_ids])
+        stream = turn.prompt.then(turn.completion_ids)
     if start is not None:
-        samples.append(_sample(Prompt(start), pieces, group, number))
+        samples.append(_sample(start, stream.images, pieces, group, number))
     return samples
-
-
-def _extends(ids: np.ndarray, stream: np.ndarray) -> bool:
-    return len(ids) >= len(stream) and np.array_equal(ids[: len(stream)], stream)
 
 
 def _sample(
     prompt: Prompt,
+    images: tuple[object, ...],
     pieces: Sequence[tuple[np.ndarray, bool, np.ndarray, float]],
     group: int,
     number: int,
@@ -111,6 +110,7 @@ def _sample(
             rewards[stop - 1] = reward
     return Sample(
         prompt=prompt,
+        images=images[len(prompt.images) :],
         ids_T=ids,
         loss_mask_T=mask,
         old_logprobs_T=np.concatenate([logprobs for *_, logprobs, _ in pieces]),

@@ -21,6 +21,7 @@ from moored.types import (
     TextPart,
     Trajectory,
     Turn,
+    content_images,
     messages_digest,
 )
 
@@ -34,7 +35,7 @@ def picture(colour: str) -> Content:
 
 def turn(prompt=(1, 2), reply=(3, 4, 5), reward=0.0, **fields) -> Turn:
     return Turn(
-        prompt_ids=np.array(prompt),
+        prompt=Prompt(np.array(prompt), content_images(fields.get("seen", ""))),
         completion_ids=np.array(reply),
         logprobs=np.zeros(len(reply)),
         reply="",
@@ -96,7 +97,12 @@ def test_spans_outside_the_reply_and_missing_logprobs_are_refused():
     with pytest.raises(MooredError, match=r"think_span \(1, 9\)"):
         turn(think_span=(1, 9))
     with pytest.raises(MooredError, match="one logprob per sampled token"):
-        Turn(prompt_ids=np.array([1]), completion_ids=np.array([1]), logprobs=np.zeros(2), reply="")
+        Turn(
+            prompt=Prompt(np.array([1])),
+            completion_ids=np.array([1]),
+            logprobs=np.zeros(2),
+            reply="",
+        )
     with pytest.raises(MooredError, match="1 tokens and 2 logprobs"):
         Completion(np.array([1]), np.zeros(2), "x", FinishReason.STOP)
 
@@ -129,12 +135,10 @@ def test_a_group_gives_one_reward_a_trajectory():
 def test_members_of_a_group_share_their_first_prompt():
     with pytest.raises(MooredError, match="trajectory 1 has another first prompt"):
         group(trajectory(turn((1, 2))), trajectory(turn((1, 3))))
-    same_ids = [turn(observation=picture(colour)) for colour in ("red", "blue")]
+    same_ids = [turn(seen=picture(colour)) for colour in ("red", "blue")]
     with pytest.raises(MooredError, match="another first prompt"):
         group(*map(trajectory, same_ids))
-    group(
-        trajectory(turn(observation=picture("red"))), trajectory(turn(observation=picture("red")))
-    )
+    group(trajectory(turn(seen=picture("red"))), trajectory(turn(seen=picture("red"))))
 
 
 def test_a_group_is_one_task():

@@ -27,7 +27,7 @@ from moored.engine.endpoint.json_http import HttpError, JsonClient
 from moored.errors import MooredError, close_match_hint
 from moored.reply import find_parts
 from moored.rollout.render import Spans
-from moored.types import Completion, Content, FinishReason, Message, Prompt
+from moored.types import Completion, Content, FinishReason, Message, Prompt, content_images
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,15 +57,15 @@ class TextRenderer:
 
     def extend(
         self,
-        prompt_ids: np.ndarray,
+        prompt: Prompt,
         completion_ids: np.ndarray,
         reply: str,
         observation: Content,
         history: Sequence[Message],
-    ) -> np.ndarray:
-        """Ids of the next prompt."""
+    ) -> Prompt:
+        """The next prompt."""
         between = _code_points(f"\n\nuser: {_shown(observation)}\n\nassistant: ")
-        return np.concatenate([prompt_ids, completion_ids, between])
+        return prompt.then(completion_ids, between, images=content_images(observation))
 
     def decode(self, completion_ids: np.ndarray) -> str:
         return "".join(map(chr, completion_ids.tolist()))

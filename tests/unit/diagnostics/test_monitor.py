@@ -60,13 +60,13 @@ def play(
         observation: Content = [{"type": "image", "image": images[t]}] if images else ""
         turns.append(
             Turn(
-                prompt_ids=np.array(prompt),
+                prompt=Prompt(np.array(prompt), tuple(images[: t + 1]) if images else ()),
                 completion_ids=np.array([END] if is_silent else reply),
                 logprobs=np.zeros(1 if is_silent else len(reply)),
                 think_span=None if is_silent else (1, 3),
                 answer_span=None if is_silent else (5, 6),
                 reply="",
-                observation=observation,
+                seen=observation,
             )
         )
         prompt = [*prompt, 60 + member, 70 + t]

@@ -17,7 +17,7 @@ from moored.diagnostics import (
     turn_position_pairs,
 )
 from moored.errors import MooredError, TooFewPromptsError
-from moored.types import Content, Group, StopReason, Trajectory, Turn
+from moored.types import Content, Group, Prompt, StopReason, Trajectory, Turn, content_images
 
 THINK, END = 1, 2
 
@@ -26,12 +26,12 @@ def make_turn(prompt: list[int], reasoning: list[int], observation: Content = ""
     """A reply `<think> reasoning </think>`; no reasoning means no tags."""
     ids = np.array([THINK, *reasoning, END] if reasoning else [END])
     return Turn(
-        prompt_ids=np.array(prompt),
+        prompt=Prompt(np.array(prompt), content_images(observation)),
         completion_ids=ids,
         logprobs=np.zeros(len(ids)),
         think_span=(1, 1 + len(reasoning)) if reasoning else None,
         reply="",
-        observation=observation,
+        seen=observation,
     )
 
 
@@ -215,7 +215,7 @@ def recorded_groups(turn_counts: list[int], num_groups: int) -> list[Group]:
     def play(group: int, member: int, num_turns: int) -> Trajectory:
         turns = tuple(
             Turn(
-                prompt_ids=np.array([group, *([100 + member] * t)]),
+                prompt=Prompt(np.array([group, *([100 + member] * t)])),
                 completion_ids=np.array([1, 10 + t, 2]),
                 logprobs=np.zeros(3),
                 think_span=(1, 2),
@@ -269,12 +269,12 @@ def test_the_prompt_of_a_later_turn_holds_all_images_so_far():
     def shown(member: int, second: Image.Image) -> Trajectory:
         turns = tuple(
             Turn(
-                prompt_ids=np.arange(t + 1),
+                prompt=Prompt(np.arange(t + 1), (pictures[0], second)[: t + 1]),
                 completion_ids=np.array([1]),
                 logprobs=np.zeros(1),
                 think_span=(0, 1),
                 reply="",
-                observation=[{"type": "image", "image": image}],
+                seen=[{"type": "image", "image": image}],
             )
             for t, image in enumerate((pictures[0], second))
         )

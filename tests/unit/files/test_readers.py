@@ -13,7 +13,7 @@ from moored.errors import MooredError
 from moored.files.readers import find_reader, read_rows
 from moored.files.records import BadRow, ReadOptions, Record
 from moored.runlog.rollouts import write_groups
-from moored.types import Group, StopReason, Trajectory, Turn
+from moored.types import Group, Prompt, StopReason, Trajectory, Turn
 
 OPTIONS = ReadOptions()
 REPLY = "<think>go up</think><answer>up</answer>"
@@ -108,13 +108,13 @@ def test_own_rollouts_give_ids_spans_and_one_turn_of_each_episode(tmp_path):
 
     def turn(first: int) -> Turn:
         return Turn(
-            prompt_ids=np.array([1, first]),
+            prompt=Prompt(np.array([1, first])),
             completion_ids=np.array([9, first, 8]),
             logprobs=np.zeros(3, np.float32),
             think_span=(1, 2),
             answer_span=None,
             reply="r",
-            observation="o",
+            seen="o",
             reward=0.5,
             is_valid=True,
             policy_version=0,

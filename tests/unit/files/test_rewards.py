@@ -118,17 +118,17 @@ def test_csv_with_group_and_reward(tmp_path):
 def test_own_rollouts_are_one_trajectory_an_episode(tmp_path):
     pytest.importorskip("pyarrow")
     from moored.runlog.rollouts import write_groups
-    from moored.types import Group, StopReason, Trajectory, Turn
+    from moored.types import Group, Prompt, StopReason, Trajectory, Turn
 
     def turn(reply: str, reward: float, observation: str = "later") -> Turn:
         ids, logprobs = np.zeros(2, dtype=np.int64), np.zeros(2, dtype=np.float32)
         return Turn(
-            prompt_ids=ids,
+            prompt=Prompt(ids),
             completion_ids=ids,
             logprobs=logprobs,
             reply=reply,
             reward=reward,
-            observation=observation,
+            seen=observation,
         )
 
     def episode(*turns: Turn, stop=StopReason.DONE, success=False) -> Trajectory:

@@ -54,7 +54,7 @@ def test_rows_with_equal_prompts_make_a_group():
     groups = group_completions([[1, 2], [3], [1, 2]], [[5, 6], [7], [8]], [(0, 1), None, (0, 1)])
     assert [len(group.trajectories) for group in groups] == [2, 1]
     first = groups[0].trajectories[1].turns[0]
-    assert (first.prompt_ids.tolist(), first.reasoning_ids.tolist()) == ([1, 2], [8])
+    assert (first.prompt.ids.tolist(), first.reasoning_ids.tolist()) == ([1, 2], [8])
     assert len(groups[1].trajectories[0].turns[0].reasoning_ids) == 0
 
 

@@ -96,8 +96,8 @@ def test_spans_travel_through_verls_agent_loop_into_the_batch():
     assert read_spans(batch) == [SPANS, SPANS]
     first, second = (group.trajectories[0].turns for group in batch_groups(batch))
     assert [turn.reasoning_ids.tolist() for turn in first] == [[3, 4], [], [3]]
-    assert first[2].prompt_ids.tolist() == [6, 3, *RESPONSE[:10]]
-    assert second[0].prompt_ids.tolist() == [5]
+    assert first[2].prompt.ids.tolist() == [6, 3, *RESPONSE[:10]]
+    assert second[0].prompt.ids.tolist() == [5]
     assert first[1].completion_ids.tolist() == [1, 2]
     # The same without spans, by mask and tags.
     del batch.non_tensor_batch["moored_spans"]
@@ -133,12 +133,12 @@ def test_spans_travel_through_the_fields_of_the_v1_trainer():
 def test_rows_lose_their_padding_and_groups_are_prompts():
     groups = batch_groups(make_batch(), tags=None)
     assert [len(group.trajectories) for group in groups] == [4, 4, 4]
-    prompts = [group.trajectories[0].turns[0].prompt_ids.tolist() for group in groups]
+    prompts = [group.trajectories[0].turns[0].prompt.ids.tolist() for group in groups]
     assert prompts == [[11, 12], [20, 21, 22], [32]]
     # Row 3 is the second of the first prompt: four tokens, the third written by a tool.
     turns = groups[0].trajectories[1].turns
     assert [turn.completion_ids.tolist() for turn in turns] == [[62, 63], [65]]
-    assert turns[1].prompt_ids.tolist() == [11, 12, 62, 63, 64]
+    assert turns[1].prompt.ids.tolist() == [11, 12, 62, 63, 64]
     batch = make_batch()
     del batch.batch["response_mask"]
     whole = [t.turns[0] for group in batch_groups(batch, tags=None) for t in group.trajectories]

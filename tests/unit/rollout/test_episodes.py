@@ -151,7 +151,7 @@ def facts(group: Group) -> list[object]:
             trajectory.stop,
             trajectory.success,
             dict(trajectory.metrics),
-            [(t.reply, t.reward, t.prompt_ids.tolist()) for t in trajectory.turns],
+            [(t.reply, t.reward, t.prompt.ids.tolist()) for t in trajectory.turns],
         )
         for trajectory in group.trajectories
     ]
@@ -195,17 +195,17 @@ def test_turns_hold_what_was_seen_and_written(renderer):
     (group,) = play(tasks_of(Walk, [5], 1), sampler)
     (trajectory,) = group.trajectories
     decode = renderer.tokenizer.decode
-    assert [turn.observation for turn in trajectory.turns] == [
+    assert [turn.seen for turn in trajectory.turns] == [
         "Task 5.0",
         "You said 36 characters.",
         "You said 36 characters.",
     ]
     stream = np.zeros(0, dtype=np.int64)
     for turn in trajectory.turns:
-        assert turn.prompt_ids[: len(stream)].tolist() == stream.tolist()
+        assert turn.prompt.ids[: len(stream)].tolist() == stream.tolist()
         assert decode(turn.reasoning_ids) == "on" and decode(turn.action_ids) == "go"
         assert turn.logprobs.tolist() == [-float(i) for i in range(len(turn.completion_ids))]
-        stream = np.concatenate([turn.prompt_ids, turn.completion_ids])
+        stream = np.concatenate([turn.prompt.ids, turn.completion_ids])
     exchange = "<think>on</think><answer>go</answer><|im_end|>\n"
     header = "<|im_start|>assistant\n"
     seen = f"<|im_start|>user\nYou said 36 characters.<|im_end|>\n{header}"
@@ -377,7 +377,7 @@ def test_a_reply_cut_by_length_is_counted_and_closed_by_the_template(renderer):
     turns = group.trajectories[0].turns
     assert group.trajectories[0].metrics["num_cut_replies"] == 3.0
     assert all(len(turn.completion_ids) == PARAMS.max_tokens for turn in turns)
-    after = turns[1].prompt_ids[len(turns[0].prompt_ids) + PARAMS.max_tokens]
+    after = turns[1].prompt.ids[len(turns[0].prompt.ids) + PARAMS.max_tokens]
     assert after == renderer.stop_ids[0]
 
 
@@ -385,7 +385,7 @@ def test_a_template_that_rewrites_history_starts_a_new_stream_each_turn(toy_toke
     rewriting = Renderer(toy_tokenizer.make_tokenizer("qwen3"))
     sampler = FakeSampler(rewriting, say("<think>secret</think><answer>go</answer>"))
     (group,) = play(tasks_of(Walk, [1], 1), sampler)
-    last = rewriting.tokenizer.decode(group.trajectories[0].turns[2].prompt_ids)
+    last = rewriting.tokenizer.decode(group.trajectories[0].turns[2].prompt.ids)
     assert "secret" not in last and last.count("<answer>go</answer>") == 2
 
 

@@ -87,9 +87,9 @@ def test_special_tokens_that_swallow_spaces_do_not_change_the_ids(toy_tokenizer)
 
 def test_hand_written_chatml_dialogue(toy_tokenizer):
     renderer = Renderer(toy_tokenizer.make_tokenizer("chatml"))
-    start = renderer.start([Message("system", "S"), Message("user", "A")]).ids
+    start = renderer.start([Message("system", "S"), Message("user", "A")])
     ids = sampled(renderer, "B", ended=True)
-    extended = renderer.extend(start, ids, "B", "C", [])
+    extended = renderer.extend(start, ids, "B", "C", []).ids
     assert renderer.tokenizer.decode(extended) == (
         "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nA<|im_end|>\n<|im_start|>assistant\n"
         "B<|im_end|>\n<|im_start|>user\nC<|im_end|>\n<|im_start|>assistant\n"
@@ -105,30 +105,30 @@ def test_appending_two_turns_gives_the_text_of_the_whole_dialogue(
     renderer = Renderer(tokenizer)
     assert renderer.is_prefix_stable
     for ended in (True, False):
-        stream, history = renderer.start(FIRST).ids, list(FIRST)
+        stream, history = renderer.start(FIRST), list(FIRST)
         for observation in ("Turn 2 of 5.", "Turn 3 of 5."):
             ids = sampled(renderer, REPLY, ended=ended)
             reply = renderer.decode(ids)
             longer = renderer.extend(stream, ids, reply, observation, history)
-            assert longer[: len(stream) + len(ids)].tolist() == [*stream, *ids]
+            assert longer.ids[: len(stream.ids) + len(ids)].tolist() == [*stream.ids, *ids]
             stream = longer
             history += [Message("assistant", reply), Message("user", observation)]
         # A dialogue rendered at once takes the other path through the renderer: `start` alone.
-        assert stream.tolist() == renderer.start(history).ids.tolist()
+        assert stream.ids.tolist() == renderer.start(history).ids.tolist()
         if style in ("chatml", "chatml_default_system", "llama3", "glm", "opens_think"):
             whole = template_text(tokenizer, history)
-            assert tokenizer.decode(stream) == tokenizer.decode(encode(tokenizer, whole))
+            assert tokenizer.decode(stream.ids) == tokenizer.decode(encode(tokenizer, whole))
 
 
 def test_white_space_before_a_reply_is_the_models_to_write(toy_tokenizer):
     renderer = Renderer(toy_tokenizer.make_tokenizer("llama2"))
     assert renderer.is_prefix_stable
-    start, ids = renderer.start(FIRST).ids, sampled(renderer, " Up", ended=True)
-    extended = renderer.extend(start, ids, renderer.decode(ids), "Next.", FIRST)
+    start, ids = renderer.start(FIRST), sampled(renderer, " Up", ended=True)
+    extended = renderer.extend(start, ids, renderer.decode(ids), "Next.", FIRST).ids
     assert renderer.tokenizer.decode(extended) == (
         "<s>[INST] You push boxes.\n\nTurn 1 of 5. [/INST] Up</s><s>[INST] Next. [/INST]"
     )
-    extended = renderer.extend(start, ids[:-1], renderer.decode(ids), "Next.", FIRST)
+    extended = renderer.extend(start, ids[:-1], renderer.decode(ids), "Next.", FIRST).ids
     assert " [/INST] Up </s><s>[INST] Next. [/INST]" in renderer.tokenizer.decode(extended)
 
 
@@ -136,10 +136,10 @@ def test_end_of_turn_is_supplied_after_a_cut_reply_and_never_doubled(toy_tokeniz
     renderer = Renderer(toy_tokenizer.make_tokenizer("llama3"))
     eot = renderer.stop_ids[0]
     assert renderer.tokenizer.convert_ids_to_tokens(eot) == "<|eot_id|>"
-    start = renderer.start(FIRST).ids
+    start = renderer.start(FIRST)
     cut, whole = sampled(renderer, "Up", ended=False), sampled(renderer, "Up", ended=True)
-    after_cut = renderer.extend(start, cut, "Up", "Next.", FIRST)
-    after_whole = renderer.extend(start, whole, "Up", "Next.", FIRST)
+    after_cut = renderer.extend(start, cut, "Up", "Next.", FIRST).ids
+    after_whole = renderer.extend(start, whole, "Up", "Next.", FIRST).ids
     assert after_cut.tolist() == after_whole.tolist()
     # system, user, reply, user: four ends of turn.
     assert np.count_nonzero(after_cut == eot) == 4
@@ -149,18 +149,18 @@ def test_a_reply_that_ends_the_text_keeps_its_token_and_gets_the_end_of_turn(toy
     renderer = Renderer(toy_tokenizer.make_tokenizer("chatml"))
     end_of_turn, end_of_text = renderer.stop_ids
     ids = np.append(sampled(renderer, "Up", ended=False), end_of_text)
-    start = renderer.start(FIRST).ids
-    extended = renderer.extend(start, ids, "Up", "Next.", FIRST)
-    assert extended[len(start) + len(ids) - 1 :][:2].tolist() == [end_of_text, end_of_turn]
+    start = renderer.start(FIRST)
+    extended = renderer.extend(start, ids, "Up", "Next.", FIRST).ids
+    assert extended[len(start.ids) + len(ids) - 1 :][:2].tolist() == [end_of_text, end_of_turn]
 
 
 def test_sampled_ids_are_kept_where_encoding_the_reply_would_give_others(toy_tokenizer):
     renderer = Renderer(toy_tokenizer.make_tokenizer("chatml"))
     letters = np.concatenate([encode(renderer.tokenizer, letter) for letter in "answer"])
     assert len(encode(renderer.tokenizer, "answer")) < len(letters)
-    start = renderer.start(FIRST).ids
-    extended = renderer.extend(start, letters, "answer", "Next.", FIRST)
-    assert extended[len(start) : len(start) + 6].tolist() == letters.tolist()
+    start = renderer.start(FIRST)
+    extended = renderer.extend(start, letters, "answer", "Next.", FIRST).ids
+    assert extended[len(start.ids) : len(start.ids) + 6].tolist() == letters.tolist()
 
 
 @pytest.mark.parametrize("style", REWRITING)
@@ -168,18 +168,18 @@ def test_template_that_rewrites_history_is_detected_and_renders_anew(toy_tokeniz
     tokenizer = toy_tokenizer.make_tokenizer(style)
     renderer = Renderer(tokenizer)
     assert not renderer.is_prefix_stable
-    start, ids = renderer.start(FIRST).ids, sampled(renderer, REPLY, ended=True)
-    extended = renderer.extend(start, ids, REPLY, "Turn 2.", FIRST)
+    start, ids = renderer.start(FIRST), sampled(renderer, REPLY, ended=True)
+    extended = renderer.extend(start, ids, REPLY, "Turn 2.", FIRST).ids
     history = [*FIRST, Message("assistant", REPLY), Message("user", "Turn 2.")]
     assert tokenizer.decode(extended) == template_text(tokenizer, history)
-    stream = [*start, *ids]
+    stream = [*start.ids, *ids]
     assert extended[: len(stream)].tolist() != stream
 
 
 def test_earlier_reasoning_is_gone_from_a_template_that_strips_it(toy_tokenizer):
     renderer = Renderer(toy_tokenizer.make_tokenizer("qwen3"))
-    start, ids = renderer.start(FIRST).ids, sampled(renderer, REPLY, ended=True)
-    extended = renderer.extend(start, ids, REPLY, "Turn 2.", FIRST)
+    start, ids = renderer.start(FIRST), sampled(renderer, REPLY, ended=True)
+    extended = renderer.extend(start, ids, REPLY, "Turn 2.", FIRST).ids
     text = renderer.tokenizer.decode(extended)
     assert "The box is at" not in text
     assert "<answer>Up || Left</answer>" in text
@@ -226,7 +226,7 @@ def test_text_parts_are_joined_and_images_refused(toy_tokenizer):
     with pytest.raises(MooredError, match="image"):
         renderer.start([Message("user", picture)])
     with pytest.raises(MooredError, match="image"):
-        renderer.extend(as_parts.ids, as_parts.ids[:1], "", picture, FIRST)
+        renderer.extend(as_parts, as_parts.ids[:1], "", picture, FIRST)
 
 
 def test_tokenizer_without_chat_template_is_refused(toy_tokenizer):

@@ -14,17 +14,18 @@ from PIL import Image
 
 from moored.errors import MooredError, RunLogError
 from moored.runlog.rollouts import SCHEMA, iter_groups, read_groups, write_groups
-from moored.types import Content, Group, StopReason, Trajectory, Turn, content_images
+from moored.types import Content, Group, Prompt, StopReason, Trajectory, Turn, content_images
 
 pq = pytest.importorskip("pyarrow.parquet")
 
 
 def turn(prompt=(1, 2), sampled=(3, 4, 5), **options) -> Turn:
+    images = options.pop("images", content_images(options.get("seen", "")))
     return Turn(
-        prompt_ids=np.array(prompt, dtype=np.int64),
+        prompt=Prompt(np.array(prompt, dtype=np.int64), images),
         completion_ids=np.array(sampled, dtype=np.int64),
         logprobs=np.linspace(-1.0, -0.1, len(sampled), dtype=np.float32),
-        **{"reply": "né ♠", "observation": "#_P", **options},
+        **{"reply": "né ♠", "seen": "#_P", **options},
     )
 
 
@@ -116,8 +117,8 @@ def test_images_come_back_pixel_by_pixel_in_their_places(tmp_path):
         {"type": "text", "text": "right"},
         {"type": "image", "image": blue},
     ]
-    file = stored(tmp_path, [group((turn(observation=content),))])
-    back = read_groups(file)[0].trajectories[0].turns[0].observation
+    file = stored(tmp_path, [group((turn(seen=content),))])
+    back = read_groups(file)[0].trajectories[0].turns[0].seen
     assert not isinstance(back, str)
     assert [part["type"] for part in back] == ["image", "text", "image"]
     assert [part["text"] for part in back if part["type"] == "text"] == ["left, right"]
@@ -129,9 +130,22 @@ def test_images_come_back_pixel_by_pixel_in_their_places(tmp_path):
 
 def test_an_image_that_png_cannot_hold_is_stored_as_rgb(tmp_path):
     content: Content = [{"type": "image", "image": Image.new("CMYK", (1, 1), (0, 0, 0, 0))}]
-    back = read_groups(stored(tmp_path, [group((turn(observation=content),))]))
-    image = content_images(back[0].trajectories[0].turns[0].observation)[0]
+    back = read_groups(stored(tmp_path, [group((turn(seen=content),))]))
+    image = content_images(back[0].trajectories[0].turns[0].seen)[0]
     assert cast(Image.Image, image).getpixel((0, 0)) == (255, 255, 255)
+
+
+def test_a_prompt_gets_back_the_images_of_all_turns_and_of_messages_that_no_turn_answers(tmp_path):
+    rule, first, second = (Image.new("RGB", (1, 1), colour) for colour in ("red", "lime", "blue"))
+    turns = (
+        turn(seen=[{"type": "image", "image": first}], images=(rule, first)),
+        turn((1, 2, 3, 4, 5, 6), images=(rule, first)),
+        turn((1,) * 9, seen=[{"type": "image", "image": second}], images=(rule, first, second)),
+    )
+    back = read_groups(stored(tmp_path, [group(turns)]))[0].trajectories[0].turns
+    assert [turn.prompt for turn in back] == [turn.prompt for turn in turns]
+    assert [len(content_images(turn.seen)) for turn in back] == [1, 0, 1]
+    assert back[1].seen == "#_P"
 
 
 def test_a_full_disk_keeps_the_old_file_and_leaves_no_half_one(tmp_path):

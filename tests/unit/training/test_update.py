@@ -19,12 +19,12 @@ from moored.training.update import (
     select_samples,
     update,
 )
-from moored.types import Group, StopReason, Trajectory, Turn
+from moored.types import Group, Prompt, StopReason, Trajectory, Turn
 
 
 def trajectory(reward: float, length: int, task_seed: int, logprob: float = -1.0) -> Trajectory:
     turn = Turn(
-        prompt_ids=np.array([1, 2, task_seed]),
+        prompt=Prompt(np.array([1, 2, task_seed])),
         completion_ids=np.arange(length),
         logprobs=np.full(length, logprob),
         reply="",

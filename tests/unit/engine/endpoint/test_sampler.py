@@ -293,8 +293,8 @@ def test_characters_stand_for_tokens_and_the_stream_only_grows():
     assert spans.think is not None and spans.answer is not None
     assert renderer.decode(ids[slice(*spans.think)]) == "I see."
     assert renderer.decode(ids[slice(*spans.answer)]) == "Up"
-    after = renderer.extend(first.ids, ids, GOOD, [{"type": "image", "image": None}], [])
-    assert renderer.decode(after) == (
+    after = renderer.extend(first, ids, GOOD, [{"type": "image", "image": None}], [])
+    assert renderer.decode(after.ids) == (
         f"system: S\n\nuser: Q\n\nassistant: {GOOD}\n\nuser: [image]\n\nassistant: "
     )
 

@@ -102,7 +102,7 @@ def recorded_groups(model) -> list[Group]:
         for index in range(start, 12, 3):
             turns = [
                 Turn(
-                    prompt_ids=prompt,
+                    prompt=Prompt(prompt),
                     completion_ids=completion.token_ids,
                     logprobs=completion.logprobs,
                     reply="",
@@ -160,13 +160,13 @@ def test_samples_hold_exactly_the_sampled_tokens_as_trained():
         assert sample.rewards_T.sum() == pytest.approx(trajectory.reward)
         whole = np.concatenate([sample.prompt.ids, sample.ids_T])
         last = trajectory.turns[-1]
-        np.testing.assert_array_equal(whole, np.concatenate([last.prompt_ids, last.completion_ids]))
+        np.testing.assert_array_equal(whole, np.concatenate([last.prompt.ids, last.completion_ids]))
 
 
 def test_a_rewritten_history_opens_a_new_sample():
     turns = [
         Turn(
-            prompt_ids=np.array(prompt),
+            prompt=Prompt(np.array(prompt)),
             completion_ids=np.array([7, 8]),
             logprobs=np.zeros(2),
             reply="",
