@@ -16,13 +16,13 @@ import numpy as np
 from moored.config import Config, dump_config
 from moored.diagnostics.monitor import CollapseMonitor, Measurement
 from moored.engine.base import Learner, Sampler, SamplingParams
-from moored.engine.checkpoint import load_checkpoint, save_checkpoint, written_whole
+from moored.engine.checkpoint import load_checkpoint, save_checkpoint
 from moored.envs.mix import EnvMix
 from moored.errors import MooredError
 from moored.evaluate import Evaluation, evaluate
 from moored.rollout.episodes import EnvPool, Task, roll_out
 from moored.rollout.render import Renderer
-from moored.runlog.log import RunLog
+from moored.runlog.log import RunLog, written_whole
 from moored.runlog.rollouts import write_groups
 from moored.runlog.sinks import RunInfo, Sinks
 from moored.training.algorithms import Algorithm

@@ -1,48 +1,18 @@
-"""Folders of a run that are whole or not there at all: checkpoints above all.
-
-A folder is written beside its place and renamed into it, so a kill at any moment leaves either the
-old ones or the new one as well.
-"""
+"""Checkpoints of a run: everything `resume` needs, each in a folder that is whole or not there."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
 from moored.engine.base import Learner
 from moored.errors import RunLogError
+from moored.runlog.log import written_whole
 
 KEEP = 2
-
-
-@contextmanager
-def written_whole(final: Path) -> Iterator[Path]:
-    """An empty folder to write to; it takes the place of `final` when the block ends well."""
-    beside, old = (final.with_name(f".{what}_{final.name}") for what in ("writing", "old"))
-    try:
-        if old.exists() and not final.exists():
-            # A kill between the two renames below.
-            old.replace(final)
-        # What a kill left behind, of any step.
-        for stale in [*final.parent.glob(".writing_*"), old]:
-            shutil.rmtree(stale, ignore_errors=True)
-        beside.mkdir(parents=True)
-        yield beside
-        if final.exists():
-            final.replace(old)
-        beside.replace(final)
-        shutil.rmtree(old, ignore_errors=True)
-    except (OSError, SafetensorError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise RunLogError(f"cannot write {str(final)!r}: {why}") from error
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
 
 
 def save_checkpoint(run: Path, step: int, learner: Learner, state: Mapping[str, Any]) -> Path:

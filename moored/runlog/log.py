@@ -12,6 +12,7 @@ import math
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -215,3 +216,30 @@ def _drop_torn_line(file: Path) -> None:
     whole = data.rfind(b"\n") + 1
     if whole < len(data):
         os.truncate(file, whole)
+
+
+@contextmanager
+def written_whole(final: Path) -> Iterator[Path]:
+    """An empty folder to write to; it takes the place of `final` when the block ends well.
+
+    A kill at any moment leaves either the old folder or the new one, never a half.
+    """
+    beside, old = (final.with_name(f".{what}_{final.name}") for what in ("writing", "old"))
+    try:
+        if old.exists() and not final.exists():
+            # A kill between the two renames below.
+            old.replace(final)
+        # What a kill left behind, of any step.
+        for stale in [*final.parent.glob(".writing_*"), old]:
+            shutil.rmtree(stale, ignore_errors=True)
+        beside.mkdir(parents=True)
+        yield beside
+        if final.exists():
+            final.replace(old)
+        beside.replace(final)
+        shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        why = getattr(error, "strerror", None) or error
+        raise RunLogError(f"cannot write {str(final)!r}: {why}") from error
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from moored.engine.base import Learner
-from moored.engine.checkpoint import written_whole
 from moored.errors import MooredError, RunLogError
 from moored.rollout.episodes import Task
+from moored.runlog.log import written_whole
 from moored.training.batch import LossSample, Sample
 from moored.training.update import NotFiniteError
 

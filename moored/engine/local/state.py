@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -40,6 +41,13 @@ class Trained:
         self.optimizer.zero_grad(set_to_none=not keep_grads)
 
     def save(self, folder: Path) -> None:
+        """Write weights and optimiser state; a failed write is an OSError, as of any other file."""
+        try:
+            self._save(folder)
+        except SafetensorError as error:
+            raise OSError(str(error)) from error
+
+    def _save(self, folder: Path) -> None:
         save_file(_changing(self.module), folder / f"{self.name}.safetensors")
         state = {
             f"{index}.{name}": torch.as_tensor(value).contiguous()
@@ -87,7 +95,10 @@ def export_model(model: nn.Module, folder: Path, dtype: torch.dtype) -> None:
     except ValueError:
         # Some published models set a temperature without this, and transformers refuses to save it.
         generation.do_sample = True
-    plain.to(dtype).save_pretrained(folder)  # pyright: ignore[reportCallIssue]
+    try:
+        plain.to(dtype).save_pretrained(folder)  # pyright: ignore[reportCallIssue]
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
 
 
 def _changing(module: nn.Module) -> dict[str, torch.Tensor]:
