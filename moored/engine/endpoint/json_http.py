@@ -1,22 +1,25 @@
-"""JSON over HTTP with the standard library: a body in, decoded JSON or an `HttpError` out."""
+"""JSON over HTTP: a body in, decoded JSON or an `HttpError` out.
+
+httpx2 is the maintained continuation of httpx, with the same interface; the Hugging Face hub client
+needs it too, so `moored[train]` holds one HTTP library, not two.
+"""
 
 from __future__ import annotations
 
-import http.client
 import json
-import ssl
 import time
-import urllib.error
-import urllib.request
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
+
+import httpx2
 
 from moored import __version__
 from moored.errors import MooredError
 
 LOOKUP_TIMEOUT_S = 10.0
 MAX_RETRY_AFTER_S = 300.0
+MAX_BODY_BYTES = 1 << 28
 MAX_ERROR_BYTES = 1 << 16
 MAX_SHOWN_CHARS = 300
 _TRANSIENT = {408, 425, 429}
@@ -43,63 +46,77 @@ class HttpError(Exception):
 
 
 class JsonClient:
-    """Sends JSON to one server; may be used from many threads. The key is in no message."""
+    """Sends JSON to one server; may be used from many threads. No message shows the key."""
 
     def __init__(self, url: str, *, api_key: str | None, timeout_s: float) -> None:
         self.url = _check_url(url)
         self._api_key = _check_key(api_key)
         self._timeout_s = timeout_s
-        self._headers = {"Content-Type": "application/json", "User-Agent": f"moored/{__version__}"}
+        headers = {"User-Agent": f"moored/{__version__}"}
         if self._api_key:
-            self._headers["Authorization"] = f"Bearer {self._api_key}"
-        # One TLS context for all: each would read the list of certificates anew.
-        tls = urllib.request.HTTPSHandler(context=ssl.create_default_context())
-        self._opener = urllib.request.build_opener(tls, _StayHere)
+            headers["Authorization"] = f"Bearer {self._api_key}"
+        self._client = httpx2.Client(
+            headers=headers,
+            # The callers bound how many requests are under way.
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
+            # The key is for the server that was named.
+            follow_redirects=False,
+        )
+
+    def close(self) -> None:
+        """Close the connections that are kept open."""
+        self._client.close()
 
     def post(self, path: str, body: object) -> object:
         """Send a body, wait for the answer."""
-        return self._send(path, json.dumps(body).encode(), self._timeout_s)
+        return self._send("POST", path, body, self._timeout_s)
 
     def get(self, path: str) -> object:
         """Look something up; does not wait long."""
-        return self._send(path, None, min(LOOKUP_TIMEOUT_S, self._timeout_s))
+        return self._send("GET", path, None, min(LOOKUP_TIMEOUT_S, self._timeout_s))
 
-    def _send(self, path: str, data: bytes | None, timeout_s: float) -> object:
-        request = urllib.request.Request(self.url + path, data, self._headers)
+    def _send(self, method: str, path: str, body: object, timeout_s: float) -> object:
         try:
-            with self._opener.open(request, timeout=timeout_s) as response:
-                body: bytes = response.read()
-        except urllib.error.HTTPError as error:
-            raise self._refusal(error) from None
-        # UnicodeError: a host name that cannot be looked up.
-        except (OSError, http.client.HTTPException, UnicodeError) as error:
+            with self._client.stream(
+                method, self.url + path, json=body, timeout=timeout_s
+            ) as response:
+                if not response.is_success:
+                    raise self._refusal(response, timeout_s)
+                data = _read_body(response, MAX_BODY_BYTES, timeout_s)
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise self._no_answer(error, timeout_s) from None
+        if len(data) > MAX_BODY_BYTES:
+            raise HttpError(f"the answer is longer than {MAX_BODY_BYTES:,} bytes")
         try:
-            return json.loads(body)
+            return json.loads(data)
         except (ValueError, RecursionError):
-            start = body[:MAX_ERROR_BYTES].decode("utf-8", "replace")
+            start = data[:MAX_ERROR_BYTES].decode("utf-8", "replace")
             raise HttpError(f"the answer is not JSON: {self.show(start) or 'empty'}") from None
 
-    def _refusal(self, error: urllib.error.HTTPError) -> HttpError:
-        with error:
-            try:
-                body = error.read(MAX_ERROR_BYTES)
-            except (OSError, http.client.HTTPException):
-                body = b""
-        says = self.show(server_message(body.decode("utf-8", "replace")))
-        where = error.headers.get("Location") if 300 <= error.code < 400 else None
-        parts = [self.show(f"{error.code} {error.reason}"), says, self.show(where or "")]
-        wait_s = parse_retry_after(error.headers.get("Retry-After"))
-        return HttpError(": ".join(filter(None, parts)), status=error.code, retry_after_s=wait_s)
+    def _refusal(self, response: httpx2.Response, timeout_s: float) -> HttpError:
+        try:
+            body = _read_body(response, MAX_ERROR_BYTES, timeout_s)
+        except httpx2.HTTPError:
+            body = b""
+        says = server_message(body.decode("utf-8", "replace"))
+        where = response.headers.get("Location", "") if response.has_redirect_location else ""
+        parts = [f"{response.status_code} {response.reason_phrase}", says, where]
+        return HttpError(
+            ": ".join(filter(None, map(self.show, parts))),
+            status=response.status_code,
+            retry_after_s=parse_retry_after(response.headers.get("Retry-After")),
+        )
 
     def _no_answer(self, error: Exception, timeout_s: float) -> HttpError:
-        reason = error.reason if isinstance(error, urllib.error.URLError) else error
-        if isinstance(reason, TimeoutError):
+        if isinstance(error, httpx2.TimeoutException):
             return HttpError(f"no answer within {timeout_s:g} s")
-        broke = isinstance(reason, ConnectionError | http.client.HTTPException)
-        refused = isinstance(reason, ConnectionRefusedError)
-        text = self.show(str(reason) or type(reason).__name__)
-        return HttpError(text, is_unreachable=refused or not broke)
+        # Once connected, anything may be a passing trouble of the server.
+        broke = isinstance(
+            error,
+            httpx2.ReadError | httpx2.WriteError | httpx2.ProtocolError | httpx2.DecodingError,
+        )
+        text = self.show(str(error) or type(error).__name__)
+        return HttpError(text, is_unreachable=not broke)
 
     def show(self, text: str) -> str:
         """Foreign text for a message: one short printable line without the key."""
@@ -109,11 +126,16 @@ class JsonClient:
         return " ".join(printable.split())[:MAX_SHOWN_CHARS]
 
 
-class _StayHere(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect: the key is for the server that was named."""
-
-    def redirect_request(self, *_: object) -> None:
-        return None
+def _read_body(response: httpx2.Response, max_bytes: int, timeout_s: float) -> bytes:
+    """The body, or its start when it is too long or never ends; the time limit is for all of it."""
+    start, data = time.monotonic(), bytearray()
+    for chunk in response.iter_bytes():
+        data += chunk
+        if len(data) > max_bytes:
+            break
+        if time.monotonic() - start > timeout_s:
+            raise httpx2.ReadTimeout("the body took too long")
+    return bytes(data)
 
 
 def server_message(text: str) -> str:
