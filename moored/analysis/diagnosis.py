@@ -13,13 +13,14 @@ import numpy as np
 from moored.analysis.encode import encode_step, too_few_prompts
 from moored.analysis.sample import Draw, RewardStats, StepDraw
 from moored.analysis.scorers import Scorer
-from moored.diagnostics.alarm import SMOOTH, Alarm, CollapseAlarm
+from moored.diagnostics.alarm import SMOOTH, Alarm
 from moored.diagnostics.information import information
 from moored.diagnostics.pairs import PairSet
-from moored.diagnostics.regimes import Regime, RegimeTracker
-from moored.diagnostics.report import CollapseReport, ZScoreEMA
+from moored.diagnostics.regimes import Regime
+from moored.diagnostics.report import CollapseReport
 from moored.diagnostics.scoring import ScoreFn, cross_score
 from moored.diagnostics.views import Likelihood
+from moored.diagnostics.watch import CollapseWatch, Watched
 from moored.errors import TooFewPromptsError
 from moored.types import Prompt
 
@@ -207,7 +208,7 @@ def diagnose(
 ) -> Diagnosis:
     """Measure all planned steps, oldest first; `on_column` is called after each scored prompt."""
     start = time.perf_counter()
-    ema, regimes, alarm = ZScoreEMA(), RegimeTracker(), CollapseAlarm()
+    watch = CollapseWatch()
 
     def score(prompt: Prompt, continuations: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
         scored = scorer.score(prompt, continuations)
@@ -218,11 +219,7 @@ def diagnose(
     looks = []
     for planned in plan.steps:
         logp_MN, report = measure(planned.pairs)
-        report = ema.update(report)
-        step = planned.draw.step
-        if step is not None:
-            alarm.update(step, report.mi_estimate, report.conditional_entropy_est)
-        look = _look(planned, report, regimes.update(report))
+        look = _look(planned, watch.update(planned.draw.step, report))
         if closeups and planned in (plan.steps[0], plan.steps[-1]):
             look = replace(look, closeup=_closeup(logp_MN, planned.pairs, scorer))
         looks.append(look)
@@ -230,7 +227,7 @@ def diagnose(
     return Diagnosis(
         looks=tuple(looks),
         skipped=plan.skipped,
-        alarm=alarm.alarm,
+        alarm=watch.alarm,
         token_forwards=plan.token_forwards,
         num_bad_rows=drawn.num_bad,
         num_torn_rows=drawn.num_torn,
@@ -256,11 +253,11 @@ def _measure(
     return logp_MN, report
 
 
-def _look(planned: PlannedStep, report: CollapseReport, regime: Regime) -> Look:
+def _look(planned: PlannedStep, watched: Watched) -> Look:
     return Look(
         step=planned.draw.step,
-        regime=regime,
-        report=report,
+        regime=watched.regime,
+        report=watched.report,
         num_rows=planned.draw.num_rows,
         valid_thinking_rate=planned.pairs.valid_thinking_rate,
         reasoning_tokens_mean=float(planned.pairs.lengths.mean()),

@@ -13,17 +13,20 @@ from moored.diagnostics.pairs import (
 from moored.diagnostics.regimes import Regime, RegimeThresholds, RegimeTracker, classify
 from moored.diagnostics.report import CollapseReport, Interval, ZScoreEMA
 from moored.diagnostics.scoring import ScoreFn, cross_score
+from moored.diagnostics.watch import CollapseWatch, Watched
 
 __all__ = [
     "Alarm",
     "CollapseAlarm",
     "CollapseReport",
+    "CollapseWatch",
     "Interval",
     "PairSet",
     "Regime",
     "RegimeThresholds",
     "RegimeTracker",
     "ScoreFn",
+    "Watched",
     "ZScoreEMA",
     "action_information",
     "classify",

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from moored.diagnostics.alarm import Alarm, CollapseAlarm
+from moored.diagnostics.alarm import Alarm
 from moored.diagnostics.chain import action_information, reasoning_action_information
 from moored.diagnostics.information import information
 from moored.diagnostics.pairs import (
@@ -21,9 +21,10 @@ from moored.diagnostics.pairs import (
     trajectory_pairs,
     turn_position_pairs,
 )
-from moored.diagnostics.regimes import Regime, RegimeTracker
-from moored.diagnostics.report import CollapseReport, ZScoreEMA
+from moored.diagnostics.regimes import Regime
+from moored.diagnostics.report import CollapseReport
 from moored.diagnostics.scoring import ScoreFn, cross_score
+from moored.diagnostics.watch import CollapseWatch, Watched
 from moored.errors import TooFewPromptsError
 from moored.names import check_name
 from moored.types import Group, Prompt, Turn
@@ -66,39 +67,45 @@ class CollapseMonitor:
     seed: int = 0
     chain_rollouts: int = 4
     """Trajectories a prompt in the chain view: it scores their square."""
-    alarm: CollapseAlarm = field(default_factory=CollapseAlarm)
-    regimes: RegimeTracker = field(default_factory=RegimeTracker)
-    _emas: dict[str, ZScoreEMA] = field(default_factory=dict)
-    _watched: str | None = None
-    """The view that regime and alarm follow; one series, never two mixed."""
+    _watches: dict[str, CollapseWatch] = field(default_factory=dict)
+    _followed: str | None = None
+    """The view that gives regime and alarm: the first of the run that could be measured, and never
+    another one later, because two series must not be mixed."""
 
     def __post_init__(self) -> None:
         for view in self.views:
             check_name("view", view, get_args(View))
 
+    @property
+    def alarm(self) -> Alarm | None:
+        """The first alarm of the run."""
+        return None if self._followed is None else self._watches[self._followed].alarm
+
     def measure(self, step: int, groups: Sequence[Group]) -> Measurement:
         """Measure all views on one step's groups."""
         metrics = {"collapse/valid_thinking_rate": _valid_thinking_rate(groups)}
-        reports: dict[str, CollapseReport] = {}
+        watched: dict[str, Watched] = {}
         skipped: dict[str, str] = {}
         for name, draw in self._draws(step, groups).items():
             try:
-                reports[name] = self._report(name, draw(), step)
+                watched[name] = self._look(name, draw(), step)
             except TooFewPromptsError as error:
                 skipped[name] = str(error)
                 continue
-            metrics |= reports[name].metrics(PREFIXES.get(name, f"collapse_{name}"))
+            metrics |= watched[name].report.metrics(PREFIXES.get(name, f"collapse_{name}"))
         if "chain" in self.views:
             self._measure_chain(groups, metrics, skipped)
-        regime, alarm = self._judge(step, reports)
+        if self._followed is None:
+            self._followed = next((view for view in PREFIXES if view in watched), None)
+        followed = watched.get(self._followed or "")
         metrics["collapse/num_skipped_views"] = float(len(skipped))
         return Measurement(
             step=step,
             metrics=metrics,
-            reports=reports,
+            reports={name: each.report for name, each in watched.items()},
             skipped=skipped,
-            regime=regime,
-            alarm=alarm,
+            regime=None if followed is None else followed.regime,
+            alarm=None if followed is None else followed.alarm,
         )
 
     def _draws(self, step: int, groups: Sequence[Group]):
@@ -119,7 +126,7 @@ class CollapseMonitor:
                 )
         return draws
 
-    def _report(self, name: str, pairs: PairSet, step: int) -> CollapseReport:
+    def _look(self, name: str, pairs: PairSet, step: int) -> Watched:
         report = information(
             cross_score(pairs, self.score),
             pairs.columns,
@@ -128,19 +135,10 @@ class CollapseMonitor:
             permutations=self.permutations,
             seed=self._seed(step),
         )
-        return self._emas.setdefault(name, ZScoreEMA(self.ema_decay)).update(report)
+        return self._watch(name).update(step, report)
 
-    def _judge(
-        self, step: int, reports: Mapping[str, CollapseReport]
-    ) -> tuple[Regime | None, Alarm | None]:
-        """Regime and alarm follow the first view of the run that could be measured."""
-        if self._watched is None:
-            self._watched = next((view for view in PREFIXES if view in reports), None)
-        report = reports.get(self._watched or "")
-        if report is None:
-            return None, None
-        alarm = self.alarm.update(step, report.mi_estimate, report.conditional_entropy_est)
-        return self.regimes.update(report), alarm
+    def _watch(self, name: str) -> CollapseWatch:
+        return self._watches.setdefault(name, CollapseWatch(ema_decay=self.ema_decay))
 
     def _measure_chain(
         self, groups: Sequence[Group], metrics: dict[str, float], skipped: dict[str, str]
@@ -179,20 +177,15 @@ class CollapseMonitor:
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed run needs; plain JSON."""
         return {
-            "alarm": self.alarm.state_dict(),
-            "regimes": self.regimes.state_dict(),
-            "emas": {name: ema.state_dict() for name, ema in self._emas.items()},
-            "watched": self._watched,
+            "watches": {name: watch.state_dict() for name, watch in self._watches.items()},
+            "followed": self._followed,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.alarm.load_state_dict(state["alarm"])
-        self.regimes.load_state_dict(state["regimes"])
-        self._emas = {}
-        for name, saved in state["emas"].items():
-            self._emas[name] = ZScoreEMA(self.ema_decay)
-            self._emas[name].load_state_dict(saved)
-        self._watched = state["watched"]
+        self._watches = {}
+        for name, saved in state["watches"].items():
+            self._watch(name).load_state_dict(saved)
+        self._followed = state["followed"]
 
 
 def _valid_thinking_rate(groups: Sequence[Group]) -> float:

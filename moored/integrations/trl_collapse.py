@@ -23,6 +23,7 @@ from transformers import TrainerCallback
 from trl.trainer.grpo_trainer import GRPOTrainer  # pyright: ignore[reportMissingImports]
 
 from moored.diagnostics.monitor import CollapseMonitor
+from moored.diagnostics.watch import CollapseWatch
 from moored.errors import MooredError
 from moored.integrations.completions import group_completions, think_span
 from moored.reply import THINK_TAGS, Tags, ends_open
@@ -178,22 +179,22 @@ class WatchedGRPOTrainer(GRPOTrainer):
 
 
 class AlarmCallback(TrainerCallback):
-    """Warns when the alarm of a monitor goes off, and ends training if `stop`.
+    """Warns when the alarm of a monitor or a watch goes off, and ends training if `stop`.
 
     For any transformers `Trainer` whose loop feeds the monitor on every process.
     """
 
-    def __init__(self, monitor: CollapseMonitor, *, stop: bool = False) -> None:
+    def __init__(self, monitor: CollapseMonitor | CollapseWatch, *, stop: bool = False) -> None:
         self.monitor = monitor
         self.stop = stop
         self._is_told = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         # An alarm that came with a checkpoint has been told before.
-        self._is_told = self.monitor.alarm.alarm is not None
+        self._is_told = self.monitor.alarm is not None
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        alarm = self.monitor.alarm.alarm
+        alarm = self.monitor.alarm
         if alarm is None or self._is_told:
             return
         self._is_told = True

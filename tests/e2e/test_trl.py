@@ -249,7 +249,7 @@ def test_a_resumed_run_goes_on_measuring_where_it_stopped(tmp_path):
     checkpoint = str(tmp_path / "checkpoint-2")
     resumed = train(tmp_path, "KK", rows=8, resume=checkpoint, **options)
     states = [run.trainer.collapse_monitor.state_dict() for run in (whole, resumed)]
-    assert len(states[0]["alarm"]["mi"]) == 4
+    assert len(states[0]["watches"]["first_turn"]["alarm"]["mi"]) == 4
     assert states[0] == states[1]
 
 
@@ -257,15 +257,16 @@ def watched_run(**options):
     """MI falls to zero at the tenth measurement; at the eleventh two of the last three are zero."""
     from transformers import TrainerControl, TrainerState
 
-    from moored.diagnostics.monitor import CollapseMonitor
+    from moored.diagnostics import CollapseWatch, information
     from moored.integrations.trl import AlarmCallback
 
-    monitor = CollapseMonitor(score=lambda prompt, continuations: [])
-    callback, control = AlarmCallback(monitor, **options), TrainerControl()
+    watch = CollapseWatch()
+    callback, control = AlarmCallback(watch, **options), TrainerControl()
     state, stopped_at = TrainerState(), []
     callback.on_train_begin(None, state, control)
     for step in range(1, 21):
-        monitor.alarm.update(step, 1.0 if step < 10 else 0.0, 2.0)
+        gap = 4.0 if step < 10 else 0.0
+        watch.update(step, information(-2.0 - gap * (1 - np.eye(4)), range(4), np.ones(4)))
         callback.on_step_end(None, state, control)
         if control.should_training_stop:
             stopped_at.append(step)

@@ -246,7 +246,7 @@ def test_a_run_resumed_from_json_measures_what_an_unbroken_one_does(cut):
     first = series(begun, gaps[:cut])
     resumed.load_state_dict(json.loads(json.dumps(begun.state_dict())))
     assert first + series(resumed, gaps[cut:], start=cut + 1) == expected
-    assert resumed.alarm.alarm is not None  # so that the alarm's own state was needed
+    assert resumed.alarm is not None  # so that the alarm's own state was needed
 
 
 def test_smoothing_goes_on_from_its_own_view_with_its_own_decay():
@@ -276,11 +276,11 @@ def test_intervals_and_p_values_come_when_they_are_asked_for():
 def test_regime_and_alarm_follow_one_view_and_never_mix_two():
     watch = monitor("first_turn", "trajectory", num_prompts=4)
     assert watch.measure(1, GROUPS).regime is Regime.DIVERSE
-    state = json.dumps([watch.alarm.state_dict(), watch.regimes.state_dict()])
+    state = json.dumps(watch.state_dict()["watches"]["first_turn"])
     gone = watch.measure(2, GROUPS[:3])  # too few prompts for the view that is followed
     assert "trajectory" in gone.reports
     assert gone.regime is None
-    assert json.dumps([watch.alarm.state_dict(), watch.regimes.state_dict()]) == state
+    assert json.dumps(watch.state_dict()["watches"]["first_turn"]) == state
 
 
 def test_a_run_that_began_on_another_view_stays_on_it_after_a_resume():
@@ -294,8 +294,13 @@ def test_a_run_that_began_on_another_view_stays_on_it_after_a_resume():
         found = watch.measure(2, uneven)
         followed = [found.reports[view].mi_estimate for view in ("trajectory", "first_turn")]
         assert followed[0] != followed[1]
-        state = watch.alarm.state_dict()
-        assert state["mi"] == [first.reports["trajectory"].mi_estimate, followed[0]]
+        state = watch.state_dict()
+        assert state["followed"] == "trajectory"
+        levels = state["watches"]["trajectory"]["alarm"]["mi"]
+        assert levels == [
+            first.reports["trajectory"].mi_estimate,
+            followed[0],
+        ]
 
 
 def test_images_reach_the_model_in_every_view():
