@@ -26,7 +26,7 @@ from rich.table import Table
 from torch import nn
 from transformers import GenerationConfig, PreTrainedModel
 
-from moored.engine.base import Request, SamplingParams
+from moored.engine.base import LockstepStream, Request, SamplingParams
 from moored.engine.build import pick_device, uses_bf16
 from moored.types import Completion, FinishReason
 
@@ -144,6 +144,9 @@ class PlainSampler:
         replies = output[:, ids.shape[1] :].cpu().numpy()
         return [_completion(reply, params.stop_ids) for reply in replies]
 
+    def stream(self, params: SamplingParams) -> LockstepStream:
+        return LockstepStream(self, params)
+
     def end_sessions(self, sessions: Sequence[int]) -> None:
         pass
 
@@ -182,7 +185,6 @@ def _completion(reply: np.ndarray, stop_ids: tuple[int, ...]) -> Completion:
     return Completion(
         token_ids=reply[:length].copy(),
         logprobs=np.zeros(length, dtype=np.float32),
-        text="",
         finish_reason=FinishReason.STOP if is_stop.any() else FinishReason.LENGTH,
         policy_version=0,
     )

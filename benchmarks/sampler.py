@@ -34,7 +34,7 @@ from harness import (
 from rich.table import Table
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from moored.engine.base import Request, Sampler, SamplingParams
+from moored.engine.base import Request, Sampler, SamplingParams, write_replies
 from moored.engine.build import make_sampler
 from moored.types import Prompt
 
@@ -148,8 +148,7 @@ def measure_shape(
 
 def generate(sampler: Sampler, requests: Sequence[Request], new_tokens: int) -> int:
     """Write replies of a fixed length from scratch; returns the number of tokens."""
-    completions = sampler.generate(requests, SamplingParams(max_tokens=new_tokens))
-    sampler.end_sessions(range(len(requests)))
+    completions = write_replies(sampler, requests, SamplingParams(max_tokens=new_tokens))
     return sum(len(completion.token_ids) for completion in completions)
 
 

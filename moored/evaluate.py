@@ -59,7 +59,7 @@ def evaluate(
     split: Split = "validation",
     seed: int = 0,
     pool: EnvPool | None = None,
-    on_turn: Callable[[int, int], None] | None = None,
+    on_replies: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
     """Play `num_samples` episodes of each of the first `num_tasks` tasks of a split."""
     if num_tasks < 1 or num_samples < 1:
@@ -87,7 +87,7 @@ def evaluate(
         max_context=max_context,
         seed=(seed, 1),
         pool=pool,
-        on_turn=on_turn,
+        on_replies=on_replies,
     )
     return summarize(groups, num_samples)
 
@@ -102,7 +102,7 @@ def evaluate_endpoint(
     max_tokens: int,
     split: Split,
     seed: int,
-    on_turn: Callable[[int, int], None] | None = None,
+    on_replies: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
     """Evaluate what a server serves; the context limit and the tokens are the server's own."""
     if mix is None:
@@ -117,7 +117,7 @@ def evaluate_endpoint(
         num_samples=num_samples,
         split=split,
         seed=seed,
-        on_turn=on_turn,
+        on_replies=on_replies,
     )
     return replace(found, mean_reply_tokens=sampler.mean_reply_tokens)
 

@@ -144,7 +144,7 @@ class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     ERROR = "error"
-    """No reply could be had: the completion has no tokens, and its text says why."""
+    """No reply could be had: the completion has no tokens, and its `error` says why."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -153,9 +153,10 @@ class Completion:
 
     token_ids: np.ndarray
     logprobs: np.ndarray
-    text: str
     finish_reason: FinishReason
     policy_version: int = 0
+    error: str = ""
+    """Why there is no reply."""
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.logprobs):

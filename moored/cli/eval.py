@@ -67,7 +67,7 @@ def eval_command(
             "max_tokens": max_tokens,
             "split": split,
             "seed": seed,
-            "on_turn": bar.on_turn,
+            "on_replies": bar.on_replies,
         }
         if endpoint is None:
             from moored.engine.build import evaluate_source
@@ -83,14 +83,13 @@ def eval_command(
                 api_key=read_api_key(api_key_env),
                 concurrency=concurrency,
                 timeout_s=timeout,
-                on_reply=bar.on_reply,
             )
             found = evaluate_endpoint(sampler, mix, **plan)
     print(json.dumps(asdict(found), indent=2) if as_json else _summary(found))
 
 
 class _EpisodeBar:
-    """Counts finished episodes on the terminal, and the replies of the turn where they come singly.
+    """Counts finished episodes and replies on the terminal.
 
     Goes to stderr and vanishes at the end; nothing is written when stderr is not a terminal.
     """
@@ -100,7 +99,6 @@ class _EpisodeBar:
 
         console = make_console(stderr=True)
         self._num_episodes = num_episodes
-        self._turn = self._num_live = self._num_replies = 0
         self._bar = progress.Progress(
             progress.TextColumn("episodes"),
             progress.MofNCompleteColumn(),
@@ -120,16 +118,9 @@ class _EpisodeBar:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def on_turn(self, turn: int, num_live: int) -> None:
-        self._turn, self._num_live, self._num_replies = turn, num_live, 0
-        text = f"turn {turn + 1}, {num_live} replies"
+    def on_replies(self, num_replies: int, num_live: int) -> None:
         num_done = self._num_episodes - num_live
-        self._bar.update(self._task, completed=num_done, description=text)
-
-    def on_reply(self) -> None:
-        self._num_replies += 1
-        text = f"turn {self._turn + 1}, {self._num_replies} of {self._num_live} replies"
-        self._bar.update(self._task, description=text)
+        self._bar.update(self._task, completed=num_done, description=f"{num_replies} replies")
 
 
 def _summary(found: Evaluation) -> str:

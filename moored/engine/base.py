@@ -5,7 +5,9 @@ No torch here: whatever crosses these borders is numpy or plain Python.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -47,32 +49,118 @@ class Request:
     """The same dialogue before it was rendered, for samplers that take no ids."""
 
 
-def check_requests(requests: Sequence[Request], params: SamplingParams) -> None:
-    """Raise when no reply can be written."""
+_session_numbers = itertools.count()
+
+
+def new_session() -> int:
+    """A session that no other stream of this process uses; later ones are larger."""
+    return next(_session_numbers)
+
+
+def check_params(params: SamplingParams) -> None:
+    """Raise when no reply can be drawn like this."""
     if params.max_tokens < 1:
         raise MooredError(f"max_tokens must be at least 1, got {params.max_tokens}")
     if params.temperature < 0.0:
         raise MooredError(f"temperature must be 0 or more, got {params.temperature}")
+
+
+def check_requests(requests: Sequence[Request], params: SamplingParams) -> None:
+    """Raise when no reply can be written."""
+    check_params(params)
     if any(len(request.prompt.ids) == 0 for request in requests):
         raise MooredError("a prompt needs at least one token to predict the next from")
     if len({request.session for request in requests}) < len(requests):
         raise MooredError("two requests of one call have the same session; give each its own")
 
 
+class Stream(Protocol):
+    """Replies under way, all drawn with the same parameters."""
+
+    is_lockstep: bool
+    """True: `poll` writes everything that was submitted, in one batch. Submit what belongs
+    together, in a fixed order, before polling; then runs repeat bit by bit."""
+
+    def submit(self, request: Request) -> None:
+        """Ask for a reply. A session has at most one request under way."""
+        ...
+
+    def poll(self, wait_s: float | None = None) -> list[tuple[int, Completion]]:
+        """Sessions and replies that are finished; [] when nothing is under way.
+
+        Waits for at least one reply, or about `wait_s` seconds, where other work is at hand.
+        `FinishReason.ERROR` gives up on a single reply.
+        """
+        ...
+
+    def close(self) -> None:
+        """Forget the sessions that were submitted; what is under way is dropped."""
+        ...
+
+
 class Sampler(Protocol):
     """Writes replies with some policy."""
 
-    def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Completion]:
-        """One completion a request, in order; `FinishReason.ERROR` gives up on a single one."""
-        ...
-
-    def end_sessions(self, sessions: Sequence[int]) -> None:
-        """Forget what was kept for these episodes."""
+    def stream(self, params: SamplingParams) -> Stream:
+        """Begin to write replies; close the stream when done."""
         ...
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Take over the learner's weights; a sampler that shares them only notes the version."""
         ...
+
+
+def write_replies(
+    sampler: Sampler, requests: Sequence[Request], params: SamplingParams
+) -> list[Completion]:
+    """One completion for each request, in order; nothing is kept."""
+    with closing(sampler.stream(params)) as stream:
+        for request in requests:
+            stream.submit(request)
+        found: dict[int, Completion] = {}
+        while len(found) < len(requests):
+            found.update(stream.poll())
+    return [found[request.session] for request in requests]
+
+
+class BatchSampler(Protocol):
+    """What `LockstepStream` needs: replies to many requests in one call."""
+
+    def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Completion]:
+        """One completion for each request, in order."""
+        ...
+
+    def end_sessions(self, sessions: Sequence[int]) -> None:
+        """Forget what was kept for these sessions."""
+        ...
+
+
+class LockstepStream:
+    """A stream over `generate`: every poll writes all that was submitted since the last."""
+
+    is_lockstep = True
+
+    def __init__(self, sampler: BatchSampler, params: SamplingParams) -> None:
+        self._sampler = sampler
+        self._params = params
+        self._waiting: list[Request] = []
+        self._sessions: set[int] = set()
+
+    def submit(self, request: Request) -> None:
+        self._waiting.append(request)
+        self._sessions.add(request.session)
+
+    def poll(self, wait_s: float | None = None) -> list[tuple[int, Completion]]:
+        requests, self._waiting = self._waiting, []
+        if not requests:
+            return []
+        completions = self._sampler.generate(requests, self._params)
+        sessions = (request.session for request in requests)
+        return list(zip(sessions, completions, strict=True))
+
+    def close(self) -> None:
+        self._waiting.clear()
+        self._sampler.end_sessions(sorted(self._sessions))
 
 
 class Learner(Protocol):

@@ -170,7 +170,7 @@ def evaluate_source(
     max_tokens: int,
     split: Split,
     seed: int,
-    on_turn: Callable[[int, int], None] | None = None,
+    on_replies: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
     """Evaluate a run directory (its newest checkpoint) or a model by name."""
     folder = Path(source)
@@ -202,5 +202,5 @@ def evaluate_source(
         num_samples=num_samples,
         split=split,
         seed=seed,
-        on_turn=on_turn,
+        on_replies=on_replies,
     )

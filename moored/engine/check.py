@@ -7,7 +7,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from moored.engine.base import Learner, Request, Sampler, SamplingParams
+from moored.engine.base import (
+    Learner,
+    Request,
+    Sampler,
+    SamplingParams,
+    new_session,
+    write_replies,
+)
 from moored.engine.local.families import sliding_window
 from moored.errors import MooredError
 from moored.types import Prompt
@@ -37,15 +44,14 @@ def check_engine(
     prompt = Prompt(np.arange(1, 7, dtype=np.int64))
     params = SamplingParams(max_tokens=3, temperature=temperature)
     try:
-        reply = sampler.generate([Request(session=-1, prompt=prompt, seed=0)], params)[0]
+        request = Request(session=new_session(), prompt=prompt, seed=0)
+        reply = write_replies(sampler, [request], params)[0]
         scored = learner.score(prompt, [reply.token_ids])[0]
     except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
         raise MooredError(
             f"models of type {config.model_type!r} do not work with the local engine: "
             f"{type(error).__name__}: {error}"
         ) from error
-    finally:
-        sampler.end_sessions([-1])
     ids = torch.from_numpy(np.concatenate([prompt.ids, reply.token_ids])).to(model.device)
     with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=bf16):
         logits = model(input_ids=ids[None]).logits[0, len(prompt.ids) - 1 : -1].float()

@@ -1,8 +1,9 @@
 """Episodes, turn by turn, with any Sampler: tasks in, groups of recorded trajectories out.
 
-All live episodes advance together: one `generate` a turn, then one `step` each. What an environment
-raises ends its episode and is recorded, as is a reply that a sampler gives up on; what a sampler
-raises ends the rollout.
+Replies come from a stream, answers from environments; whatever arrives is recorded, and the
+episode's next turn is asked for at once. With a lockstep stream all live episodes advance together.
+What an environment raises ends its episode and is recorded, as is a reply that a sampler gives up
+on; what a sampler raises ends the rollout.
 """
 
 from __future__ import annotations
@@ -11,16 +12,18 @@ import itertools
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
+from queue import SimpleQueue
 from typing import Protocol, TypeVar
 
 import numpy as np
 
-from moored.engine.base import Request, Sampler, SamplingParams
+from moored.engine.base import Request, Sampler, SamplingParams, Stream, new_session
 from moored.envs.base import Environment, StepResult
 from moored.errors import EnvError
 from moored.rollout.render import Spans
@@ -37,6 +40,10 @@ from moored.types import (
 )
 
 T = TypeVar("T")
+Answer = list[Message] | StepResult | Exception
+"""What an environment makes of `reset` or `step`."""
+POLL_S = 0.002
+"""How long to wait for replies while environments are at work too."""
 logger = logging.getLogger(__name__)
 
 
@@ -73,10 +80,15 @@ class DialogueRenderer(Protocol):
 
 
 class EnvPool:
-    """Environments kept for reuse, by the function that makes them; close it when done."""
+    """Environments kept for reuse, by the function that makes them; close it when done.
 
-    def __init__(self) -> None:
+    Their calls run at once, or in `workers` threads.
+    """
+
+    def __init__(self, workers: int = 0) -> None:
         self._idle: dict[Callable[[], Environment], list[Environment]] = {}
+        self._threads = ThreadPoolExecutor(workers) if workers else None
+        self._done: SimpleQueue[tuple[int, Answer]] = SimpleQueue()
 
     def take(self, make_env: Callable[[], Environment]) -> Environment:
         """An idle environment, or a new one."""
@@ -86,7 +98,27 @@ class EnvPool:
     def give_back(self, make_env: Callable[[], Environment], env: Environment) -> None:
         self._idle.setdefault(make_env, []).append(env)
 
+    def submit(self, key: int, call: Callable[[], list[Message] | StepResult]) -> None:
+        """Begin a call; its result, or what it raised, comes from `poll` under `key`."""
+        if self._threads is None:
+            self._done.put((key, _attempt(call)))
+            return
+
+        def finish(future: Future) -> None:
+            self._done.put((key, future.result()))
+
+        self._threads.submit(_attempt, call).add_done_callback(finish)
+
+    def poll(self, wait: bool) -> list[tuple[int, Answer]]:
+        """Calls that are done; with `wait`, at least one."""
+        found = [self._done.get()] if wait else []
+        while not self._done.empty():
+            found.append(self._done.get())
+        return found
+
     def close(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown()
         for env in itertools.chain.from_iterable(self._idle.values()):
             _close(env)
         self._idle.clear()
@@ -107,60 +139,95 @@ def roll_out(
     max_context: int,
     seed: tuple[int, ...],
     pool: EnvPool | None = None,
-    workers: int = 0,
-    on_turn: Callable[[int, int], None] | None = None,
+    on_replies: Callable[[int, int], None] | None = None,
 ) -> list[Group]:
-    """Play every episode of `tasks` to its end; one group a task, in order.
+    """Play every episode of `tasks` to its end; one group for each task, in order.
 
     A reply's randomness comes from `seed` (e.g. run seed and step), the episode's two seeds and the
-    turn, so it does not matter what else is in the batch. `max_context` bounds prompt plus reply.
-    `workers` > 0 steps environments in that many threads. `on_turn` hears the turn, counted from 0,
-    and the number of live episodes.
+    turn, so it does not matter what else is under way. `max_context` bounds prompt plus reply.
+    `on_replies` is called with the number of replies so far and of episodes that go on.
     """
     max_prompt = max_context - params.max_tokens
     with ExitStack() as stack:
         envs = pool or stack.enter_context(EnvPool())
-        episodes = [
-            _Episode(task, episode_seed, envs.take(task.make_env), renderer, max_prompt)
+        episodes = {
+            new_session(): _Episode(task, episode_seed, envs.take(task.make_env), max_prompt)
             for task in tasks
             for episode_seed in task.episode_seeds
-        ]
-        stack.callback(_release, episodes, envs)
-        stack.callback(sampler.end_sessions, range(len(episodes)))
-        each = stack.enter_context(_mapper(workers))
-        for episode, messages in zip(episodes, each(_reset, episodes), strict=True):
-            episode.begin(messages)
-        for turn in itertools.count():
-            live = {i: episode for i, episode in enumerate(episodes) if episode.stop is None}
-            if not live:
-                break
-            if on_turn is not None:
-                on_turn(turn, len(live))
-            requests = [episode.request(session, seed) for session, episode in live.items()]
-            _advance(live.values(), sampler.generate(requests, params), renderer, each)
-    members = iter(episodes)
+        }
+        stack.callback(_release, episodes.values(), envs)
+        stream = stack.enter_context(closing(sampler.stream(params)))
+        _Rollout(episodes, stream, envs, renderer, seed, on_replies).play()
+    members = iter(episodes.values())
     return [_group(task, itertools.islice(members, len(task.episode_seeds))) for task in tasks]
 
 
-def _advance(
-    live: Iterable[_Episode],
-    completions: Sequence[Completion],
-    renderer: DialogueRenderer,
-    each: Callable[..., Iterator],
-) -> None:
-    """Step every episode that got a reply; end the others."""
-    answered: list[tuple[_Episode, Completion]] = []
-    for episode, completion in zip(live, completions, strict=True):
-        if completion.finish_reason is FinishReason.ERROR:
-            episode.lose_reply(completion.text)
-        else:
-            answered.append((episode, completion))
-    replies = [renderer.decode(completion.token_ids) for _, completion in answered]
-    results = list(each(_step, [episode for episode, _ in answered], replies))
-    going_on = (r.observation for r in results if isinstance(r, StepResult) and not r.is_over)
-    renderer.expect(going_on)
-    for (episode, completion), reply, result in zip(answered, replies, results, strict=True):
-        episode.record(completion, reply, result)
+@dataclass(slots=True, eq=False)
+class _Rollout:
+    """The episodes, by session, between a stream of replies and a pool of environments."""
+
+    episodes: dict[int, _Episode]
+    stream: Stream
+    pool: EnvPool
+    renderer: DialogueRenderer
+    seed: tuple[int, ...]
+    on_replies: Callable[[int, int], None] | None
+    num_replies: int = 0
+    num_stepping: int = 0
+    """Calls of environments under way."""
+    num_writing: int = 0
+    """Replies under way."""
+
+    def play(self) -> None:
+        """Go on until no episode waits for anything."""
+        for session, episode in self.episodes.items():
+            self._call(session, episode.reset)
+        while self.num_stepping or self.num_writing:
+            self._take_answers(self._answers())
+            self._take_replies(self.stream.poll(POLL_S if self.num_stepping else None))
+
+    def _call(self, session: int, call: Callable[[], list[Message] | StepResult]) -> None:
+        self.num_stepping += 1
+        self.pool.submit(session, call)
+
+    def _answers(self) -> list[tuple[int, Answer]]:
+        """What environments gave; in lockstep of all of them, in the order of the episodes."""
+        is_idle = self.num_stepping > 0 and self.num_writing == 0
+        found = self.pool.poll(wait=is_idle)
+        while self.stream.is_lockstep and len(found) < self.num_stepping:
+            found += self.pool.poll(wait=True)
+        self.num_stepping -= len(found)
+        return sorted(found, key=lambda answer: answer[0])
+
+    def _take_answers(self, answers: Sequence[tuple[int, Answer]]) -> None:
+        """Record what environments gave, and ask for the next replies."""
+        results = (result for _, result in answers)
+        self.renderer.expect(
+            result.observation
+            for result in results
+            if isinstance(result, StepResult) and not result.is_over
+        )
+        for session, result in answers:
+            episode = self.episodes[session]
+            episode.take(result, self.renderer)
+            if episode.stop is None:
+                self.num_writing += 1
+                self.stream.submit(episode.request(session, self.seed))
+
+    def _take_replies(self, replies: Sequence[tuple[int, Completion]]) -> None:
+        """Hand replies to environments; an episode whose reply is lost ends."""
+        self.num_writing -= len(replies)
+        self.num_replies += len(replies)
+        for session, completion in replies:
+            episode = self.episodes[session]
+            if completion.finish_reason is FinishReason.ERROR:
+                episode.lose_reply(completion.error)
+                continue
+            text = self.renderer.decode(completion.token_ids)
+            self._call(session, episode.step(completion, text))
+        if replies and self.on_replies is not None:
+            num_live = sum(episode.stop is None for episode in self.episodes.values())
+            self.on_replies(self.num_replies, num_live)
 
 
 @dataclass(slots=True, eq=False)
@@ -170,24 +237,25 @@ class _Episode:
     task: Task
     seed: int
     env: Environment
-    renderer: DialogueRenderer
     max_prompt: int
     """Longest prompt that leaves room for a reply."""
     history: list[Message] = field(default_factory=list)
     prompt: Prompt = field(default_factory=lambda: Prompt(np.zeros(0, dtype=np.int64)))
+    reply: tuple[Completion, str] | None = None
+    """What the environment is reading."""
     turns: list[Turn] = field(default_factory=list)
     metrics: Counter[str] = field(default_factory=Counter)
     num_cut_replies: int = 0
     stop: StopReason | None = None
     success: bool = False
 
-    def begin(self, messages: list[Message] | Exception) -> None:
-        """Take what `reset` gave."""
-        if isinstance(messages, Exception):
-            self._fail(messages)
-            return
-        self.history = list(messages)
-        self._see(self.renderer.start(messages))
+    def reset(self) -> list[Message]:
+        return self.env.reset(self.task.task_seed, self.seed)
+
+    def step(self, completion: Completion, text: str) -> Callable[[], StepResult]:
+        """The call that hands a reply to the environment."""
+        self.reply = completion, text
+        return partial(_checked_step, self.env, text)
 
     def request(self, session: int, seed: tuple[int, ...]) -> Request:
         """Ask for the next reply."""
@@ -204,11 +272,25 @@ class _Episode:
         self.stop = StopReason.SAMPLER_ERROR
         self._warn(f"the sampler gave no reply: {why}")
 
-    def record(self, completion: Completion, reply: str, result: StepResult | Exception) -> None:
-        """Take what the sampler wrote and what `step` made of it."""
-        spans = self.renderer.spans(completion.token_ids, reply)
+    def take(self, answer: Answer, renderer: DialogueRenderer) -> None:
+        """Record what the environment made of `reset` or of a reply."""
+        if isinstance(answer, Exception):
+            self._fail(answer)
+        if isinstance(answer, list):
+            self.history = list(answer)
+            self._see(renderer.start(answer))
+        elif self.reply is not None:
+            self._record(*self.reply, answer, renderer)
+
+    def _record(
+        self,
+        completion: Completion,
+        reply: str,
+        result: StepResult | Exception,
+        renderer: DialogueRenderer,
+    ) -> None:
+        spans = renderer.spans(completion.token_ids, reply)
         if isinstance(result, Exception):
-            self._fail(result)
             is_valid = spans.answer is not None
             result = StepResult(observation="", reward=0.0, terminated=True, is_valid=is_valid)
         turn = Turn(
@@ -228,15 +310,15 @@ class _Episode:
         self.num_cut_replies += completion.finish_reason is FinishReason.LENGTH
         self.success = self.success or result.success
         if self.stop is None:
-            self._go_on(turn, result)
+            self._go_on(turn, result, renderer)
 
-    def _go_on(self, turn: Turn, result: StepResult) -> None:
+    def _go_on(self, turn: Turn, result: StepResult, renderer: DialogueRenderer) -> None:
         if result.terminated:
             self.stop = StopReason.DONE
         elif result.truncated or len(self.turns) >= self.env.max_turns:
             self.stop = StopReason.TURN_LIMIT
         else:
-            prompt = self.renderer.extend(
+            prompt = renderer.extend(
                 turn.prompt, turn.completion_ids, turn.reply, result.observation, self.history
             )
             self.history += [Message("assistant", turn.reply), Message("user", result.observation)]
@@ -291,14 +373,6 @@ def _attempt(call: Callable[..., T], *args: object) -> T | Exception:
         return error
 
 
-def _reset(episode: _Episode) -> list[Message] | Exception:
-    return _attempt(episode.env.reset, episode.task.task_seed, episode.seed)
-
-
-def _step(episode: _Episode, reply: str) -> StepResult | Exception:
-    return _attempt(_checked_step, episode.env, reply)
-
-
 def _checked_step(env: Environment, reply: str) -> StepResult:
     result = env.step(reply)
     if not math.isfinite(result.reward):
@@ -306,17 +380,7 @@ def _checked_step(env: Environment, reply: str) -> StepResult:
     return result
 
 
-@contextmanager
-def _mapper(workers: int) -> Iterator[Callable[..., Iterator]]:
-    """`map`, in this thread or in `workers` threads."""
-    if not workers:
-        yield map
-        return
-    with ThreadPoolExecutor(workers) as threads:
-        yield threads.map
-
-
-def _release(episodes: Sequence[_Episode], pool: EnvPool) -> None:
+def _release(episodes: Iterable[_Episode], pool: EnvPool) -> None:
     """Give environments back; one that raised may be broken, and is closed."""
     for episode in episodes:
         if episode.stop is StopReason.ENV_ERROR:

@@ -104,7 +104,7 @@ def test_spans_outside_the_reply_and_missing_logprobs_are_refused():
             reply="",
         )
     with pytest.raises(MooredError, match="1 tokens and 2 logprobs"):
-        Completion(np.array([1]), np.zeros(2), "x", FinishReason.STOP)
+        Completion(np.array([1]), np.zeros(2), FinishReason.STOP)
 
 
 def test_reward_is_the_exact_sum_over_turns():

@@ -10,7 +10,7 @@ import logging
 import os
 import random
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -93,7 +93,6 @@ class EndpointSampler:
         concurrency: int = 64,
         timeout_s: float = 300.0,
         first_pause_s: float = 0.5,
-        on_reply: Callable[[], None] | None = None,
     ) -> None:
         if concurrency < 1 or not timeout_s > 0:
             raise MooredError(
@@ -105,7 +104,6 @@ class EndpointSampler:
         self._client = JsonClient(url, api_key=api_key, timeout_s=timeout_s)
         self._has_key = bool(api_key)
         self._first_pause_s = first_pause_s
-        self._on_reply = on_reply
         self._limit_name = "max_tokens"
         self._has_answered = self._has_warned = False
         self._num_failed = 0
@@ -116,70 +114,31 @@ class EndpointSampler:
         """Mean over the replies whose tokens the server counted; None when it counted none."""
         return float(np.mean(self._token_counts)) if self._token_counts else None
 
-    def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Completion]:
-        """Ask for all replies; at most `concurrency` requests are under way."""
-        todo: SimpleQueue[tuple[int, Request]] = SimpleQueue()
-        done: SimpleQueue[tuple[int, ChatReply | Exception]] = SimpleQueue()
-        for item in enumerate(requests):
-            todo.put(item)
-        stop = threading.Event()
-        num_workers = min(self.concurrency, len(requests))
-        for _ in range(num_workers):
-            # Daemons: a reply that hangs must not keep Ctrl-C or an error from ending the command.
-            work = (todo, done, params, stop)
-            threading.Thread(target=self._work, args=work, daemon=True).start()
-        completions: dict[int, Completion] = {}
-        try:
-            while len(completions) < len(requests):
-                index, outcome = done.get()
-                completions[index] = self._take(outcome, num_workers)
-                if self._on_reply is not None:
-                    self._on_reply()
-        finally:
-            stop.set()
-        return [completions[index] for index in range(len(requests))]
-
-    def end_sessions(self, sessions: Sequence[int]) -> None:
-        """Nothing is kept: every request carries its whole dialogue."""
+    def stream(self, params: SamplingParams) -> EndpointStream:
+        """Nothing is kept between turns: every request carries its whole dialogue."""
+        return EndpointStream(self, params)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         raise MooredError("the weights behind an endpoint cannot be changed; it can only be judged")
 
-    def _work(
-        self,
-        todo: SimpleQueue[tuple[int, Request]],
-        done: SimpleQueue[tuple[int, ChatReply | Exception]],
-        params: SamplingParams,
-        stop: threading.Event,
-    ) -> None:
-        while not stop.is_set():
-            try:
-                index, request = todo.get_nowait()
-            except Empty:
-                return
-            try:
-                outcome = self._ask(request, params, stop)
-            except Exception as error:  # raised again by the thread that waits
-                outcome = error
-            done.put((index, outcome))
-
-    def _take(self, outcome: ChatReply | Exception, num_first: int) -> Completion:
+    def take(self, outcome: ChatReply | Exception, num_first: int) -> Completion:
         """The completion of one request; raises what ends the rollout."""
         if isinstance(outcome, ChatReply):
             if outcome.num_tokens is not None:
                 self._token_counts.append(outcome.num_tokens)
             ids = _code_points(outcome.text)
             reason = FinishReason.LENGTH if outcome.is_cut else FinishReason.STOP
-            return Completion(ids, np.full(len(ids), np.nan), outcome.text, reason)
+            return Completion(ids, np.full(len(ids), np.nan), reason)
         if not isinstance(outcome, HttpError):
             raise outcome
         self._num_failed += 1
         is_hopeless = outcome.is_unreachable or outcome.status in (401, 404)
         if not self._has_answered and (is_hopeless or self._num_failed >= num_first):
             raise self._explain(outcome) from outcome
-        return Completion(np.zeros(0, np.int64), np.zeros(0), str(outcome), FinishReason.ERROR)
+        nothing = np.zeros(0, np.int64), np.zeros(0)
+        return Completion(*nothing, FinishReason.ERROR, error=str(outcome))
 
-    def _ask(self, request: Request, params: SamplingParams, stop: threading.Event) -> ChatReply:
+    def ask(self, request: Request, params: SamplingParams, stop: threading.Event) -> ChatReply:
         """One request, tried again where that may help."""
         body: dict[str, object] = {
             "model": self.model,
@@ -235,7 +194,9 @@ class EndpointSampler:
         """What the user can do about an endpoint that never answered."""
         url = self._client.url
         if error.is_unreachable:
-            return MooredError(f"no server answers at {url}: {error}; start it or mend --endpoint")
+            return MooredError(
+                f"no server answers at {url}: {error}; start it or correct --endpoint"
+            )
         if error.status == 401:
             what = "refuses the API key" if self._has_key else "asks for an API key"
             return MooredError(
@@ -256,6 +217,53 @@ class EndpointSampler:
         if status == 404 and not names:
             return "check the address, which mostly ends in /v1, and the name of the model"
         return ""
+
+
+class EndpointStream:
+    """Requests under way in threads, at most the sampler's `concurrency` at a time."""
+
+    is_lockstep = False
+
+    def __init__(self, sampler: EndpointSampler, params: SamplingParams) -> None:
+        self._sampler = sampler
+        self._params = params
+        self._todo: SimpleQueue[Request | None] = SimpleQueue()
+        self._done: SimpleQueue[tuple[int, ChatReply | Exception]] = SimpleQueue()
+        self._stop = threading.Event()
+        self._num_threads = self._num_under_way = 0
+
+    def submit(self, request: Request) -> None:
+        self._num_under_way += 1
+        self._todo.put(request)
+        if self._num_threads < min(self._num_under_way, self._sampler.concurrency):
+            self._num_threads += 1
+            # Daemons: a reply that hangs must not keep Ctrl-C or an error from ending the command.
+            threading.Thread(target=self._work, daemon=True).start()
+
+    def poll(self, wait_s: float | None = None) -> list[tuple[int, Completion]]:
+        if not self._num_under_way:
+            return []
+        try:
+            outcomes = [self._done.get(timeout=wait_s)]
+        except Empty:
+            return []
+        while not self._done.empty():
+            outcomes.append(self._done.get())
+        self._num_under_way -= len(outcomes)
+        return [(s, self._sampler.take(outcome, self._num_threads)) for s, outcome in outcomes]
+
+    def close(self) -> None:
+        self._stop.set()
+        for _ in range(self._num_threads):
+            self._todo.put(None)
+
+    def _work(self) -> None:
+        while (request := self._todo.get()) is not None and not self._stop.is_set():
+            try:
+                outcome = self._sampler.ask(request, self._params, self._stop)
+            except Exception as error:  # raised again by the thread that polls
+                outcome = error
+            self._done.put((request.session, outcome))
 
 
 def read_api_key(variable: str | None = None) -> str | None:

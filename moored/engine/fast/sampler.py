@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from moored.engine.base import Request, SamplingParams, check_requests
+from moored.engine.base import LockstepStream, Request, SamplingParams, check_requests
 from moored.engine.fast.buckets import bucket
 from moored.engine.fast.capture import capture, run_aside
 from moored.engine.fast.decoder import Decoder
@@ -54,6 +54,9 @@ class SlotSampler:
             self.decoder.load(weights)
         self._slots.end(list(self._slots.sessions))
         self.version = version
+
+    def stream(self, params: SamplingParams) -> LockstepStream:
+        return LockstepStream(self, params)
 
     def end_sessions(self, sessions: Sequence[int]) -> None:
         self._slots.end(sessions)
@@ -234,7 +237,6 @@ class SlotSampler:
                 Completion(
                     token_ids=ids,
                     logprobs=logps[row, :length],
-                    text="",
                     finish_reason=FinishReason.STOP
                     if is_stop[row, length - 1]
                     else FinishReason.LENGTH,

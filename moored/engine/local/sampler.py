@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from moored.engine.base import Request, SamplingParams, check_requests
+from moored.engine.base import LockstepStream, Request, SamplingParams, check_requests
 from moored.engine.fast.plain_ops import uniforms
 from moored.engine.local.forward import trunk_of
 from moored.engine.local.head import scaled_logits
@@ -69,6 +69,9 @@ class LocalSampler:
                 own[name].copy_(tensor)
         self._sessions.clear()
         self.version = version
+
+    def stream(self, params: SamplingParams) -> LockstepStream:
+        return LockstepStream(self, params)
 
     def end_sessions(self, sessions: Sequence[int]) -> None:
         for session in sessions:
@@ -256,7 +259,6 @@ class LocalSampler:
                 Completion(
                     token_ids=ids,
                     logprobs=all_logps[row, :length].copy(),
-                    text="",
                     finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
                     policy_version=self.version,
                 )

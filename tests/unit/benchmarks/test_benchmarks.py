@@ -47,7 +47,7 @@ def test_an_endless_game_goes_on_after_it_was_solved(benchmark):
 def test_plain_generate_and_moored_write_the_same_likeliest_tokens(benchmark):
     from transformers import LlamaForCausalLM
 
-    from moored.engine.base import Request, SamplingParams
+    from moored.engine.base import Request, SamplingParams, write_replies
     from moored.engine.build import make_sampler
     from moored.types import Prompt
 
@@ -62,9 +62,8 @@ def test_plain_generate_and_moored_write_the_same_likeliest_tokens(benchmark):
     harness = benchmark("harness")
     plain = harness.PlainSampler(harness.plain_model(model, bf16=False))
     moored = make_sampler(model, bf16=False, max_context=32)
-    for ours, theirs in zip(
-        moored.generate(requests, params), plain.generate(requests, params), strict=True
-    ):
+    replies = [write_replies(sampler, requests, params) for sampler in (moored, plain)]
+    for ours, theirs in zip(*replies, strict=True):
         assert ours.token_ids.tolist() == theirs.token_ids.tolist()
 
 

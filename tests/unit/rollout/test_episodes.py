@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar
 
 import numpy as np
 import pytest
 
-from moored.engine.base import Request, SamplingParams
+from moored.engine.base import LockstepStream, Request, SamplingParams
 from moored.envs.base import Environment, StepResult
 from moored.envs.mix import EnvMix, make_env
 from moored.errors import EnvError, MooredError
@@ -41,6 +41,14 @@ class FakeSampler:
         self.batches.append(list(requests))
         return [self._complete(self.reply(request), params) for request in requests]
 
+    def stream(self, params: SamplingParams) -> LockstepStream:
+        return LockstepStream(self, params)
+
+    def episodes(self, sessions: Iterable[int]) -> list[int]:
+        """Episodes of a rollout, counted from 0: a later episode has a larger session."""
+        known = sorted({request.session for batch in self.batches for request in batch})
+        return [known.index(session) for session in sessions]
+
     def end_sessions(self, sessions: Sequence[int]) -> None:
         self.ended += sessions
 
@@ -55,7 +63,6 @@ class FakeSampler:
         return Completion(
             token_ids=np.array(ids, dtype=np.int64),
             logprobs=-np.arange(len(ids), dtype=np.float64),
-            text="",
             finish_reason=FinishReason.LENGTH if is_cut else FinishReason.STOP,
             policy_version=7,
         )
@@ -139,9 +146,11 @@ def with_oracle(name: str, renderer: Renderer, **options) -> tuple[Callable, Fak
         return made[-1]
 
     def reply(request: Request) -> str:
-        return format_reply("I know.", made[request.session].oracle())
+        (episode,) = sampler.episodes([request.session])
+        return format_reply("I know.", made[episode].oracle())
 
-    return make, FakeSampler(renderer, reply)
+    sampler = FakeSampler(renderer, reply)
+    return make, sampler
 
 
 def facts(group: Group) -> list[object]:
@@ -229,11 +238,18 @@ def test_one_batch_a_turn_over_the_live_episodes_and_sessions_are_ended(renderer
     short = tasks_of(lambda: make_env("bandit"), [1], 2, "bandit")
     heard = []
     long = tasks_of(Walk, [2], 3)
-    play([*short, *long], sampler, on_turn=lambda turn, live: heard.append((turn, live)))
-    assert heard == [(0, 5), (1, 3), (2, 3)]
-    sessions = [[request.session for request in batch] for batch in sampler.batches]
-    assert sessions == [[0, 1, 2, 3, 4], [2, 3, 4], [2, 3, 4]]
-    assert sorted(sampler.ended) == [0, 1, 2, 3, 4]
+    play([*short, *long], sampler, on_replies=lambda *numbers: heard.append(numbers))
+    assert heard == [(5, 5), (8, 3), (11, 3)]
+    batches = [sampler.episodes(r.session for r in batch) for batch in sampler.batches]
+    assert batches == [[0, 1, 2, 3, 4], [2, 3, 4], [2, 3, 4]]
+    assert sampler.episodes(sampler.ended) == [0, 1, 2, 3, 4]
+
+
+def test_two_rollouts_never_use_the_same_session(renderer):
+    sampler = FakeSampler(renderer, say("on"))
+    for _ in range(2):
+        play(tasks_of(Walk, [1], 2), sampler)
+    assert len(set(sampler.ended)) == 4
 
 
 def test_request_seeds_differ_by_episode_task_turn_and_run_but_not_by_batch(renderer):
@@ -256,7 +272,8 @@ def test_trajectories_do_not_depend_on_what_else_is_in_the_batch(renderer):
 
     def rolled(seeds: list[int], workers: int) -> dict[int, list[object]]:
         tasks = tasks_of(lambda: make_env("frozen_lake"), seeds, 4, "frozen_lake")
-        groups = play(tasks, FakeSampler(renderer, reply), workers=workers)
+        with EnvPool(workers) as pool:
+            groups = play(tasks, FakeSampler(renderer, reply), pool=pool)
         return {group.task_seed: facts(group) for group in groups}
 
     alone, together = rolled([8], 0), rolled([9, 8, 7], 3)
@@ -269,7 +286,7 @@ def test_an_environment_that_raises_ends_its_episode_only(renderer, workers, cap
     plans = iter([{0: "raise"}, {2: "raise"}, {}, {1: "nan"}])
     tasks = tasks_of(lambda: Walk(next(plans)), [1], 4)
     with caplog.at_level(logging.WARNING, logger="moored.rollout.episodes"):
-        (group,) = play(tasks, FakeSampler(renderer, say("on")), workers=workers)
+        (group,) = play(tasks, FakeSampler(renderer, say("on")), pool=EnvPool(workers))
     error, done = StopReason.ENV_ERROR, StopReason.DONE
     assert [t.stop for t in group.trajectories] == [error, error, done, error]
     assert [t.num_turns for t in group.trajectories] == [0, 2, 3, 1]
@@ -291,7 +308,7 @@ def test_a_sampler_that_raises_ends_the_rollout_and_its_sessions(renderer):
     sampler, pool = FakeSampler(renderer, reply), EnvPool()
     with pytest.raises(OSError, match="server gone"):
         play(tasks_of(Walk, [1], 2), sampler, pool=pool)
-    assert sorted(sampler.ended) == [0, 1]
+    assert sampler.episodes(sampler.ended) == [0, 1]
     assert pool.take(Walk).num_resets == 1  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -301,7 +318,7 @@ def test_a_reply_the_sampler_gives_up_on_ends_its_episode_only(renderer, caplog)
             found = super().generate(requests, params)
             if len(self.batches) == 2:
                 lost = FinishReason.ERROR
-                found[1] = Completion(np.zeros(0, np.int64), np.zeros(0), "busy", lost)
+                found[1] = Completion(np.zeros(0, np.int64), np.zeros(0), lost, error="busy")
             return found
 
     pool = EnvPool()
@@ -313,7 +330,7 @@ def test_a_reply_the_sampler_gives_up_on_ends_its_episode_only(renderer, caplog)
         StopReason.DONE,
     ]
     assert [t.num_turns for t in group.trajectories] == [3, 1, 3]
-    assert [request.session for request in sampler.batches[2]] == [0, 2]
+    assert sampler.episodes(r.session for r in sampler.batches[2]) == [0, 2]
     assert np.isnan(group.rewards).tolist() == [False, True, False]
     assert (
         build_samples(
@@ -393,7 +410,7 @@ def test_first_prompts_that_differ_inside_a_group_are_refused(renderer):
     sampler = FakeSampler(renderer, say("on"))
     with pytest.raises(MooredError, match="another first prompt"):
         play(tasks_of(lambda: Walk({0: "leak"}), [1], 2), sampler)
-    assert sorted(sampler.ended) == [0, 1]
+    assert sampler.episodes(sampler.ended) == [0, 1]
 
 
 def test_a_pool_reuses_environments_and_drops_those_that_raised(renderer):
@@ -438,7 +455,8 @@ def test_workers_step_environments_at_the_same_time(renderer):
             barrier.wait()
             return super().step(reply)
 
-    (group,) = play(tasks_of(Meeting, [1], 2), FakeSampler(renderer, say("on")), workers=2)
+    with EnvPool(2) as pool:
+        (group,) = play(tasks_of(Meeting, [1], 2), FakeSampler(renderer, say("on")), pool=pool)
     assert group.rewards.tolist() == [3.0, 3.0]
 
 

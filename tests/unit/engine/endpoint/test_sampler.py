@@ -11,7 +11,7 @@ import threading
 import numpy as np
 import pytest
 
-from moored.engine.base import Request, SamplingParams
+from moored.engine.base import Request, SamplingParams, write_replies
 from moored.engine.endpoint.chat_api import message_to_json
 from moored.engine.endpoint.json_http import server_message
 from moored.engine.endpoint.sampler import NUM_ATTEMPTS, EndpointSampler, TextRenderer, read_api_key
@@ -35,11 +35,16 @@ def requests(*texts: str) -> list[Request]:
 
 def ask(server, *texts: str, **options) -> list[Completion]:
     options = {"first_pause_s": 0.001, "timeout_s": 10.0} | options
-    return sampler(server.url, **options).generate(requests(*texts), SamplingParams(max_tokens=9))
+    params = SamplingParams(max_tokens=9)
+    return write_replies(sampler(server.url, **options), requests(*texts), params)
 
 
 def sampler(url: str, **options) -> EndpointSampler:
     return EndpointSampler(url, "org/model", **options)
+
+
+def text_of(completion: Completion) -> str:
+    return TextRenderer().decode(completion.token_ids)
 
 
 def said(body: dict) -> str:
@@ -63,8 +68,10 @@ def serve(chat_server):
 def test_a_request_carries_the_dialogue_and_the_reply_comes_back(chat_server, serve):
     server = serve(lambda body, _: chat_server.reply(f"you said {said(body)}"))
     params = SamplingParams(max_tokens=9, temperature=0.25)
-    found = sampler(f"{server.url}/", api_key=f"{KEY}\n").generate(requests("é", "ab"), params)
-    assert [completion.text for completion in found] == ["you said é", "you said ab"]
+    found = write_replies(
+        sampler(f"{server.url}/", api_key=f"{KEY}\n"), requests("é", "ab"), params
+    )
+    assert [text_of(completion) for completion in found] == ["you said é", "you said ab"]
     assert found[0].token_ids.tolist() == [ord(char) for char in "you said é"]
     assert np.isnan(found[0].logprobs).all()
     assert found[0].finish_reason is FinishReason.STOP
@@ -104,7 +111,7 @@ def test_what_may_pass_is_tried_again(chat_server, serve, trouble, caplog):
     bad = chat_server.Answer(**trouble)
     server = serve(lambda _, number: bad if number < 2 else chat_server.reply("fine"))
     (completion,) = ask(server, "a", timeout_s=0.2 if bad.hangs else 10.0)
-    assert completion.text == "fine"
+    assert text_of(completion) == "fine"
     assert len(server.seen) == 3
     assert caplog.text.count("asking again") == 1  # of two retries
 
@@ -143,8 +150,8 @@ def test_a_request_that_keeps_failing_fails_alone(chat_server, serve):
     found = ask(server, "a", "busy", "long", "b")
     error = FinishReason.ERROR
     assert [c.finish_reason is error for c in found] == [False, True, True, False]
-    assert found[1].text == "500 Internal Server Error: no memory"
-    assert found[2].text == "400 Bad Request: too long"
+    assert found[1].error == "500 Internal Server Error: no memory"
+    assert found[2].error == "400 Bad Request: too long"
     assert len(found[1].token_ids) == 0
     asked = [said(seen.body) for seen in server.seen]
     assert (asked.count("busy"), asked.count("long")) == (NUM_ATTEMPTS, 1)
@@ -181,7 +188,8 @@ def test_a_server_that_is_not_there_stops_at_once(pauses):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with pytest.raises(MooredError, match=f"no server answers at http://127.0.0.1:{port}/v1"):
-        sampler(f"http://127.0.0.1:{port}/v1").generate(requests("a"), SamplingParams(max_tokens=9))
+        there = sampler(f"http://127.0.0.1:{port}/v1")
+        write_replies(there, requests("a"), SamplingParams(max_tokens=9))
     assert pauses == []
 
 
@@ -205,7 +213,7 @@ def test_newer_models_get_the_limit_under_the_name_they_ask_for(chat_server, ser
     refusal = chat_server.error(400, "Use 'max_completion_tokens' instead of 'max_tokens'.")
     server = serve(lambda body, _: refusal if "max_tokens" in body else chat_server.reply("x"))
     found = ask(server, "a", "b", concurrency=1)
-    assert [completion.text for completion in found] == ["x", "x"]
+    assert [text_of(completion) for completion in found] == ["x", "x"]
     limits = [{k: v for k, v in seen.body.items() if k.startswith("max")} for seen in server.seen]
     assert limits == [{"max_tokens": 9}, *[{"max_completion_tokens": 9}] * 2]
 
@@ -230,22 +238,40 @@ def test_as_many_requests_are_under_way_as_allowed(chat_server, serve):
             under_way[0] -= 1
         return chat_server.reply("x")
 
-    heard = []
-    ask(serve(answer), *"abcdef", concurrency=3, on_reply=lambda: heard.append(1))
+    ask(serve(answer), *"abcdef", concurrency=3)
     assert under_way == [0, 3]
-    assert len(heard) == 6
+
+
+def test_a_reply_is_handed_over_while_others_are_still_written(chat_server, serve):
+    second = threading.Event()
+
+    def answer(body, _):
+        if said(body) == "slow":
+            second.wait(10)
+        return chat_server.reply(said(body))
+
+    stream = sampler(serve(answer).url).stream(SamplingParams(max_tokens=9))
+    slow, fast = requests("slow", "fast")
+    stream.submit(slow)
+    stream.submit(fast)
+    assert [session for session, _ in stream.poll()] == [1]
+    assert stream.poll(wait_s=0.01) == []
+    second.set()
+    assert [(s, text_of(reply)) for s, reply in stream.poll()] == [(0, "slow")]
+    assert stream.poll() == []
+    stream.close()
 
 
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
 def test_reasoning_is_found_under_either_name(chat_server, serve, name):
     server = serve(lambda *_: chat_server.reply("<answer>Up</answer>", **{name: "I see."}))
-    assert ask(server, "a")[0].text == GOOD
+    assert text_of(ask(server, "a")[0]) == GOOD
 
 
 def test_a_reply_without_content_is_empty_and_a_cut_one_says_so(chat_server, serve):
     cut = {"choices": [{"message": {"content": None}, "finish_reason": "length"}]}
     (completion,) = ask(serve(lambda *_: chat_server.Answer(cut)), "a")
-    assert completion.text == "" and completion.finish_reason is FinishReason.LENGTH
+    assert text_of(completion) == "" and completion.finish_reason is FinishReason.LENGTH
 
 
 def test_images_go_as_data_uris_with_the_same_pixels():
