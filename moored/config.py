@@ -56,6 +56,10 @@ class RolloutConfig(Section):
     temperature: float = Field(default=1.0, gt=0.0)
     max_response_tokens: int = Field(default=400, ge=1)
     """Longest reply of one turn."""
+    env_workers: int = Field(default=1, ge=1)
+    """Calls of environments at a time; more help where they wait, e.g. for a server."""
+    env_timeout_s: float = Field(default=60.0, gt=0.0)
+    """A call of an environment that takes longer is given up, and its episode is an error."""
 
 
 class AlgorithmConfig(Section):

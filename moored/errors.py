@@ -25,6 +25,10 @@ class EnvError(MooredError):
     """An environment that breaks its contract or cannot make a task."""
 
 
+class EnvTimeoutError(EnvError):
+    """A call of an environment that took longer than `rollout.env_timeout_s`."""
+
+
 class TooFewPromptsError(MooredError):
     """A measurement that needs more distinct prompts or reasonings than it was given."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moored.envs.base import Environment, StepResult
+from moored.envs.base import Environment, Resource, StepResult
 from moored.registry import Registry
 from moored.reply import Reply, format_reply, parse_actions, parse_reply
 
@@ -26,6 +26,7 @@ __all__ = [
     "ENVIRONMENTS",
     "Environment",
     "Reply",
+    "Resource",
     "StepResult",
     "format_reply",
     "parse_actions",

@@ -56,9 +56,42 @@ class StepResult:
         return self.terminated or self.truncated
 
 
+class Resource:
+    """Base of what is expensive and shared by the instances of an environment: an index, a server.
+
+    Subclass it as a `@dataclass` of its options; an environment names it in `resources(self)`:
+
+        @dataclass
+        class Index(Resource):
+            path: str
+
+            def open(self) -> None:
+                self.pages = load(self.path)
+
+            def close(self) -> None:
+                del self.pages
+
+        class Search:
+            def resources(self) -> dict[str, Resource]:
+                return {"index": Index(self.path)}
+
+    Before its first `reset`, an instance has the open resource as `self.index`. Equal resources are
+    opened once per run; each is closed at the end, after an error and after Ctrl-C.
+    """
+
+    max_concurrency: int | None = None
+    """Calls of environments that use it at a time; None: as many as there are `env_workers`."""
+
+    def open(self) -> None:
+        """Make it ready: load, connect, start a server."""
+
+    def close(self) -> None:
+        """Give everything back. Called once, and only after `open` succeeded."""
+
+
 @runtime_checkable
 class Environment(Protocol):
-    """One episode at a time; an instance is reused through `reset`.
+    """One episode at a time; an instance is reused through `reset`. May declare a `Resource`.
 
     The same `task_seed` gives byte-identical first messages in every process; `episode_seed`
     drives noise only. `oracle` gives a good answer for the present state, as the text that goes

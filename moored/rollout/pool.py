@@ -1,0 +1,316 @@
+"""Environments at work: kept for reuse, called in threads under a time limit, sharing resources.
+
+`EnvPool` hands out environments (`take`, `give_back`, `discard`) and runs their calls (`submit`,
+`poll`, `run_all`). What a call raises is data. A call beyond its limit comes back as an
+`EnvTimeoutError`; its thread and its environment are given up, and a new thread takes the queue
+over. A call that holds the interpreter lock in C cannot be given up: such an environment belongs in
+a process of its own (`moored.envs.worker`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from moored.envs.base import Environment
+from moored.envs.resources import OpenResource, SharedResources
+from moored.errors import ConfigError, EnvError, EnvTimeoutError
+
+T = TypeVar("T")
+Finished = list[tuple[Hashable, Any]]
+"""Key of a call, and what it returned or the Exception it raised."""
+
+LOOK_UP_S = 0.1
+"""Longest wait without a look at the clock and at Ctrl-C."""
+GRACE_S = 2.0
+"""How long `close` and `drop_calls` wait for what is still at work."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    key: Hashable
+    run: Callable[[], object]
+    env: Environment | None
+    uses: tuple[OpenResource, ...]
+    """Resources of the environment, each with a bound on the calls at a time."""
+
+    def attempt(self) -> object:
+        """The one place that catches: what an environment raises is data."""
+        try:
+            return self.run()
+        except Exception as error:
+            return error
+        except BaseException as error:  # SystemExit would end the thread without a word
+            return EnvError(f"it raised {type(error).__name__}: {error}")
+
+
+class EnvPool:
+    """Environments by the function that makes them, and the threads that call them; close it.
+
+    `workers` calls run at a time. `timeout_s` limits each call, counted from its start; None waits
+    for ever. All methods are for one thread.
+    """
+
+    def __init__(self, *, workers: int = 1, timeout_s: float | None = 60.0) -> None:
+        if workers < 1:
+            raise ConfigError(f"a pool needs at least 1 worker, got {workers}")
+        if timeout_s is not None and timeout_s <= 0:
+            raise ConfigError(f"the time limit of a call must be positive, got {timeout_s} s")
+        self._idle: dict[Callable[[], Environment], list[Environment]] = {}
+        self._resources = SharedResources()
+        self._uses: dict[int, tuple[OpenResource, ...]] = {}
+        self._hung: list[Environment | None] = []
+        self._threads = _Threads(workers, timeout_s)
+
+    def take(self, make_env: Callable[[], Environment]) -> Environment:
+        """An idle environment, or a new one with its resources opened."""
+        idle = self._idle.get(make_env)
+        if idle:
+            return idle.pop()
+        env = make_env()
+        uses = self._resources.attach(env)
+        if uses:
+            self._uses[id(env)] = uses
+        return env
+
+    def give_back(self, make_env: Callable[[], Environment], env: Environment) -> None:
+        """Keep an environment for the next episode; one that hangs is discarded."""
+        if self._is_hung(env):
+            self.discard(env)
+        else:
+            self._idle.setdefault(make_env, []).append(env)
+
+    def discard(self, env: Environment) -> None:
+        """Close an environment that may be broken; one that hangs is closed in the background."""
+        self._uses.pop(id(env), None)
+        closer = threading.Thread(target=_close_all, args=([env],), daemon=True)
+        closer.start()
+        closer.join(0.0 if self._is_hung(env) else GRACE_S)
+
+    def submit(
+        self, key: Hashable, call: Callable[[], object], *, env: Environment | None = None
+    ) -> None:
+        """Queue a call; `poll` gives its result under `key`. `env` is the environment it calls.
+
+        Naming `env` bounds the calls that use its resources.
+        """
+        uses = self._uses.get(id(env), ())
+        self._threads.put(_Call(key, call, env, uses))
+
+    def poll(self, *, wait: bool = True) -> Finished:
+        """What has finished or expired; `wait` blocks until something has. [] if none is pending.
+
+        A result is what the call returned, or the Exception it raised.
+        """
+        finished, expired = self._threads.collect(wait=wait)
+        self._hung += [call.env for call in expired]
+        for call in expired:
+            error = EnvTimeoutError(
+                f"the call took over {self._threads.timeout_s:g} s and was given up; raise "
+                f"rollout.env_timeout_s if that is not long enough"
+            )
+            finished.append((call.key, error))
+        return finished
+
+    def run_all(
+        self, calls: Iterable[Callable[[], T]], envs: Iterable[Environment | None] = ()
+    ) -> list[T | Exception]:
+        """Results of all calls, in order; `envs` names the environment of each, as in `submit`."""
+        assert not self._threads.num_pending, "run_all needs a pool without pending calls"
+        num_calls = 0
+        for call, env in zip(calls, itertools.chain(envs, itertools.repeat(None)), strict=False):
+            self.submit(num_calls, call, env=env)
+            num_calls += 1
+        found: dict[Hashable, Any] = {}
+        while len(found) < num_calls:
+            found.update(self.poll())
+        return [found[index] for index in range(num_calls)]
+
+    def drop_calls(self) -> None:
+        """Forget every call; one that is at work may finish, or is given up after `GRACE_S`."""
+        self._hung += [call.env for call in self._threads.drop_calls(GRACE_S)]
+
+    def close(self) -> None:
+        """Close environments and resources; calls that are still at work are given up."""
+        try:
+            self.drop_calls()
+            idle = itertools.chain.from_iterable(self._idle.values())
+            closer = threading.Thread(target=_close_all, args=(list(idle),), daemon=True)
+            closer.start()
+            closer.join(self._threads.timeout_s)
+            if closer.is_alive():
+                logger.warning("environments were still closing when the pool was closed")
+        finally:
+            self._idle.clear()
+            self._uses.clear()
+            self._hung.clear()
+            self._threads.stop()
+            self._resources.close()
+
+    def _is_hung(self, env: Environment) -> bool:
+        return any(env is other for other in self._hung)
+
+    def __enter__(self) -> EnvPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Worker(threading.Thread):
+    """Runs calls, one after another, until it is given up."""
+
+    def __init__(self, threads: _Threads) -> None:
+        super().__init__(daemon=True, name="moored-env")
+        self.threads = threads
+        self.call: _Call | None = None
+        self.started_s = 0.0
+        self.is_given_up = False
+
+    def run(self) -> None:
+        call = self.threads.exchange(self, None)
+        while call is not None:
+            call = self.threads.exchange(self, call.attempt())
+
+
+class _Threads:
+    """A queue of calls, the daemon threads that run them, and what they returned.
+
+    A worker hands a result in and takes its next call under one lock: a batch of short calls costs
+    two switches of threads, not two a call.
+    """
+
+    def __init__(self, max_workers: int, timeout_s: float | None) -> None:
+        self.max_workers = max_workers
+        self.timeout_s = timeout_s
+        self.num_pending = 0
+        """Calls submitted whose results were not collected yet."""
+        lock = threading.Lock()
+        self._work = threading.Condition(lock)
+        self._news = threading.Condition(lock)
+        self._todo: deque[_Call] = deque()
+        self._done: Finished = []
+        self._workers: list[_Worker] = []
+        self._num_idle = 0
+
+    def put(self, call: _Call) -> None:
+        """Queue a call and see that a thread runs it."""
+        with self._work:
+            self.num_pending += 1
+            self._todo.append(call)
+            if self._num_idle:
+                self._num_idle -= 1
+                self._work.notify()
+            elif len(self._workers) < self.max_workers:
+                self._start_worker()
+
+    def collect(self, *, wait: bool) -> tuple[Finished, list[_Call]]:
+        """Results that are there, and calls that were given up."""
+        with self._news:
+            expired = self._expire()
+            while wait and self.num_pending and not self._done and not expired:
+                self._news.wait(self._patience_s())
+                expired = self._expire()
+            done, self._done = self._done, []
+            self.num_pending -= len(done) + len(expired)
+            return done, expired
+
+    def exchange(self, worker: _Worker, result: object) -> _Call | None:
+        """Called by a worker: its result for its next call; None when it was given up."""
+        with self._work:
+            if worker.call is not None and not worker.is_given_up:
+                self._done.append((worker.call.key, result))
+                self._release(worker)
+                self._news.notify()
+            while not worker.is_given_up:
+                if self._begin_next(worker):
+                    return worker.call
+                self._num_idle += 1
+                self._work.wait()
+            return None
+
+    def drop_calls(self, grace_s: float) -> list[_Call]:
+        """Forget all calls; returns those that were still at work after `grace_s`."""
+        with self._news:
+            self._todo.clear()
+            deadline_s = time.monotonic() + grace_s
+            while self._busy() and time.monotonic() < deadline_s:
+                self._news.wait(LOOK_UP_S)
+            self._done, self.num_pending = [], 0
+            return [self._give_up(worker) for worker in self._busy()]
+
+    def stop(self) -> None:
+        """End the threads."""
+        with self._work:
+            for worker in self._workers:
+                worker.is_given_up = True
+            self._workers.clear()
+            self._num_idle = 0
+            self._work.notify_all()
+
+    def _start_worker(self) -> None:
+        self._workers.append(_Worker(self))
+        self._workers[-1].start()
+
+    def _begin_next(self, worker: _Worker) -> bool:
+        """Give `worker` the first call whose resources have room."""
+        for index, call in enumerate(self._todo):
+            if all(shared.has_room for shared in call.uses):
+                del self._todo[index]
+                for shared in call.uses:
+                    shared.num_calls += 1
+                worker.call, worker.started_s = call, time.monotonic()
+                return True
+        return False
+
+    def _release(self, worker: _Worker) -> None:
+        """Take a worker's call away from it."""
+        assert worker.call is not None
+        for shared in worker.call.uses:
+            shared.num_calls -= 1
+        worker.call = None
+
+    def _busy(self) -> list[_Worker]:
+        return [worker for worker in self._workers if worker.call is not None]
+
+    def _expire(self) -> list[_Call]:
+        """Give up the workers whose calls took too long."""
+        if self.timeout_s is None:
+            return []
+        now_s = time.monotonic()
+        late = [worker for worker in self._busy() if now_s - worker.started_s > self.timeout_s]
+        return [self._give_up(worker) for worker in late]
+
+    def _give_up(self, worker: _Worker) -> _Call:
+        call = worker.call
+        assert call is not None
+        worker.is_given_up = True
+        self._release(worker)
+        self._workers.remove(worker)
+        if self._todo:
+            self._start_worker()
+        return call
+
+    def _patience_s(self) -> float:
+        """Until the next call expires, at most LOOK_UP_S."""
+        if self.timeout_s is None:
+            return LOOK_UP_S
+        first_s = min((worker.started_s for worker in self._busy()), default=time.monotonic())
+        left_s = first_s + self.timeout_s - time.monotonic()
+        return min(max(left_s, 0.001), LOOK_UP_S)
+
+
+def _close_all(envs: Iterable[Environment]) -> None:
+    for env in envs:
+        try:
+            env.close()
+        except Exception as error:
+            logger.warning("%s could not be closed: %s: %s", env.name, type(error).__name__, error)
