@@ -27,7 +27,8 @@ from moored.engine.base import LockstepStream, Request, SamplingParams
 from moored.envs.base import StepResult
 from moored.models.load import load_model
 from moored.reply import format_reply
-from moored.rollout.episodes import EnvPool, roll_out
+from moored.rollout.episodes import roll_out
+from moored.rollout.pool import EnvPool
 from moored.rollout.render import Renderer
 from moored.types import Completion, FinishReason, Message
 

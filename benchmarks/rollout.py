@@ -39,7 +39,8 @@ from moored.engine.build import make_sampler
 from moored.envs.base import Environment, StepResult
 from moored.envs.mix import make_env
 from moored.models.load import LoadedModel, load_model
-from moored.rollout.episodes import EnvPool, Task, roll_out
+from moored.rollout.episodes import Task, roll_out
+from moored.rollout.pool import EnvPool
 from moored.rollout.render import Renderer
 from moored.types import Message
 

@@ -14,7 +14,8 @@ from moored.engine.endpoint.sampler import EndpointSampler, TextRenderer
 from moored.envs.base import SPLIT_SEEDS, Split
 from moored.envs.mix import EnvMix
 from moored.errors import MooredError
-from moored.rollout.episodes import DialogueRenderer, EnvPool, Task, roll_out
+from moored.rollout.episodes import DialogueRenderer, Task, roll_out
+from moored.rollout.pool import EnvPool
 from moored.types import Group
 
 

@@ -20,7 +20,8 @@ from moored.engine.checkpoint import load_checkpoint, save_checkpoint
 from moored.envs.mix import EnvMix
 from moored.errors import MooredError
 from moored.evaluate import Evaluation, evaluate
-from moored.rollout.episodes import EnvPool, Task, roll_out
+from moored.rollout.episodes import Task, roll_out
+from moored.rollout.pool import EnvPool
 from moored.rollout.render import Renderer
 from moored.runlog.log import RunLog, written_whole
 from moored.runlog.rollouts import write_groups
@@ -51,10 +52,14 @@ class Run:
     monitor: CollapseMonitor
     log: RunLog
     sinks: Sinks = field(default_factory=Sinks)
-    pool: EnvPool = field(default_factory=EnvPool)
+    pool: EnvPool = field(init=False)
     state: LoopState = field(default_factory=LoopState)
     next_step: int = 1
     seconds: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        rollout = self.config.rollout
+        self.pool = EnvPool(workers=rollout.env_workers, timeout_s=rollout.env_timeout_s)
 
     @contextmanager
     def timed(self, phase: str):
@@ -64,9 +69,11 @@ class Run:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
 
     def close(self) -> None:
-        """Close environments and sinks."""
-        self.pool.close()
-        self.sinks.close()
+        """Close environments, what they share, and sinks."""
+        try:
+            self.pool.close()
+        finally:
+            self.sinks.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

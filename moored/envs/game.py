@@ -135,14 +135,16 @@ class Game(ABC, Generic[TaskT]):
         """The episodes of a group ask for the same task one after another: draw it once."""
         options = self.task_options()
         key = type(self), options, task_seed
-        if options is None or key not in _drawn_tasks:
-            task, _ = draw_task(task_seed, self.make_task, self.task_key)
-            if options is None:
-                return task
+        # `get`, not `in` and then `[]`: another thread may clear the tasks in between.
+        task = None if options is None else _drawn_tasks.get(key)
+        if task is not None:
+            return task
+        task, _ = draw_task(task_seed, self.make_task, self.task_key)
+        if options is not None:
             if len(_drawn_tasks) >= KEPT_TASKS:
                 _drawn_tasks.clear()
             _drawn_tasks[key] = task
-        return _drawn_tasks[key]
+        return task
 
     def step(self, reply: str) -> StepResult:
         self._check_running("step")

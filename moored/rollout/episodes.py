@@ -13,19 +13,18 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
-from queue import SimpleQueue
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 
 from moored.engine.base import Request, Sampler, SamplingParams, Stream, new_session
 from moored.envs.base import Environment, StepResult
 from moored.errors import EnvError
+from moored.rollout.pool import EnvPool
 from moored.rollout.render import Spans
 from moored.types import (
     Completion,
@@ -39,7 +38,6 @@ from moored.types import (
     Turn,
 )
 
-T = TypeVar("T")
 Answer = list[Message] | StepResult | Exception
 """What an environment makes of `reset` or `step`."""
 POLL_S = 0.002
@@ -79,57 +77,6 @@ class DialogueRenderer(Protocol):
     def spans(self, completion_ids: np.ndarray, text: str) -> Spans: ...
 
 
-class EnvPool:
-    """Environments kept for reuse, by the function that makes them; close it when done.
-
-    Their calls run at once, or in `workers` threads.
-    """
-
-    def __init__(self, workers: int = 0) -> None:
-        self._idle: dict[Callable[[], Environment], list[Environment]] = {}
-        self._threads = ThreadPoolExecutor(workers) if workers else None
-        self._done: SimpleQueue[tuple[int, Answer]] = SimpleQueue()
-
-    def take(self, make_env: Callable[[], Environment]) -> Environment:
-        """An idle environment, or a new one."""
-        idle = self._idle.get(make_env)
-        return idle.pop() if idle else make_env()
-
-    def give_back(self, make_env: Callable[[], Environment], env: Environment) -> None:
-        self._idle.setdefault(make_env, []).append(env)
-
-    def submit(self, key: int, call: Callable[[], list[Message] | StepResult]) -> None:
-        """Begin a call; its result, or what it raised, comes from `poll` under `key`."""
-        if self._threads is None:
-            self._done.put((key, _attempt(call)))
-            return
-
-        def finish(future: Future) -> None:
-            self._done.put((key, future.result()))
-
-        self._threads.submit(_attempt, call).add_done_callback(finish)
-
-    def poll(self, wait: bool) -> list[tuple[int, Answer]]:
-        """Calls that are done; with `wait`, at least one."""
-        found = [self._done.get()] if wait else []
-        while not self._done.empty():
-            found.append(self._done.get())
-        return found
-
-    def close(self) -> None:
-        if self._threads is not None:
-            self._threads.shutdown()
-        for env in itertools.chain.from_iterable(self._idle.values()):
-            _close(env)
-        self._idle.clear()
-
-    def __enter__(self) -> EnvPool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
 def roll_out(
     tasks: Sequence[Task],
     *,
@@ -156,6 +103,7 @@ def roll_out(
             for episode_seed in task.episode_seeds
         }
         stack.callback(_release, episodes.values(), envs)
+        stack.callback(envs.drop_calls)
         stream = stack.enter_context(closing(sampler.stream(params)))
         _Rollout(episodes, stream, envs, renderer, seed, on_replies).play()
     members = iter(episodes.values())
@@ -181,14 +129,16 @@ class _Rollout:
     def play(self) -> None:
         """Go on until no episode waits for anything."""
         for session, episode in self.episodes.items():
-            self._call(session, episode.reset)
+            self._call(session, episode, episode.reset)
         while self.num_stepping or self.num_writing:
             self._take_answers(self._answers())
             self._take_replies(self.stream.poll(POLL_S if self.num_stepping else None))
 
-    def _call(self, session: int, call: Callable[[], list[Message] | StepResult]) -> None:
+    def _call(
+        self, session: int, episode: _Episode, call: Callable[[], list[Message] | StepResult]
+    ) -> None:
         self.num_stepping += 1
-        self.pool.submit(session, call)
+        self.pool.submit(session, call, env=episode.env)
 
     def _answers(self) -> list[tuple[int, Answer]]:
         """What environments gave; in lockstep of all of them, in the order of the episodes."""
@@ -224,7 +174,7 @@ class _Rollout:
                 episode.lose_reply(completion.error)
                 continue
             text = self.renderer.decode(completion.token_ids)
-            self._call(session, episode.step(completion, text))
+            self._call(session, episode, episode.step(completion, text))
         if replies and self.on_replies is not None:
             num_live = sum(episode.stop is None for episode in self.episodes.values())
             self.on_replies(self.num_replies, num_live)
@@ -365,14 +315,6 @@ class _Episode:
         )
 
 
-def _attempt(call: Callable[..., T], *args: object) -> T | Exception:
-    """The one place that catches: what an environment raises is data."""
-    try:
-        return call(*args)
-    except Exception as error:
-        return error
-
-
 def _checked_step(env: Environment, reply: str) -> StepResult:
     result = env.step(reply)
     if not math.isfinite(result.reward):
@@ -381,18 +323,12 @@ def _checked_step(env: Environment, reply: str) -> StepResult:
 
 
 def _release(episodes: Iterable[_Episode], pool: EnvPool) -> None:
-    """Give environments back; one that raised may be broken, and is closed."""
+    """Give environments back; one that raised or hung may be broken, and is closed."""
     for episode in episodes:
         if episode.stop is StopReason.ENV_ERROR:
-            _close(episode.env)
+            pool.discard(episode.env)
         else:
             pool.give_back(episode.task.make_env, episode.env)
-
-
-def _close(env: Environment) -> None:
-    error = _attempt(env.close)
-    if error is not None:
-        logger.warning("%s could not be closed: %s: %s", env.name, type(error).__name__, error)
 
 
 def _group(task: Task, episodes: Iterable[_Episode]) -> Group:
