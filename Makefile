@@ -2,17 +2,30 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: test train check fmt clean
+.PHONY: test test-gpu train check fmt clean
+
+# verl asks for other releases of transformers and tensordict than are tested here, so it comes
+# without its dependencies, except those that its imports need: `verl.DataProto` alone needs ray.
+VERL_NEEDS := aiohttp cachetools codetiming fastapi hydra-core msgspec orjson prometheus_client \
+	pyzmq ray tensordict torchdata uvicorn
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/pip install --quiet --constraint constraints.txt $(VERL_NEEDS)
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps TransferQueue verl
+	# verl's wheel brings a top-level package `tests`, which would hide ours.
+	rm -rf $(BIN)/../lib/python3*/site-packages/tests
 	touch $@
 
 test: .venv/installed
 	$(BIN)/pytest -n auto
+
+# What needs a GPU: one process, since there may be one GPU only.
+test-gpu: .venv/installed
+	$(BIN)/pytest -m gpu
 
 # The main job on the embedded model: reasoning collapses without the filter and stays with it.
 # Both runs at once, a core each; OPTIONS go to both, e.g. OPTIONS=num_steps=20.

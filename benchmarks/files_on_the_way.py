@@ -93,7 +93,7 @@ def _run(command: tuple[str, ...]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Count files of moored.")
     parser.add_argument("--check", action="store_true", help="fail when there are too many")
     check = parser.parse_args().check
     with tempfile.TemporaryDirectory() as folder:

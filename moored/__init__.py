@@ -1,3 +1,3 @@
 """moored: multi-turn LLM agents whose reasoning stays moored to its input."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"

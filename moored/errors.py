@@ -1,6 +1,6 @@
 """The errors users see. Each says what was wrong, what was given, and what to do.
 
-Every error is also a `ValueError`, so callers who know nothing of moored can catch it.
+Every error is also a `ValueError`, so callers that do not know moored can catch it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 
 class MooredError(ValueError):
-    """Anything a user can mend: an option, a file, an input array."""
+    """Anything a user can fix: an option, a file, an input array."""
 
 
 class ConfigError(MooredError):

@@ -1,7 +1,7 @@
-"""Names to objects, imported only when asked for.
+"""Names and the objects they stand for, imported on first use.
 
 A registry maps short names to `"module:attribute"` strings. `get` also takes such a string
-directly, so user code needs no registration.
+directly, so user code need not be registered.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _import_problem(module_name: str, error: BaseException) -> str:
         return (
             f"no module named {missing!r}; check the spelling, or install the package it lives in"
         )
-    advice = f"install {missing}" if missing is not None else "mend that first"
+    advice = f"install {missing}" if missing is not None else "fix that first"
     return f"importing {module_name!r} raised {_place_of(error)}; {advice}"
 
 

@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
+
+from moored import __version__
 
 ROOT = Path(__file__).parent.parent
 
@@ -45,3 +48,19 @@ def test_the_example_tells_health_from_collapse():
     assert "train on prompts [0, 2, 5]" in text
     assert "healthy: diverse" in text
     assert "collapsed: template_collapse" in text
+
+
+def test_every_example_is_listed_and_numbered_without_a_gap():
+    names = [path.name for path in sorted((ROOT / "examples").glob("*.py"))]
+    assert [name[:3] for name in names] == [f"{number:02d}_" for number in range(len(names))]
+    text = (ROOT / "examples" / "README.md").read_text()
+    assert re.findall(r"\[(\S+\.py)\]\(\1\)", text) == names
+
+
+def test_the_newest_version_is_in_the_changelog_and_the_citation():
+    version = __version__.partition(".dev")[0]
+    headings = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[0] == version
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == __version__
+    assert "2604.06268" in citation["references"][0]["url"]

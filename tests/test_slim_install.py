@@ -1,4 +1,4 @@
-"""The maths installs and imports without torch and its kin."""
+"""The maths imports without torch, transformers and other heavy packages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-HEAVY = ["torch", "transformers", "ray", "vllm", "PIL", "pyarrow", "gymnasium", "plotly"]
+HEAVY = ["torch", "transformers", "PIL", "pyarrow", "gymnasium", "trl", "verl"]
 
 PROBE = """
 import sys

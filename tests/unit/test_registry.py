@@ -49,7 +49,7 @@ def test_wrong_paths_say_which_half_is_wrong():
         ("\n\nx = 1 / 0\n", r"ZeroDivisionError at .*faulty_\d+\.py:3: division by zero"),
         ("import sys\nsys.exit(3)\n", r"SystemExit at .*faulty_\d+\.py:2: 3"),
         ("import json\njson.loads('{')\n", r"JSONDecodeError at .*json.*: Expecting"),
-        ("raise ValueError('two\\nlines')\n", "ValueError at .*: two lines; mend"),
+        ("raise ValueError('two\\nlines')\n", "ValueError at .*: two lines; fix"),
         ("x = 1\0", "SyntaxError: source code string cannot contain null bytes"),
     ],
 )

@@ -16,8 +16,6 @@ from moored.training.batch import LossSample, Sample, micro_batches, pack, to_li
 from moored.training.losses import LossOptions
 from moored.types import Prompt
 
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-
 
 def tiny_model(device: str = "cpu") -> LlamaForCausalLM:
     torch.manual_seed(0)
@@ -133,7 +131,7 @@ def test_padding_changes_neither_losses_nor_gradients(sequence_ratio):
 
 
 def test_what_is_added_is_like_the_first_token_but_without_weight():
-    # Were it some other token, its KL might be infinite, and nought times that is no number.
+    # With another token its KL might be infinite, and 0 · inf is nan.
     learner = LocalLearner(tiny_model(), loss=LossOptions(kl_coef=0.1))
     samples = make_samples()
     reference = learner.reference_logprobs([given.sample for given in samples])
@@ -204,7 +202,7 @@ def test_updates_scores_and_values_through_padded_passes_equal_plain_ones():
         torch.testing.assert_close(ours, plain, rtol=1e-3, atol=2e-5)
 
 
-@on_gpu
+@pytest.mark.gpu
 @pytest.mark.filterwarnings("default::DeprecationWarning")  # torch warns of itself
 @pytest.mark.parametrize(
     ("compile", "sequence_ratio"), [(False, False), (True, False), (False, True)]
@@ -235,7 +233,7 @@ def test_recorded_updates_equal_plain_ones(tmp_path: Path, compile, sequence_rat
         assert (ours - plain).abs().mean() < 5e-4
 
 
-@on_gpu
+@pytest.mark.gpu
 def test_recorded_gradients_scores_and_values_equal_plain_ones():
     samples = make_samples(((200, (150, 90, 300)), (30, (40, 50))))
     grads, scores = {}, {}
@@ -246,16 +244,17 @@ def test_recorded_gradients_scores_and_values_equal_plain_ones():
         torch.manual_seed(1)
         torch.nn.init.normal_(learner.critic.head.weight)
         assert (learner._graphs is None) == plain
-        plain = [given.sample for given in samples]
-        ids = [sample.ids_T for sample in plain]
+        given = [each.sample for each in samples]
+        ids = [sample.ids_T for sample in given]
         for _ in range(2):  # recorded, then replayed
             for weight in learner._weights:
-                if weight.grad is not None:
-                    weight.grad.zero_()
-            for packed in learner._pack([sample.prompt for sample in plain], ids):
+                # A recorded pass adds to gradients that stay where they are.
+                weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
+                weight.grad.zero_()
+            for packed in learner._pack([sample.prompt for sample in given], ids):
                 batch = loss_batch(packed, samples, None, with_values=True)
                 learner._run("update", learner._add_gradients, batch)
-            found = learner.score(plain[0].prompt, ids), learner.values(plain)
+            found = learner.score(given[0].prompt, ids), learner.values(given)
         grads[plain] = [w.grad.clone() for w in learner._weights if w.grad is not None]
         scores[plain] = [np.concatenate(each) for each in found]
     for ours, plain in zip(grads[False], grads[True], strict=True):

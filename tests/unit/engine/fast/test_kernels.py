@@ -20,6 +20,7 @@ if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("neither a GPU nor TRITON_INTERPRET=1", allow_module_level=True)
 from moored.engine.fast import kernels
 
+pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CAPACITY, SLOTS = 160, 9
 
