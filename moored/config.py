@@ -14,17 +14,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from moored.errors import ConfigError, MooredError, close_match_hint
 from moored.names import (
+    ALGORITHMS,
+    ESTIMATORS,
+    RULES,
+    SCORES,
     Aggregation,
     FilterAction,
     KLEstimator,
     LossScale,
-    Rule,
     Schedule,
-    Score,
     check_rule_value,
 )
 
@@ -65,15 +75,18 @@ class RolloutConfig(Section):
 class AlgorithmConfig(Section):
     """The policy-gradient pieces that all algorithms share."""
 
-    name: typing.Literal["ppo", "dapo", "grpo", "dr_grpo", "rloo", "reinforce_pp", "gspo"] = "ppo"
+    name: typing.Annotated[str, AfterValidator(ALGORITHMS.check)] = "ppo"
+    """Registered name or `module:attribute`, a `moored.training.algorithms.Algorithm`."""
+    advantage: typing.Annotated[str, AfterValidator(ESTIMATORS.check)] | None = None
+    """How rewards become advantages: `gae`, `bilevel_gae` (over turns first, then over tokens),
+    `grpo`, `dr_grpo`, `rloo`, `reinforce_pp`, or `module:attribute`, a function as in
+    `moored.training.advantages`; null takes the algorithm's own."""
     gamma: float = Field(default=1.0, ge=0.0, le=1.0)
     """Discount from token to token."""
     lam: float = Field(default=1.0, ge=0.0, le=1.0)
     """GAE lambda."""
-    bilevel: bool = False
-    """Bi-level GAE: over turns first, then over tokens."""
     gamma_turn: float = Field(default=0.95, ge=0.0, le=1.0)
-    """Discount from turn to turn under bi-level GAE."""
+    """Discount from turn to turn under `bilevel_gae`."""
     clip_low: float = Field(default=0.2, ge=0.0)
     clip_high: float = Field(default=0.28, ge=0.0)
     dual_clip: float | None = Field(default=3.0, gt=1.0)
@@ -127,9 +140,11 @@ class OptimizerConfig(Section):
 class FilterConfig(Section):
     """SNR-aware filtering; see `moored.algo.select_groups`."""
 
-    score: Score = "variance"
+    score: typing.Annotated[str, AfterValidator(SCORES.check)] = "variance"
+    """Registered name or `module:attribute`, a function as in `moored.algo.scores`."""
     ddof: typing.Literal[0, 1] = 0
-    rule: Rule = "top_p"
+    rule: typing.Annotated[str, AfterValidator(RULES.check)] = "top_p"
+    """Registered name or `module:attribute`, a function as in `moored.algo.rules`."""
     value: float = 0.9
     eps: float = Field(default=0.0, ge=0.0)
     largest: bool = True

@@ -29,15 +29,18 @@ class Registry(Mapping[str, str]):
     def __len__(self) -> int:
         return len(self._paths)
 
-    def get_object(self, name: str) -> object:
-        """Import and return what `name` (or `"module:attribute"`) stands for."""
-        path = self._paths.get(name)
-        if path is None and ":" not in name:
+    def check(self, name: str) -> str:
+        """Return a registered name or a `"module:attribute"` as it is; imports nothing."""
+        if name not in self._paths and ":" not in name:
             raise UnknownNameError(
                 f"unknown {self.kind} {name!r}; {close_match_hint(name, self._paths)} "
                 f"(or give 'module:attribute')"
             )
-        return import_object(path or name, kind=self.kind)
+        return name
+
+    def get_object(self, name: str) -> object:
+        """Import and return what `name` (or `"module:attribute"`) stands for."""
+        return import_object(self._paths.get(self.check(name), name), kind=self.kind)
 
 
 def import_object(path: str, *, kind: str = "object") -> object:

@@ -3,6 +3,7 @@
 from moored.algo.advantages import bilevel_gae, dr_grpo, gae, grpo, reinforce_pp, rloo, whiten
 from moored.algo.causes import triage
 from moored.algo.filters import (
+    check_filter,
     loss_scale,
     preset,
     select,
@@ -28,6 +29,7 @@ __all__ = [
     "advise",
     "aggregate",
     "bilevel_gae",
+    "check_filter",
     "clip_loss",
     "dr_grpo",
     "gae",

@@ -6,19 +6,19 @@ every detail has a name here: the score, the rule, what happens to zero scores, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from moored.algo.groups import ROUNDING, GroupIds, GroupMoments, group, moments
+from moored.algo.groups import GroupIds, group, moments
+from moored.algo.rules import Ranking, load_rule
+from moored.algo.scores import group_scores, load_score
 from moored.errors import MooredError
-from moored.names import LOSS_SCALES, SCORES, check_name, check_rule_value
+from moored.names import LOSS_SCALES, check_name, check_rule_value
 from moored.types import Selection
-
-_REWARD_SCORES = ("variance", "std", "reward_mean")
 
 
 class SelectOptions(TypedDict, total=False):
@@ -66,6 +66,12 @@ def preset(name: str) -> SelectOptions:
     return PRESETS[name].copy()
 
 
+def check_filter(score: str, rule: str) -> None:
+    """Import both, so that a `module:attribute` that leads nowhere is told before any work."""
+    load_score(score)
+    load_rule(rule)
+
+
 def select_groups(
     rewards: ArrayLike,
     group_ids: GroupIds | None = None,
@@ -82,7 +88,8 @@ def select_groups(
 
     `rewards` is (P, G), a list of rows, or flat with `group_ids`; it holds the quantity that
     the score is taken of: rewards for `variance`, `std` and `reward_mean`, tokens per trajectory
-    for `length`, mean token entropy per trajectory for `entropy` and `entropy_std`.
+    for `length`, mean token entropy per trajectory for `entropy` and `entropy_std`. `score` and
+    `rule` may also be `"module:attribute"`: functions as in `scores.py` and `rules.py`.
     """
     grouped = group(rewards, group_ids)
     stats = moments(grouped)
@@ -95,20 +102,8 @@ def select_groups(
         score=score,
         rule=rule,
         value=value,
-        reward_stds=np.sqrt(stats.variance(1)) if score in _REWARD_SCORES else None,
+        reward_stds=np.sqrt(stats.variance(1)) if load_score(score).quantity == "reward" else None,
     )
-
-
-def group_scores(stats: GroupMoments, *, score: str = "variance", ddof: int = 0) -> np.ndarray:
-    """(P,) score of each group; NaN members are left out, fewer than two finite ones score 0."""
-    check_name("score", score, SCORES)
-    if ddof not in (0, 1):
-        raise MooredError(f"ddof must be 0 (population) or 1 (sample), got {ddof!r}")
-    if score == "variance":
-        return stats.variance(ddof)
-    if score in ("std", "entropy_std"):
-        return np.sqrt(stats.variance(ddof))
-    return np.where(stats.count_P < 2, 0.0, stats.mean_P)
 
 
 def select(
@@ -123,7 +118,7 @@ def select(
     """Sorted indices of the groups that `rule` keeps.
 
     Candidates (all groups, or with `keep_zero=False` those whose score is not zero) are sorted by
-    score, `largest` first or last, ties in their given order; the rule then keeps a stretch.
+    score, `largest` first or last, ties in their given order; the rule then keeps some of them.
 
     | rule | keeps | `value` |
     |---|---|---|
@@ -136,17 +131,33 @@ def select(
     | `quantile` | one quarter of the candidates, 1 = first in order | 1, 2, 3 or 4 |
     | `none` | every group | unused |
     """
+    keep = load_rule(rule)
     scores_P = np.asarray(scores, dtype=np.float64)
     _check_scores(scores_P, rule, value, eps)
-    if rule == "none":
-        return np.arange(len(scores_P))
-    candidates = np.arange(len(scores_P)) if keep_zero else np.flatnonzero(scores_P)
+    takes_all = keep_zero or rule == "none"
+    candidates = np.arange(len(scores_P)) if takes_all else np.flatnonzero(scores_P)
     if len(candidates) == 0:
         return candidates
     sign = -1.0 if largest else 1.0
     order = candidates[np.argsort(sign * scores_P[candidates], kind="stable")]
-    stretch = _RULES[rule](scores_P[order], value, eps, largest, len(scores_P))
-    return np.sort(order[stretch])
+    ranking = Ranking(
+        scores=scores_P[order], value=value, eps=eps, largest=largest, num_groups=len(scores_P)
+    )
+    return _kept(order, keep(ranking), rule)
+
+
+def _kept(order: np.ndarray, chosen: slice | np.ndarray, rule: str) -> np.ndarray:
+    """Sorted indices of the chosen groups; what a rule of the user returns is checked."""
+    try:
+        kept = np.sort(order[chosen])
+    except (IndexError, TypeError, ValueError):
+        kept = None
+    if kept is None or kept.ndim != 1 or (np.diff(kept) == 0).any():
+        raise MooredError(
+            f"rule {rule!r} must return a slice, a mask or positions without repeats of the "
+            f"{len(order)} candidates, got {chosen!r}"
+        )
+    return kept
 
 
 def _check_scores(scores_P: np.ndarray, rule: str, value: float, eps: float) -> None:
@@ -162,63 +173,6 @@ def _check_scores(scores_P: np.ndarray, rule: str, value: float, eps: float) -> 
         )
     if not eps >= 0.0:
         raise MooredError(f"eps must be >= 0, got {eps}")
-
-
-def _top_p(ordered: np.ndarray, value: float, eps: float, *_: object) -> slice:
-    if value >= 1.0:
-        return slice(None)
-    mass = np.cumsum(ordered)
-    # A prefix that reaches its target up to rounding counts, else scaling all rewards by 3
-    # could move the cut.
-    target = value * mass[-1] * (1.0 - ROUNDING) - eps
-    return slice(0, 0 if target <= 0.0 else int(np.searchsorted(mass, target)) + 1)
-
-
-def _top_p_softmax(ordered: np.ndarray, value: float, _eps: float, largest: bool, _: int) -> slice:
-    if value >= 1.0:
-        return slice(None)
-    logits = ordered if largest else -ordered
-    odds = np.exp(logits - logits[0])
-    mass = np.cumsum(odds / odds.sum())
-    target = value * (1.0 - ROUNDING)
-    return slice(0, 0 if target <= 0.0 else int(np.searchsorted(mass, target)) + 1)
-
-
-def _top_k(_scores: np.ndarray, value: float, _eps: float, _largest: bool, num: int) -> slice:
-    return slice(0, max(1, int(value * num + 1e-9)))
-
-
-def _top_k_count(_scores: np.ndarray, value: float, *_: object) -> slice:
-    return slice(0, int(value))
-
-
-def _min_p(ordered: np.ndarray, value: float, _eps: float, largest: bool, _: int) -> slice:
-    best = ordered[0]
-    if largest:
-        return slice(0, int(np.count_nonzero(ordered >= value * best * (1.0 - ROUNDING))))
-    # best <= 0 only with keep_zero: nothing but zeros is within a factor of zero.
-    return slice(0, int(np.count_nonzero(value * ordered * (1.0 - ROUNDING) <= best)))
-
-
-def _nonzero(ordered: np.ndarray, _value: float, eps: float, largest: bool, _: int) -> slice:
-    above = int(np.count_nonzero(ordered > eps))
-    return slice(0, above) if largest else slice(len(ordered) - above, None)
-
-
-def _quantile(ordered: np.ndarray, value: float, *_: object) -> slice:
-    edges = [round(len(ordered) * quarter / 4) for quarter in range(5)]
-    return slice(edges[int(value) - 1], edges[int(value)])
-
-
-_RULES: Mapping[str, Callable[[np.ndarray, float, float, bool, int], slice]] = {
-    "top_p": _top_p,
-    "top_p_softmax": _top_p_softmax,
-    "top_k": _top_k,
-    "top_k_count": _top_k_count,
-    "min_p": _min_p,
-    "nonzero": _nonzero,
-    "quantile": _quantile,
-}
 
 
 def select_trajectories(

@@ -63,6 +63,8 @@ class GroupMoments:
     mean_P: np.ndarray
     deviation_PG: np.ndarray
     """Value minus mean; 0 for missing values and all over a group of equal ones."""
+    values_PG: np.ndarray
+    """The values themselves; NaN where one is missing."""
 
     def variance(self, ddof: int = 0) -> np.ndarray:
         """(P,) exactly 0 for groups of equal values and for fewer than two members."""
@@ -157,4 +159,5 @@ def moments(grouped: Grouped) -> GroupMoments:
     spread_P = np.abs(deviation_PG).max(axis=1, initial=0.0)
     largest_P = np.abs(filled_PG).max(axis=1, initial=0.0)
     differs_P = spread_P > grouped.rounding * largest_P
-    return GroupMoments(count_P, mean_P, np.where(differs_P[:, None], deviation_PG, 0.0))
+    deviation_PG = np.where(differs_P[:, None], deviation_PG, 0.0)
+    return GroupMoments(count_P, mean_P, deviation_PG, grouped.values_PG)

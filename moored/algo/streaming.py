@@ -13,10 +13,11 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import ArrayLike
 
-from moored.algo.filters import group_scores, select
+from moored.algo.filters import select
 from moored.algo.groups import ROUNDING, group, moments
+from moored.algo.scores import group_scores, load_score
 from moored.errors import MooredError
-from moored.names import SCORES, check_name, check_rule_value
+from moored.names import check_rule_value
 
 
 class StreamingFilter:
@@ -37,7 +38,7 @@ class StreamingFilter:
         warmup: int = 8,
     ) -> None:
         check_rule_value("top_p", value)
-        check_name("score", score, SCORES)
+        load_score(score)
         if window < 1 or warmup < 0:
             raise MooredError(f"window must be >= 1 and warmup >= 0, got {window} and {warmup}")
         self.value = value

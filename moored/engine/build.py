@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from moored.algo import check_filter
 from moored.config import Config, load_config
 from moored.diagnostics.monitor import CollapseMonitor
 from moored.engine.base import Sampler, SamplingParams
@@ -29,7 +30,7 @@ from moored.rollout.render import Renderer
 from moored.runlog.log import RunLog
 from moored.runlog.sinks import require_sinks
 from moored.train import Run
-from moored.training.algorithms import ALGORITHMS
+from moored.training.algorithms import Algorithm, load_algorithm
 from moored.training.losses import LossOptions
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 def build(config: Config, folder: Path, *, resume: bool = False) -> Run:
     """Assemble a run that trains in this process."""
     require_sinks(config.log.sinks)
+    algorithm = load_algorithm(config.algorithm)
+    check_filter(config.filter.score, config.filter.rule)
     device = pick_device(config.device)
     mix = EnvMix.parse([env.model_dump() for env in config.env])
     for env in mix.make():
@@ -46,7 +49,7 @@ def build(config: Config, folder: Path, *, resume: bool = False) -> Run:
     loaded = load_model(config.model, device)
     renderer = Renderer(loaded.tokenizer)
     bf16 = uses_bf16(config.dtype, device)
-    learner = _learner(config, loaded, bf16)
+    learner = _learner(config, algorithm, loaded, bf16)
     monitor = CollapseMonitor(
         score=learner.score,
         views=config.collapse.views,
@@ -70,7 +73,7 @@ def build(config: Config, folder: Path, *, resume: bool = False) -> Run:
     )
     return Run(
         config=config,
-        algorithm=ALGORITHMS[config.algorithm.name],
+        algorithm=algorithm,
         mix=mix,
         renderer=renderer,
         sampler=sampler,
@@ -128,8 +131,8 @@ def add_lora(model: PreTrainedModel, config: Config) -> nn.Module:
         return get_peft_model(model, lora)  # pyright: ignore[reportReturnType]
 
 
-def _learner(config: Config, loaded: LoadedModel, bf16: bool) -> LocalLearner:
-    optimizer, algorithm = config.optimizer, config.algorithm
+def _learner(config: Config, algorithm: Algorithm, loaded: LoadedModel, bf16: bool) -> LocalLearner:
+    optimizer, loss = config.optimizer, config.algorithm
     if optimizer.gradient_checkpointing:
         loaded.model.gradient_checkpointing_enable()
     return LocalLearner(
@@ -147,16 +150,16 @@ def _learner(config: Config, loaded: LoadedModel, bf16: bool) -> LocalLearner:
             plain=config.plain,
         ),
         LossOptions(
-            clip_low=algorithm.clip_low,
-            clip_high=algorithm.clip_high,
-            dual_clip=algorithm.dual_clip,
-            kl_coef=algorithm.kl_coef,
-            kl_estimator=algorithm.kl_estimator,
-            entropy_coef=algorithm.entropy_coef,
-            sequence_ratio=ALGORITHMS[algorithm.name].sequence_ratio,
-            value_clip=algorithm.value_clip,
+            clip_low=loss.clip_low,
+            clip_high=loss.clip_high,
+            dual_clip=loss.dual_clip,
+            kl_coef=loss.kl_coef,
+            kl_estimator=loss.kl_estimator,
+            entropy_coef=loss.entropy_coef,
+            sequence_ratio=algorithm.sequence_ratio,
+            value_clip=loss.value_clip,
         ),
-        with_critic=ALGORITHMS[algorithm.name].needs_critic,
+        with_critic=algorithm.needs_critic,
     )
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from moored.algo import loss_scale as loss_scale_of
 from moored.algo import select_groups
 from moored.algo.filters import SelectOptions
+from moored.algo.scores import check_reward_score
 from moored.names import check_name
 from moored.types import Selection
 
@@ -35,7 +36,6 @@ __all__ = ["AlarmCallback", "CollapseOptions", "FilteredGRPOTrainer", "LossFacto
 
 logger = logging.getLogger(__name__)
 
-REWARD_SCORES = ("variance", "std", "reward_mean")
 ROW_MEANS = ("grpo", "sapo", "dr_grpo", "luspo")
 """Losses that divide by the rows of a micro-batch."""
 MICRO_BATCH_MEANS = ("bnpo",)
@@ -205,6 +205,6 @@ class _EmptySteps(TrainerCallback):
 
 def _check_filter(options: SelectOptions, loss_scale: str) -> None:
     """Raise before a model is loaded."""
-    check_name("score for GRPOTrainer", options.get("score", "variance"), REWARD_SCORES)
+    check_reward_score(options.get("score", "variance"), "GRPOTrainer")
     select_groups([[0.0, 1.0]], **options)
     loss_scale_of(1.0, loss_scale)

@@ -14,6 +14,7 @@ import numpy as np
 
 from moored.algo import dr_grpo, grpo, select_groups
 from moored.algo.filters import SelectOptions
+from moored.algo.scores import check_reward_score
 from moored.errors import MooredError
 from moored.names import check_name
 from moored.types import Selection
@@ -21,7 +22,6 @@ from moored.types import Selection
 CONFIG_KEY = "moored"
 """Options of `select_groups` stand under `algorithm.moored` in verl's configuration."""
 PADDING_UID = "padding"
-REWARD_SCORES = ("variance", "std", "reward_mean")
 RAW_REWARDS = ("token_level_scores", "rm_scores", "token_level_rewards")
 """Where a batch may hold rewards by token; the last has the KL penalty taken off."""
 
@@ -145,7 +145,7 @@ def filter_options(algorithm: AlgorithmConfig | None) -> SelectOptions:
 
 
 def _check_options(options: SelectOptions) -> None:
-    check_name("score for verl", options.get("score", "variance"), REWARD_SCORES)
+    check_reward_score(options.get("score", "variance"), "verl")
     select_groups([[0.0, 1.0]], **options)
 
 

@@ -1,118 +1,59 @@
 """The algorithms: each is one line over shared pieces.
 
 An algorithm says how rewards become advantages and how token losses become one number; the filter,
-KL, entropy, clipping and the learner are the same for all.
+KL, entropy, clipping and the learner are the same for all. A new one is an `Algorithm` in any
+module: `algorithm.name=my_module:MY_ALGORITHM`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-
-import numpy as np
+from dataclasses import dataclass, replace
 
 from moored import algo
 from moored.config import AlgorithmConfig
-from moored.names import Aggregation
-from moored.training.batch import Sample
-
-GroupAdvantage = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""(reward of each trajectory, its group) -> advantage of each trajectory."""
+from moored.errors import MooredError
+from moored.names import ALGORITHMS, Aggregation
+from moored.training.advantages import (
+    GAE,
+    CriticEstimator,
+    Estimator,
+    load_estimator,
+    reinforce_pp,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Algorithm:
+    """How advantages are estimated and token losses aggregated."""
+
+    advantage: Estimator
     aggregation: Aggregation
-    group_advantage: GroupAdvantage | None = None
-    """None: GAE from a critic."""
     sequence_ratio: bool = False
+    """One importance ratio per sequence instead of one per token."""
 
     @property
     def needs_critic(self) -> bool:
-        return self.group_advantage is None
+        return isinstance(self.advantage, CriticEstimator)
 
 
-ALGORITHMS: Mapping[str, Algorithm] = {
-    "ppo": Algorithm(aggregation="token_mean"),
-    "dapo": Algorithm(aggregation="token_mean", group_advantage=algo.grpo),
-    "grpo": Algorithm(aggregation="seq_mean_token_mean", group_advantage=algo.grpo),
-    "dr_grpo": Algorithm(aggregation="constant", group_advantage=algo.dr_grpo),
-    "rloo": Algorithm(aggregation="seq_mean_token_sum", group_advantage=algo.rloo),
-    "reinforce_pp": Algorithm(
-        aggregation="token_mean", group_advantage=lambda rewards, _: algo.reinforce_pp(rewards)
-    ),
-    "gspo": Algorithm(
-        aggregation="seq_mean_token_mean", group_advantage=algo.grpo, sequence_ratio=True
-    ),
-}
+PPO = Algorithm(advantage=GAE, aggregation="token_mean")
+DAPO = Algorithm(advantage=algo.grpo, aggregation="token_mean")
+GRPO = Algorithm(advantage=algo.grpo, aggregation="seq_mean_token_mean")
+DR_GRPO = Algorithm(advantage=algo.dr_grpo, aggregation="constant")
+RLOO = Algorithm(advantage=algo.rloo, aggregation="seq_mean_token_sum")
+REINFORCE_PP = Algorithm(advantage=reinforce_pp, aggregation="token_mean")
+GSPO = Algorithm(advantage=algo.grpo, aggregation="seq_mean_token_mean", sequence_ratio=True)
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class TokenAdvantages:
-    """The advantage of every token of a sample, zero where it is not trained."""
-
-    advantages_T: np.ndarray
-    returns_T: np.ndarray | None = None
-    """What the critic should have predicted; None without a critic, like the next."""
-    old_values_T: np.ndarray | None = None
-    """What the critic predicted."""
-
-
-def group_advantages(
-    samples: Sequence[Sample], rewards: np.ndarray, groups: np.ndarray, advantage: GroupAdvantage
-) -> list[TokenAdvantages]:
-    """One advantage per trajectory, the same for each of its sampled tokens."""
-    advantages = advantage(rewards, groups)
-    return [
-        TokenAdvantages(advantages_T=np.where(s.loss_mask_T, advantages[s.trajectory], 0.0))
-        for s in samples
-    ]
-
-
-def gae_advantages(
-    samples: Sequence[Sample], values: Sequence[np.ndarray], options: AlgorithmConfig
-) -> list[TokenAdvantages]:
-    """GAE over the sampled tokens of each sample, whitened over the batch."""
-    width = max(len(sample.ids_T) for sample in samples)
-    mask, rewards, ends, old_values = (
-        np.stack([_padded(array, width) for array in arrays])
-        for arrays in (
-            [s.loss_mask_T for s in samples],
-            [s.rewards_T for s in samples],
-            [s.turn_ends_T for s in samples],
-            values,
+def load_algorithm(options: AlgorithmConfig) -> Algorithm:
+    """The algorithm that `options` name, with the pieces that they replace."""
+    found = ALGORITHMS.get_object(options.name)
+    if not isinstance(found, Algorithm):
+        raise MooredError(
+            f"algorithm {options.name!r} is of type {type(found).__name__}; name a "
+            f"moored.training.algorithms.Algorithm, or give a function of your own as "
+            f"algorithm.advantage"
         )
-    )
-    if options.bilevel:
-        estimate = algo.bilevel_gae(
-            rewards,
-            old_values,
-            mask,
-            ends,
-            options.gamma,
-            options.lam,
-            gamma_turn=options.gamma_turn,
-            lam_turn=options.lam,
-        )
-    else:
-        estimate = algo.gae(rewards, old_values, mask, options.gamma, options.lam)
-    whitened = algo.whiten(estimate.advantages, mask)
-    return [
-        TokenAdvantages(
-            advantages_T=whitened[row, : len(sample.ids_T)],
-            returns_T=estimate.returns[row, : len(sample.ids_T)],
-            old_values_T=np.where(sample.loss_mask_T, values[row], 0.0),
-        )
-        for row, sample in enumerate(samples)
-    ]
-
-
-def overlong_penalty(length: int, max_length: int, buffer: int) -> float:
-    """DAPO's soft punishment: 0 up to max - buffer, then linearly down to -1 at max."""
-    if buffer <= 0:
-        return 0.0
-    return float(np.clip((max_length - buffer - length) / buffer, -1.0, 0.0))
-
-
-def _padded(array: np.ndarray, width: int) -> np.ndarray:
-    return np.pad(array, (0, width - len(array)))
+    if options.advantage is not None:
+        found = replace(found, advantage=load_estimator(options.advantage))
+    return found if options.aggregation is None else replace(found, aggregation=options.aggregation)

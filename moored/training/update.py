@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from moored.algo import loss_scale, lr_factor, select_groups, select_trajectories
+from moored.algo.scores import Quantity, load_score
 from moored.config import Config, FilterConfig
 from moored.engine.base import Learner
 from moored.errors import MooredError
-from moored.names import Score
-from moored.training.algorithms import (
-    Algorithm,
+from moored.training.advantages import (
+    CriticEstimator,
     TokenAdvantages,
-    gae_advantages,
+    critic_advantages,
     group_advantages,
-    overlong_penalty,
 )
+from moored.training.algorithms import Algorithm
 from moored.training.batch import LossSample, Sample, build_samples, token_weights
 from moored.types import Group, Selection, Trajectory
 
@@ -37,8 +37,9 @@ class NotFiniteError(MooredError):
 
 def score_groups(options: FilterConfig, groups: Sequence[Group]) -> Selection:
     """Score and select groups."""
+    quantity = load_score(options.score).quantity
     return select_groups(
-        [_scored(t, options.score) for group in groups for t in group.trajectories],
+        [_scored(t, quantity) for group in groups for t in group.trajectories],
         _group_ids(groups),
         score=options.score,
         ddof=options.ddof,
@@ -50,12 +51,12 @@ def score_groups(options: FilterConfig, groups: Sequence[Group]) -> Selection:
     )
 
 
-def _scored(trajectory: Trajectory, score: Score) -> float:
+def _scored(trajectory: Trajectory, quantity: Quantity) -> float:
     """What the score is taken of; NaN, and so left out, after an error."""
-    if trajectory.stop.is_error or score in ("variance", "std", "reward_mean"):
+    if trajectory.stop.is_error or quantity == "reward":
         return trajectory.reward
     logprobs = np.concatenate([turn.logprobs for turn in trajectory.turns] or [np.zeros(0)])
-    if score == "length":
+    if quantity == "length":
         return float(len(logprobs))
     # The mean surprise of sampled tokens estimates the mean entropy they were drawn with.
     return float(-logprobs.mean()) if len(logprobs) else np.nan
@@ -88,10 +89,11 @@ def estimate_advantages(
     """Advantages of the tokens of each sample; a group's statistics are of all its trajectories."""
     if not samples:
         return []
-    if algorithm.group_advantage is None:
-        return gae_advantages(samples, learner.values(samples), config.algorithm)
+    if isinstance(algorithm.advantage, CriticEstimator):
+        values = learner.values(samples)
+        return critic_advantages(samples, values, algorithm.advantage, config.algorithm)
     rewards = np.concatenate([_shaped_rewards(config, group) for group in groups])
-    return group_advantages(samples, rewards, _group_ids(groups), algorithm.group_advantage)
+    return group_advantages(samples, rewards, _group_ids(groups), algorithm.advantage)
 
 
 def _group_ids(groups: Sequence[Group]) -> np.ndarray:
@@ -107,6 +109,13 @@ def _shaped_rewards(config: Config, group: Group) -> np.ndarray:
         for t in group.trajectories
     ]
     return group.rewards + np.array(penalties)
+
+
+def overlong_penalty(length: int, max_length: int, buffer: int) -> float:
+    """DAPO's soft punishment: 0 up to max - buffer, then linearly down to -1 at max."""
+    if buffer <= 0:
+        return 0.0
+    return float(np.clip((max_length - buffer - length) / buffer, -1.0, 0.0))
 
 
 def update(
@@ -171,7 +180,7 @@ def _weights(
     counted = [i for i, s in enumerate(samples) if action != "mask" or mask[s.group]]
     found = token_weights(
         [samples[i] for i in counted],
-        config.algorithm.aggregation or algorithm.aggregation,
+        algorithm.aggregation,
         max_length=config.rollout.max_response_tokens,
         scale=loss_scale(selection.kept_fraction, config.filter.loss_scale),
     )

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from moored.engine.build import build
+from moored.names import ALGORITHMS
 from moored.runlog.log import read_records
 from moored.train import resume, start, train
-from moored.training.algorithms import ALGORITHMS, overlong_penalty
+from moored.training.update import overlong_penalty
 from tests.e2e.toys import success_rates, toy_config
 
 

@@ -16,8 +16,8 @@ from moored.engine.local.learner import LocalLearner
 from moored.presets import read_presets
 from moored.runlog.log import read_records
 from moored.train import Run, resume, start, train
-from moored.training.algorithms import overlong_penalty
 from moored.training.batch import LossSample
+from moored.training.update import overlong_penalty
 from tests.e2e.toys import Logged, toy_config
 
 HERE = "tests.e2e.toys"

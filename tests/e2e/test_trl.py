@@ -178,7 +178,10 @@ def test_too_many_empty_updates_end_the_run_and_say_why(tmp_path, caplog):
     ("options", "message"),
     [
         ({"group_filter": {"rule": "top_q"}}, "unknown rule 'top_q'; did you mean 'top_p'?"),
-        ({"group_filter": {"score": "length"}}, "unknown score for GRPOTrainer 'length'"),
+        (
+            {"group_filter": {"score": "length"}},
+            "score 'length' is of the length of replies",
+        ),
         ({"group_filter": {}, "loss_scale": "square"}, "unknown loss scale 'square'"),
     ],
 )

@@ -272,7 +272,8 @@ def test_wrong_scores_and_rewards_get_a_sentence_that_helps():
 
 
 scores_strategy = st.lists(st.one_of(st.just(0.0), st.floats(1e-3, 1e3)), min_size=1, max_size=30)
-mass = st.floats(0.0, 1.2)
+# A subnormal share of the total underflows to 0, which keeps nothing.
+mass = st.one_of(st.just(0.0), st.floats(1e-300, 1.2))
 
 
 @given(scores_strategy, mass)

@@ -10,7 +10,7 @@ import pytest
 
 from moored.config import Config, load_config
 from moored.engine.base import Learner
-from moored.training.algorithms import ALGORITHMS
+from moored.training.algorithms import load_algorithm
 from moored.training.batch import LossSample
 from moored.training.update import (
     NotFiniteError,
@@ -57,7 +57,7 @@ class Recorder:
 
 def train_on(config: Config, learner: Recorder, groups: Sequence[Group], step: int = 1) -> None:
     """Select, estimate and update, as a training step does."""
-    algorithm, trained = ALGORITHMS[config.algorithm.name], cast(Learner, learner)
+    algorithm, trained = load_algorithm(config.algorithm), cast(Learner, learner)
     selection = score_groups(config.filter, groups)
     samples = select_samples(config.filter, groups, selection)
     advantages = estimate_advantages(config, algorithm, trained, groups, samples)

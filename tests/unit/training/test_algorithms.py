@@ -1,0 +1,81 @@
+"""Which algorithm a configuration names, and with which pieces."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from moored import algo
+from moored.config import AlgorithmConfig, load_config
+from moored.errors import MooredError
+from moored.names import ALGORITHMS, ESTIMATORS
+from moored.training.advantages import BILEVEL_GAE, load_estimator
+from moored.training.algorithms import GRPO, PPO, load_algorithm
+
+OWN = f"{__name__}:second_is_better"
+NOT_ONE = {"advantage": "grpo"}
+
+
+def second_is_better(rewards: np.ndarray, _: np.ndarray) -> np.ndarray:
+    return np.arange(len(rewards)) % 2 - 0.5
+
+
+def options(**given: object) -> AlgorithmConfig:
+    return load_config({"algorithm": given}).algorithm
+
+
+def test_every_registered_algorithm_and_estimator_loads():
+    algorithms = {name: load_algorithm(options(name=name)) for name in ALGORITHMS}
+    assert [name for name, found in algorithms.items() if found.needs_critic] == ["ppo"]
+    assert [name for name, found in algorithms.items() if found.sequence_ratio] == ["gspo"]
+    assert load_estimator("grpo") is algo.grpo
+    assert all(load_estimator(name) for name in ESTIMATORS)
+
+
+def test_options_replace_pieces_of_the_algorithm_they_name():
+    found = load_algorithm(options(name="ppo", advantage="bilevel_gae"))
+    assert found.advantage is BILEVEL_GAE and found.needs_critic
+    assert found.aggregation == PPO.aggregation
+    found = load_algorithm(options(name="grpo", aggregation="constant"))
+    assert (found.advantage, found.aggregation) == (GRPO.advantage, "constant")
+    assert load_algorithm(options(name="grpo")) is GRPO
+
+
+def test_an_estimator_of_ones_own_needs_no_critic_and_no_registration():
+    found = load_algorithm(options(name="ppo", advantage=OWN))
+    assert found.advantage is second_is_better and not found.needs_critic
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"name": "nowhere_at_all:PPO"}, "no module named 'nowhere_at_all'; check the spelling"),
+        ({"name": "moored.training.algorithms:PP0"}, "did you mean 'PPO'?"),
+        (
+            {"name": f"{__name__}:NOT_ONE"},
+            "is of type dict; name a moored",
+        ),
+        ({"name": OWN}, "give a function of your own as algorithm.advantage"),
+        (
+            {"advantage": f"{__name__}:NOT_ONE"},
+            r"name a function \(rewards, group_ids\)",
+        ),
+    ],
+)
+def test_a_path_to_something_else_says_what_is_wanted(given, message):
+    with pytest.raises(MooredError, match=message):
+        load_algorithm(options(**given))
+
+
+def test_a_typo_is_answered_without_importing_torch():
+    code = (
+        "import sys\nfrom moored.config import load_config\n"
+        "try:\n    load_config({}, ['algorithm.name=grop'])\n"
+        "except ValueError as error:\n    print(error, 'torch' in sys.modules)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "unknown algorithm 'grop'; did you mean 'grpo'?" in said.stdout
+    assert said.stdout.endswith("False\n")
