@@ -25,8 +25,8 @@ from moored.training.losses import LossOptions
 
 arguments = argparse.ArgumentParser(description=__doc__)
 arguments.add_argument("--steps", type=int, default=3)
-arguments.add_argument("--groups", type=int, default=4, help="P, prompts a step")
-arguments.add_argument("--size", type=int, default=8, help="G, rollouts a prompt")
+arguments.add_argument("--groups", type=int, default=4, help="P, prompts per step")
+arguments.add_argument("--size", type=int, default=8, help="G, rollouts per prompt")
 arguments.add_argument("--no-filter", action="store_true")
 options = arguments.parse_args()
 

@@ -40,9 +40,8 @@ for number, rewards in enumerate(finished_groups(options.groups), start=1):
     if len(batch) == 32:
         advantages = grpo(np.stack(batch))  # (32, 8): advantages of the rollouts, to train on
         updates += 1
-        print(
-            f"update {updates} after {number} groups: mean |advantage| {np.abs(advantages).mean():.2f}"
-        )
+        size = np.abs(advantages).mean()
+        print(f"update {updates} after {number} groups: mean |advantage| {size:.2f}")
         batch = []
     if number == options.groups // 2:
         # What a checkpoint of yours would store: plain lists. A new filter goes on from there.

@@ -60,9 +60,9 @@ class RolloutConfig(Section):
     """How experience is gathered."""
 
     num_groups: int = Field(default=8, ge=1)
-    """P: prompts a step."""
+    """P: prompts per step."""
     group_size: int = Field(default=16, ge=1)
-    """G: trajectories a prompt."""
+    """G: trajectories per prompt."""
     temperature: float = Field(default=1.0, gt=0.0)
     max_response_tokens: int = Field(default=400, ge=1)
     """Longest reply of one turn."""
@@ -123,7 +123,7 @@ class OptimizerConfig(Section):
     weight_decay: float = Field(default=0.0, ge=0.0)
     grad_clip: float = Field(default=1.0, gt=0.0)
     num_minibatches: int = Field(default=4, ge=1)
-    """Updates an epoch; the samples of a step are dealt out among them."""
+    """Updates per epoch; the samples of a step are dealt out among them."""
     num_epochs: int = Field(default=1, ge=1)
     micro_batch_tokens: int | None = Field(default=None, ge=1)
     """Bound on the tokens of one forward pass; changes no result. null: by device."""
@@ -172,7 +172,7 @@ class CollapseConfig(Section):
     every: int = Field(default=5, ge=0)
     """Steps between measurements, the first step included; 0 turns them off."""
     num_pairs: int = Field(default=64, ge=2)
-    """Reasonings a view; at least one for every prompt of the first-turn view."""
+    """Reasonings per view; at least one for every prompt of the first-turn view."""
     num_prompts: int | None = Field(default=None, ge=2)
     """Prompts of the first-turn view, fixed over a run; null takes rollout.num_groups."""
     bootstrap: int = Field(default=0, ge=0)
@@ -342,7 +342,7 @@ def _set(node: object, default: object, keys: list[str], value: object, dotted: 
     if isinstance(node, list):
         if not key.isdecimal() or int(key) >= len(node):
             raise ConfigError(
-                f"override {dotted!r}: {key!r} is no position in a list of {len(node)}; "
+                f"override {dotted!r}: {key!r} is not a position in a list of {len(node)}; "
                 f"count from 0"
             )
         copy = list(node)

@@ -55,7 +55,7 @@ def evaluate(
     renderer: DialogueRenderer,
     params: SamplingParams,
     max_context: int,
-    num_tasks: int = 512,
+    num_tasks: int,
     num_samples: int = 1,
     split: Split = "validation",
     seed: int = 0,

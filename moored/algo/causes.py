@@ -23,7 +23,7 @@ CAUSES = {
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Triage:
-    """Low-RV groups by cause, as indices of groups; the causes want different cures."""
+    """Low-RV groups by cause, as indices of groups; each calls for a different remedy."""
 
     too_easy: np.ndarray
     """All succeed: drop."""

@@ -25,7 +25,7 @@ HELPS_ABOVE = 1.0
 HURTS_BELOW = 0.5
 """Std/Mean(RV) up to which it drops at random: RAGEN-2 reports 0.33 where it cost points."""
 BLIND_ABOVE = 0.25
-"""Share of reward-blind groups above which the reward wants mending before any filter."""
+"""Share of reward-blind groups above which the reward should be fixed before any filter."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -28,10 +28,18 @@ def eval_command(
     env: Annotated[
         str | None, typer.Option(help="Environment, as in a config; default: the run's own.")
     ] = None,
-    num_tasks: Annotated[int, typer.Option("-n", "--num-tasks", min=1)] = 512,
+    num_tasks: Annotated[
+        int | None,
+        typer.Option("-n", "--num-tasks", min=1, show_default="as evaluation.num_tasks"),
+    ] = None,
     samples: Annotated[int, typer.Option(help="Episodes a task, for pass@k.", min=1)] = 1,
-    temperature: Annotated[float, typer.Option(min=0.0)] = 0.5,
-    max_tokens: Annotated[int, typer.Option(help="Longest reply.", min=1)] = 400,
+    temperature: Annotated[
+        float | None, typer.Option(min=0.0, show_default="as evaluation.temperature")
+    ] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(help="Longest reply.", min=1, show_default="as rollout.max_response_tokens"),
+    ] = None,
     split: Annotated[str, typer.Option(help="validation, test or train.")] = "validation",
     seed: Annotated[int, typer.Option()] = 0,
     endpoint: Annotated[
@@ -47,7 +55,7 @@ def eval_command(
     as_json: AsJson = False,
 ) -> None:
     """Measure success on held-out tasks, with a 95 % interval."""
-    from moored.config import parse_value
+    from moored.config import EvaluationConfig, RolloutConfig, parse_value
     from moored.envs.base import SPLIT_SEEDS
     from moored.envs.mix import EnvMix
     from moored.models.load import check_model_name
@@ -59,12 +67,14 @@ def eval_command(
         made.close()
     if endpoint is None and not (Path(source) / "config.yaml").is_file():
         check_model_name(source)
+    defaults = EvaluationConfig()
+    num_tasks = num_tasks or defaults.num_tasks
     with _EpisodeBar(num_tasks * samples) as bar:
         plan: dict[str, Any] = {
             "num_tasks": num_tasks,
             "num_samples": samples,
-            "temperature": temperature,
-            "max_tokens": max_tokens,
+            "temperature": defaults.temperature if temperature is None else temperature,
+            "max_tokens": max_tokens or RolloutConfig().max_response_tokens,
             "split": split,
             "seed": seed,
             "on_replies": bar.on_replies,
