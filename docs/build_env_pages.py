@@ -14,7 +14,7 @@ from pathlib import Path
 
 from moored.envs import ENVIRONMENTS
 from moored.envs.describe import EnvInfo, describe_env
-from moored.envs.mix import make_env
+from moored.envs.mix import open_env
 from moored.types import Message
 
 PAGES = Path(__file__).resolve().parent / "environments"
@@ -55,7 +55,8 @@ def index_page(infos: list[EnvInfo]) -> str:
 
 def env_page(info: EnvInfo) -> str:
     """The page of one environment."""
-    messages = make_env(info.name).reset(0)
+    with open_env(info.name) as env:
+        messages = env.reset(0)
     options = [f"| `{name}` | `{_cell(value)}` |" for name, value in info.options.items()]
     turns = "one turn" if info.max_turns == 1 else f"at most {info.max_turns} turns"
     noise = "random noise" if info.is_stochastic else "no noise"

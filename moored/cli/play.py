@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -29,14 +28,14 @@ def play_command(
 ) -> None:
     """Play an environment with the text the model gets; Ctrl-D leaves."""
     from moored.cli.episode import ask_in_terminal, new_game_folder, play_episode
-    from moored.envs.mix import make_env
+    from moored.envs.mix import open_env
 
     if folder is not None and not image:
         raise ConfigError(f"a folder ({folder}) is for pictures only; add --image")
     options = parse_options(option or [])
     if image:
         options = _with_pictures(name, options)
-    with closing(make_env(name, **options)) as env:
+    with open_env(name, **options) as env:
         play_episode(
             env,
             make_console(),

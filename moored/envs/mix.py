@@ -11,13 +11,15 @@ import inspect
 import math
 import random
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, fields
 from itertools import accumulate
 
 from moored.envs import ENVIRONMENTS
 from moored.envs.base import Environment
 from moored.envs.option_types import MISFIT, annotations_of, describe_kind, fit_value
+from moored.envs.resources import SharedResources
 from moored.errors import ConfigError, EnvError, MooredError, close_match_hint
 
 EnvSource = str | Callable[..., object]
@@ -53,6 +55,14 @@ def make_env(source: EnvSource, /, **options: object) -> Environment:
             f"lacks {missing}"
         )
     return env
+
+
+@contextmanager
+def open_env(source: EnvSource, /, **options: object) -> Iterator[Environment]:
+    """An environment with its resources, for one block; all of it is closed at the end."""
+    with closing(SharedResources()) as resources, closing(make_env(source, **options)) as env:
+        resources.attach(env)
+        yield env
 
 
 def env_maker(source: EnvSource, options: Mapping[str, object]) -> Callable[[], object]:

@@ -23,7 +23,7 @@ from moored.envs.resources import OpenResource, SharedResources
 from moored.errors import ConfigError, EnvError, EnvTimeoutError
 
 T = TypeVar("T")
-Finished = list[tuple[Hashable, Any]]
+Finished = list[tuple[Any, Any]]
 """Key of a call, and what it returned or the Exception it raised."""
 
 LOOK_UP_S = 0.1

@@ -7,45 +7,29 @@ child the hash seed is fixed, nothing is shared, and what takes too long is kill
 
 from __future__ import annotations
 
-import atexit
-import contextlib
+import functools
 import importlib.util
-import json
-import os
-import pickle
-import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar
 
+from moored.envs.adapters.reasoning_gym_worker import Task, Verdict
 from moored.envs.base import FORMAT_REMINDER, StepResult
+from moored.envs.worker import Worker, WorkerLost
 from moored.errors import EnvError
 from moored.reply import parse_reply
 from moored.types import Message
 
 SUCCESS_SCORE = 0.99
-EXIT_CODE_LATE = -int(getattr(signal, "SIGALRM", 0))
+DATASET_LIMIT_S = 120.0
+"""For a request that has to build its dataset first; scoring alone has `time_limit_s`."""
 WORKER = "moored.envs.adapters.reasoning_gym_worker"
 
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One question: where it stands in its dataset, its text, and an answer that scores 1."""
-
-    index: int
-    question: str
-    reference: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What scoring an answer came to."""
-
-    score: float
-    outcome: Literal["scored", "refused", "error", "timeout"]
+_CHILD = Worker(
+    f"{WORKER}:answer_request",
+    prepare=f"{WORKER}:import_datasets",
+    memory_bytes=8 << 30,
+    environ={"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
+)
 
 
 class ReasoningGym:
@@ -91,13 +75,19 @@ class ReasoningGym:
 
     def reset(self, task_seed: int, episode_seed: int = 0) -> list[Message]:
         self._task = None
-        self._task = _CHILD.draw(self.dataset, self.config, task_seed)
+        try:
+            task: Task = _ask("draw", self.dataset, self.config, task_seed)
+        except WorkerLost as lost:
+            raise EnvError(
+                f"reasoning_gym: the child process was lost over a task of {self.dataset}: {lost}"
+            ) from lost
+        self._task = task
         system = (
             f"Solve the problem. A right answer earns 1, any other less, a malformed reply "
             f"{self.format_penalty:g}. You have one turn. Between the answer tags write the answer "
             f"alone, in the form the problem asks for.\n{FORMAT_REMINDER}."
         )
-        return [Message("system", system), Message("user", self._task.question)]
+        return [Message("system", system), Message("user", task.question)]
 
     def step(self, reply: str) -> StepResult:
         task, self._task = self._task, None
@@ -111,9 +101,7 @@ class ReasoningGym:
                 terminated=True,
                 is_valid=False,
             )
-        verdict = _CHILD.score(
-            self.dataset, self.config, task.index, answer, limit_s=self.time_limit_s
-        )
+        verdict = self._score(task, answer)
         return StepResult(
             observation=f"Reward: {verdict.score:g}.",
             reward=verdict.score,
@@ -139,87 +127,23 @@ class ReasoningGym:
     def close(self) -> None:
         self._task = None
 
-
-class _Child:
-    """The child process and its life: started at first use, replaced when it has ended."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._owner_pid = 0
-
-    def draw(self, dataset: str, config: Mapping[str, object], task_seed: int) -> Task:
-        reply = self._ask("draw", dataset, config, task_seed)
-        if isinstance(reply, int):
-            raise EnvError(
-                f"reasoning_gym: the child process ended with code {reply} over {dataset}; try "
-                f"`python -c 'import reasoning_gym'`"
-            )
-        return Task(**reply)
-
-    def score(
-        self,
-        dataset: str,
-        config: Mapping[str, object],
-        index: int,
-        answer: str,
-        *,
-        limit_s: float,
-    ) -> Verdict:
-        reply = self._ask("score", dataset, config, index, answer, limit_s)
-        if isinstance(reply, int):
-            return Verdict(0.0, "timeout" if reply == EXIT_CODE_LATE else "error")
-        return Verdict(**reply)
-
-    def stop(self) -> None:
-        """End the child; after a fork it belongs to the other process and is left alone."""
-        process, self._process = self._process, None
-        if process is not None and self._owner_pid == os.getpid():
-            process.kill()
-            process.communicate()
-
-    def _ask(self, *request: object) -> dict | int:
-        """Send a request and return the reply, or the exit code when the child ended instead."""
-        data = pickle.dumps(request)
-        with self._lock:
-            process = self._living_process()
-            assert process.stdin is not None and process.stdout is not None
-            try:
-                with contextlib.suppress(BrokenPipeError):
-                    process.stdin.write(data)
-                    process.stdin.flush()
-                line = process.stdout.readline()
-            except BaseException:  # Ctrl-C: the next request must not read this one's reply
-                self.stop()
-                raise
-            if not line:
-                return process.wait()
-        reply = json.loads(line)
-        if "problem" in reply:
-            raise EnvError(f"reasoning_gym: {reply['problem']}")
-        return reply
-
-    def _living_process(self) -> subprocess.Popen[bytes]:
-        if self._process and self._owner_pid == os.getpid() and self._process.poll() is None:
-            return self._process
-        self.stop()
-        if importlib.util.find_spec("reasoning_gym") is None:
-            raise EnvError("reasoning-gym is not installed; pip install 'moored[gym]'")
-        settings = {
-            "PYTHONHASHSEED": "0",
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            "OMP_NUM_THREADS": "1",
-        }
-        self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", f"import {WORKER} as w; w.serve()"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=os.environ | settings,
-        )
-        self._owner_pid = os.getpid()
-        return self._process
+    def _score(self, task: Task, answer: str) -> Verdict:
+        try:
+            return _ask("score", self.dataset, self.config, task.index, answer, self.time_limit_s)
+        except WorkerLost as lost:
+            return Verdict(0.0, "timeout" if lost.is_late else "error")
 
 
-_CHILD = _Child()
-atexit.register(_CHILD.stop)
+def _ask(request: str, dataset: str, config: Mapping[str, object], *rest: object) -> Any:
+    """Have the child make a task or score an answer."""
+    _require_package()
+    try:
+        return _CHILD.ask(request, dataset, config, *rest, wall_s=DATASET_LIMIT_S)
+    except EnvError as error:
+        raise EnvError(f"reasoning_gym: {error}") from error
+
+
+@functools.cache
+def _require_package() -> None:
+    if importlib.util.find_spec("reasoning_gym") is None:
+        raise EnvError("reasoning-gym is not installed; pip install 'moored[gym]'")

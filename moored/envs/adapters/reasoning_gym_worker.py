@@ -1,35 +1,27 @@
-"""The child process in which `ReasoningGym` keeps the reasoning-gym package.
-
-In: pickled requests on standard input, `("draw", dataset, config, task_seed)` or
-`("score", dataset, config, index, answer, limit_s)`. Out: one JSON line for each. Scoring that
-takes longer than `limit_s` ends the process.
-"""
+"""What `ReasoningGym` asks its child process: draw a task, score an answer."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import json
-import os
 import pickle
 import random
 import re
-import signal
-import sys
-from collections.abc import Iterator
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from types import CodeType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from moored.envs.base import draw_task
+from moored.envs.worker import die_after
 from moored.errors import EnvError, close_match_hint
 
 if TYPE_CHECKING:
     from reasoning_gym.dataset import ProceduralDataset
 
-MEMORY_BYTES = 8 << 30
 MAX_ANSWER_CHARS = 8192
 NUM_TASKS = 1 << 20
 FEWER_TASKS = {"acre": 2_000, "word_ladder": 20_000}
@@ -50,53 +42,42 @@ GUARDS = {"eval": PLAIN, "exec": PLAIN, "parse_expr": FORMULA, "sympify": FORMUL
 BOMB = re.compile(r"(?<![\w.])[0-9][0-9.]*[eE][+-]?[0-9]{4}|\*\*[\s(+-]*(?:[0-9]{4}|\w+\s*\*\*)")
 
 
-def serve() -> None:
-    """Answer requests until standard input closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
-    with contextlib.suppress(ImportError, ValueError, OSError):
-        import resource
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One question: where it stands in its dataset, its text, and an answer that scores 1."""
 
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    # Datasets print now and then: keep the pipe to ourselves.
-    replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    with contextlib.suppress(EOFError):
-        while True:
-            reply = answer_request(*pickle.load(sys.stdin.buffer))
-            print(json.dumps(reply), file=replies, flush=True)
+    index: int
+    question: str
+    reference: str | None
 
 
-def answer_request(kind: str, name: str, config: dict, *rest) -> dict[str, object]:
-    """The reply to one request; what cannot be done becomes `{"problem": text}`."""
-    try:
-        dataset = load_dataset(name, pickle.dumps(config))
-        if kind == "draw":
-            (task_seed,) = rest
-            return draw(dataset, task_seed)
-        index, answer, limit_s = rest
-        entry = entry_at(dataset, index)
-    except EnvError as error:
-        return {"problem": str(error)}
-    with death_after(limit_s):
-        return score(dataset, entry, answer)
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What scoring an answer came to."""
+
+    score: float
+    outcome: Literal["scored", "refused", "error", "timeout"]
 
 
-@contextlib.contextmanager
-def death_after(limit_s: float) -> Iterator[None]:
-    """Have the system kill this process unless the block ends in time.
+def import_datasets() -> None:
+    """Import the package once, for all processes that answer requests."""
+    import reasoning_gym.factory  # noqa: F401
 
-    SIGALRM without a handler ends a process even within one long call into C, which neither an
-    exception nor a thread could. Windows has no such timer.
+
+def answer_request(
+    request: Literal["draw", "score"], name: str, config: Mapping[str, object], *rest: Any
+) -> Task | Verdict:
+    """`("draw", dataset, config, task_seed)` or `("score", dataset, config, index, answer, limit)`.
+
+    Scoring that takes longer than its limit in seconds ends the process.
     """
-    if not hasattr(signal, "setitimer"):
-        yield
-        return
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, limit_s)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
+    dataset = load_dataset(name, pickle.dumps(config))
+    if request == "draw":
+        return draw(dataset, *rest)
+    index, answer, limit_s = rest
+    entry = entry_at(dataset, index)
+    die_after(wall_s=limit_s)
+    return score(dataset, entry, answer)
 
 
 @lru_cache(maxsize=64)
@@ -115,7 +96,7 @@ def load_dataset(name: str, config: bytes) -> ProceduralDataset:
         raise EnvError(f"{name} cannot be made with config {options}: {error}") from error
 
 
-def draw(dataset: ProceduralDataset, task_seed: int) -> dict[str, object]:
+def draw(dataset: ProceduralDataset, task_seed: int) -> Task:
     """Choose a task for a seed: its index, question and reference answer."""
     index, _ = draw_task(
         task_seed,
@@ -123,7 +104,7 @@ def draw(dataset: ProceduralDataset, task_seed: int) -> dict[str, object]:
         key=lambda index: entry_at(dataset, index)["question"],
     )
     entry = entry_at(dataset, index)
-    return {"index": index, "question": entry["question"], "reference": reference(entry)}
+    return Task(index, str(entry["question"]), reference(entry))
 
 
 @lru_cache(maxsize=1024)
@@ -148,18 +129,16 @@ def reference(entry: dict) -> str | None:
     return answer.strip() if isinstance(answer, str) else json.dumps(answer)
 
 
-def score(dataset: ProceduralDataset, entry: dict, answer: str) -> dict[str, object]:
+def score(dataset: ProceduralDataset, entry: dict, answer: str) -> Verdict:
     """Score an answer by the dataset's own rule; refused and failed ones score 0."""
     if answer != reference(entry) and not is_harmless(dataset, answer):
-        return {"score": 0.0, "outcome": "refused"}
+        return Verdict(0.0, "refused")
     try:
         # A copy: scorers that simulate moves change the metadata.
         value = float(dataset.score_answer(answer, copy.deepcopy(entry)))
     except Exception:
-        return {"score": 0.0, "outcome": "error"}
-    if not 0.0 <= value <= 1.0:
-        return {"score": 0.0, "outcome": "error"}
-    return {"score": value, "outcome": "scored"}
+        return Verdict(0.0, "error")
+    return Verdict(value, "scored") if 0.0 <= value <= 1.0 else Verdict(0.0, "error")
 
 
 def is_harmless(dataset: ProceduralDataset, answer: str) -> bool:

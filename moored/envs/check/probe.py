@@ -14,10 +14,12 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from moored.envs.base import SPLIT_SEEDS, Environment, StepResult
 from moored.envs.check.nasty import EXECUTED, fuzz_replies
 from moored.envs.check.types import Broken, expect_result
+from moored.envs.resources import SharedResources, detached
 from moored.reply import format_reply, parse_reply
 from moored.types import Message, messages_digest
 
@@ -69,7 +71,11 @@ class Probe:
         """A copy of the environment made by pickling, or Broken with the reason."""
         self.announce(f"pickle.dumps {self._task}")
         try:
-            return Probe(pickle.loads(pickle.dumps(self.env)), self.announce, self._task)
+            with detached(self.env) as resources:
+                copy = pickle.loads(pickle.dumps(self.env))
+            for name, resource in resources.items():
+                setattr(copy, name, resource)
+            return Probe(copy, self.announce, self._task)
         except Exception as error:
             raise Broken(
                 f"pickling raised {type(error).__name__}: {error}; keep plain data in attributes "
@@ -91,6 +97,7 @@ class Subject:
     is_watched: bool = False
     """True in a child process that the keyboard does not interrupt."""
     _made: list[object] = field(default_factory=list)
+    _resources: SharedResources = field(default_factory=SharedResources)
     _scripts: dict[int, tuple[list[str], ...]] = field(default_factory=dict)
 
     @property
@@ -101,9 +108,14 @@ class Subject:
 
     def make(self) -> Probe:
         self.announce("the constructor")
-        env = self.maker()
+        env: Any = self.maker()
         self._made.append(env)
-        return Probe(env, self.announce)  # pyright: ignore[reportArgumentType]
+        self._resources.attach(env)
+        return Probe(env, self.announce)
+
+    def close_resources(self) -> None:
+        """Close what the environments shared."""
+        self._resources.close()
 
     def close_all(self) -> None:
         """Close what `make` gave out; whether that works is told by the rule "protocol"."""

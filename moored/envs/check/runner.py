@@ -130,7 +130,14 @@ def _events(
 
 def run_rules(subject: Subject, names: list[str]) -> Iterator[str | Check]:
     """Run the rules in order; after a broken one of FIRST_RULES the others are skipped."""
-    _refuse_wrong_options(subject)
+    try:
+        _refuse_wrong_options(subject)
+        yield from _run_in_order(subject, names)
+    finally:
+        subject.close_resources()
+
+
+def _run_in_order(subject: Subject, names: list[str]) -> Iterator[str | Check]:
     blocker = ""
     for name in names:
         yield name

@@ -17,6 +17,7 @@ from moored.envs.math import verifier as math_verifier
 from moored.envs.math.answer import same_answer
 from moored.envs.math.cost import looks_costly
 from moored.envs.math.metamath import MetaMath
+from moored.envs.worker import WorkerLost
 from moored.errors import EnvError
 from moored.reply import format_reply
 
@@ -411,29 +412,28 @@ def test_math_verify_accepts_equivalent_algebra_in_a_thread(tmp_path):
 def test_math_verify_is_stopped_and_goes_on_without_a_restart(monkeypatch):
     pytest.importorskip("math_verify")
     math_verifier.is_equivalent("x+1", "2")
-    child = math_verifier._VERIFIER._child
-    monkeypatch.setattr(math_verifier, "LIMIT_S", 0.3)
+    child = math_verifier._VERIFIER._process
     # Too much work to expand, and nothing in the text tells: seconds of computing, cut at 0.3.
-    start = time.monotonic()
+    with pytest.raises(WorkerLost) as lost:
+        math_verifier._VERIFIER.ask("(a+b+c+d)^{40}", "5", cpu_s=0.3)
+    assert lost.value.is_late
+    monkeypatch.setattr(math_verifier, "LIMIT_S", 0.3)
     assert not math_verifier.is_equivalent("(a+b+c+d)^{40}", "5")
-    assert time.monotonic() - start < 5.0
     monkeypatch.setattr(math_verifier, "LIMIT_S", 20.0)
-    start = time.monotonic()
     assert math_verifier.is_equivalent("\\sqrt{8}", "2\\sqrt{2}")
-    assert time.monotonic() - start < 1.0
     assert not math_verifier.is_equivalent("\\sqrt{8}", "2\\sqrt{3}")
-    assert math_verifier._VERIFIER._child is child
+    assert math_verifier._VERIFIER._process is child
 
 
 def test_math_verify_starts_again_when_its_process_was_lost():
     pytest.importorskip("math_verify")
     math_verifier.is_equivalent("x+1", "3")
-    lost = math_verifier._VERIFIER._child
+    lost = math_verifier._VERIFIER._process
     assert lost is not None
     lost.kill()
     lost.wait()
     assert math_verifier.is_equivalent("\\sqrt{18}", "3\\sqrt{2}")
-    assert math_verifier._VERIFIER._child is not lost
+    assert math_verifier._VERIFIER._process is not lost
 
 
 def test_verdicts_are_remembered(monkeypatch):

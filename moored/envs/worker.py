@@ -1,0 +1,312 @@
+"""A child process that can be killed: it answers requests, and is replaced when it is lost.
+
+Code that may run for ever, crash, or eat the memory belongs in one. `Worker` starts a child that
+imports the handler once and forks a process to call it. A request beyond its limit kills that
+process, even in the middle of a long call into C, and the next one is there within milliseconds.
+Without fork (Windows) the child calls the handler itself and is started anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, BinaryIO
+
+from moored.errors import EnvError
+from moored.registry import import_object
+
+START_LIMIT_S = 120.0
+"""For the child to import its handler, and for the first sign of a watched call."""
+GRACE_S = 5.0
+"""How much later than the child's own timer this process kills it."""
+NO_MORE_REQUESTS = 64
+"""Exit code of a process whose requests have ended, as no other end has it by accident."""
+READY, ITEM, RESULT, ERROR, LOST, END = "ready", "item", "result", "error", "lost", "end"
+"""What a child says: it can be asked; something on the way to the result; the result; what the
+handler raised; how the process that called it ended; and nothing more."""
+
+
+class WorkerLost(Exception):
+    """The process ended, or was killed, over a request."""
+
+    def __init__(self, exit_code: int | None) -> None:
+        super().__init__("no answer in time" if exit_code is None else f"exit code {exit_code}")
+        self.exit_code = exit_code
+        """None when it was killed from outside, because it fell silent."""
+
+    @property
+    def is_late(self) -> bool:
+        """True when a time limit ended it."""
+        return self.exit_code is None or -self.exit_code in _TIMER_SIGNALS
+
+
+_TIMER_SIGNALS = {getattr(signal, name, None) for name in ("SIGALRM", "SIGPROF")}
+
+
+class Worker:
+    """The child and its life: started at first use, restarted when it was lost; safe in threads.
+
+    `handler` is `"module:function"`, called with the arguments of a request; `prepare` likewise,
+    called once before the first. Arguments and results are pickled. `environ` adds to the
+    environment, e.g. PYTHONHASHSEED. Unless `is_quiet`, what the child prints goes to stderr.
+    """
+
+    def __init__(
+        self,
+        handler: str,
+        *,
+        prepare: str = "",
+        memory_bytes: int = 0,
+        environ: Mapping[str, str] | None = None,
+        is_quiet: bool = True,
+    ) -> None:
+        self._serve_arguments = handler, prepare, memory_bytes
+        self._environ = dict(environ or {})
+        self._is_quiet = is_quiet
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._heard: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self._owner_pid = 0
+        self._kill: Callable[[], object] = lambda: None
+
+    def start(self) -> None:
+        """Start the child, if it is not there, so that no request waits for its imports."""
+        with self._lock:
+            self._living_process()
+
+    def ask(
+        self, *arguments: object, cpu_s: float | None = None, wall_s: float | None = None
+    ) -> Any:
+        """What the handler returns. Raises what it raises, and WorkerLost beyond a limit.
+
+        `cpu_s` limits computing: time in which the machine does other things does not count.
+        """
+        limit_s = None if wall_s is None else wall_s + GRACE_S
+        said = self._converse(arguments, (cpu_s, wall_s), lambda is_first: limit_s)
+        while True:
+            try:
+                next(said)
+            except StopIteration as end:
+                return end.value
+
+    def watch(self, *arguments: object, limit_s: float) -> Iterator[Any]:
+        """What the handler hands to `emit`, as it comes; WorkerLost when silent for `limit_s`."""
+        return self._converse(
+            arguments, (None, None), lambda is_first: START_LIMIT_S if is_first else limit_s
+        )
+
+    def stop(self) -> None:
+        """Kill the child and all it started; after a fork it belongs to the other process."""
+        self._process = None
+        self._kill()
+
+    def _converse(
+        self,
+        arguments: tuple[object, ...],
+        limits: tuple[float | None, float | None],
+        patience_s: Callable[[bool], float | None],
+    ) -> Iterator[Any]:
+        """Send a request, yield its items, return its result."""
+        data = pickle.dumps((arguments, *limits))
+        with self._lock:
+            stdin = self._living_process().stdin
+            assert stdin is not None
+            is_answered = False
+            try:
+                with contextlib.suppress(BrokenPipeError):
+                    stdin.write(data)
+                    stdin.flush()
+                kind, what = self._next(patience_s(True))
+                while kind == ITEM:
+                    yield what
+                    kind, what = self._next(patience_s(False))
+                if kind == END:
+                    raise WorkerLost(self._exit_code())
+                is_answered = True
+            finally:
+                # Late, interrupted or gone: the next request must not read this one's answer.
+                if not is_answered:
+                    self.stop()
+        if kind == RESULT:
+            return what
+        raise what if kind == ERROR else WorkerLost(what)
+
+    def _next(self, limit_s: float | None) -> tuple[str, Any]:
+        try:
+            return self._heard.get(timeout=limit_s)
+        except queue.Empty:
+            raise WorkerLost(None) from None
+
+    def _exit_code(self) -> int | None:
+        assert self._process is not None
+        try:
+            return self._process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def _living_process(self) -> subprocess.Popen[bytes]:
+        process = self._process
+        if process and self._owner_pid == os.getpid() and process.poll() is None:
+            return process
+        self.stop()
+        # A queue of its own: what an earlier child still had to say is not for this one.
+        self._process, self._heard = _spawn(self._serve_arguments, self._environ, self._is_quiet)
+        self._owner_pid = os.getpid()
+        # Also called when this object is gone, and at exit.
+        self._kill = weakref.finalize(self, _kill_group, self._process, self._owner_pid)
+        with contextlib.suppress(WorkerLost):
+            if self._next(START_LIMIT_S)[0] == READY:
+                return self._process
+        self.stop()
+        handler = self._serve_arguments[0]
+        raise EnvError(
+            f"the child process for {handler} did not start; try `python -c 'import "
+            f"{handler.partition(':')[0]}'`"
+        )
+
+
+def _spawn(
+    serve_arguments: tuple[object, ...], environ: Mapping[str, str], is_quiet: bool
+) -> tuple[subprocess.Popen[bytes], queue.SimpleQueue[tuple[str, Any]]]:
+    """A child that runs `serve` with this process's import path, and what is heard from it."""
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"from {__name__} import serve; serve(*{serve_arguments!r})"],
+        env=os.environ | {"PYTHONPATH": path} | dict(environ),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL if is_quiet else None,
+        # A group of its own: Ctrl-C is for this process, which then kills the whole group. What a
+        # worker starts stays in the worker's group, and ends with it.
+        start_new_session=not _is_child,
+    )
+    heard: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+    assert process.stdout is not None
+    threading.Thread(target=_listen, args=(process.stdout, heard), daemon=True).start()
+    return process, heard
+
+
+def _listen(stream: BinaryIO, heard: queue.SimpleQueue[tuple[str, Any]]) -> None:
+    try:
+        with stream:
+            while True:
+                heard.put(pickle.load(stream))
+    except Exception:  # its end, or bytes cut off by a kill: nothing more can be read
+        heard.put((END, None))
+
+
+def _kill_group(process: subprocess.Popen[bytes], owner_pid: int) -> None:
+    if owner_pid != os.getpid():
+        return
+    if hasattr(os, "killpg"):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+    process.wait()
+    with contextlib.suppress(OSError):
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+_is_child = False
+_tell: Callable[[str, object], None]
+
+
+def emit(item: object) -> None:
+    """In a handler: hand something to `Worker.watch` before the result is there."""
+    _tell(ITEM, item)
+
+
+def serve(handler: str, prepare: str, memory_bytes: int) -> None:
+    """The child: fork a process that answers, and another one whenever one is lost."""
+    global _is_child, _tell
+    _is_child = True
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # What the handler prints must not get between the answers.
+    stream = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    def tell(kind: str, what: object) -> None:
+        stream.write(pickle.dumps((kind, what)))
+        stream.flush()
+
+    _tell = tell
+    call: Any = import_object(handler)
+    if prepare:
+        import_object(prepare)()  # pyright: ignore[reportCallIssue]
+    tell(READY, None)
+    if not hasattr(os, "fork"):
+        return _answer_requests(call, memory_bytes)
+    while True:
+        pid = os.fork()
+        if pid == 0:
+            _answer_and_exit(call, memory_bytes)
+        exit_code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if exit_code == NO_MORE_REQUESTS:
+            return
+        tell(LOST, exit_code)
+
+
+def _answer_and_exit(call: Callable[..., object], memory_bytes: int) -> None:
+    code = 1
+    try:
+        _answer_requests(call, memory_bytes)
+        code = NO_MORE_REQUESTS
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
+    finally:
+        os._exit(code)
+
+
+def _answer_requests(call: Callable[..., object], memory_bytes: int) -> None:
+    if memory_bytes:
+        with contextlib.suppress(ImportError, ValueError, OSError):
+            import resource
+
+            resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    while True:
+        try:
+            arguments, cpu_s, wall_s = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        die_after(cpu_s=cpu_s, wall_s=wall_s)
+        try:
+            kind, what = RESULT, call(*arguments)
+        except Exception as error:
+            kind, what = ERROR, _portable(error)
+        die_after(cpu_s=cpu_s and 0.0, wall_s=wall_s and 0.0)
+        _tell(kind, what)
+
+
+def _portable(error: Exception) -> Exception:
+    try:
+        pickle.loads(pickle.dumps(error))
+        return error
+    except Exception:
+        return EnvError(f"{type(error).__name__}: {error}")
+
+
+def die_after(*, cpu_s: float | None = None, wall_s: float | None = None) -> None:
+    """Have the system kill this process after so much time; 0 calls it off, None changes nothing.
+
+    A handler may call it too, to give a part of its work a shorter limit than the request has.
+
+    A timer's signal without a handler ends a process even within one long call into C, which
+    neither an exception nor a thread could. Windows has no such timers.
+    """
+    if not hasattr(signal, "setitimer"):
+        return
+    if cpu_s is not None:
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)
+    if wall_s is not None:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, wall_s)
