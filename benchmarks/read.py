@@ -22,10 +22,10 @@ from pathlib import Path
 
 import numpy as np
 
+from moored.analysis.rewards import read_rewards
 from moored.analysis.sample import draw
-from moored.files.readers import read_rows
+from moored.files.formats import read_records
 from moored.files.records import ReadOptions
-from moored.files.rewards import read_rewards
 
 PROMPT_CHARS, REASONING_CHARS = 600, 3400
 GROUP_SIZE, GROUPS_A_STEP = 8, 128
@@ -90,7 +90,7 @@ def advise(file: Path) -> int:
 
 
 def diagnose(file: Path) -> int:
-    drawn = draw(read_rows(file, ReadOptions()), num_prompts=16, num_pairs=64)
+    drawn = draw(read_records(file, ReadOptions()), num_prompts=16, num_pairs=64)
     return sum(step.num_rows for step in drawn.steps)
 
 

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from moored.algo import StreamingFilter, reward_variance, select
-from moored.files.rewards import read_rewards
+from moored.analysis.rewards import read_rewards
 
 WINDOWS = (16, 32, 64, 128, 256, 512)
 SKIPPED = 512

@@ -21,13 +21,15 @@ from moored.diagnostics.report import CollapseReport
 from moored.diagnostics.scoring import ScoreFn, cross_score
 from moored.diagnostics.views import Likelihood
 from moored.diagnostics.watch import CollapseWatch, Watched
-from moored.errors import TooFewPromptsError
+from moored.errors import MooredError, TooFewPromptsError
 from moored.types import Prompt
 
 SCHEMA = 1
 PROBE_PAIRS = 4
 MIN_LOOKS = SMOOTH
 """Steps without which there is no alarm."""
+MOST_TURNS = 10
+"""Positions looked at; each costs as much as a step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,7 +50,7 @@ class Plan:
     turn: int = 1
     """Turn position that the steps look at."""
     turns: Mapping[int, PairSet] = field(default_factory=dict)
-    """Other turn position -> its pairs in the last step; see `turns`."""
+    """Other turn position -> its pairs in the last step."""
     skipped_turns: Mapping[int, str] = field(default_factory=dict)
     """Turn position -> why it cannot be measured."""
 
@@ -181,6 +183,60 @@ def make_plan(
         skipped=skipped,
         num_prompts=num_prompts,
         token_forwards=sum(scorer.cost(step.pairs) for step in steps),
+    )
+
+
+def draw_turns(
+    draw_turn: Callable[[int], Draw], step: int | None, *, turn: int
+) -> dict[int, StepDraw]:
+    """Draws of every turn position of a step but `turn`, up to the last that has rows."""
+    found: dict[int, StepDraw] = {}
+    for position in range(1, MOST_TURNS + 1):
+        if position == turn:
+            continue
+        of_step = [drawn for drawn in draw_turn(position).steps if drawn.step == step]
+        if not of_step:
+            break
+        found[position] = of_step[0]
+    return found
+
+
+def plan_turns(
+    plan: Plan,
+    turns: Mapping[int, StepDraw],
+    scorer: Scorer,
+    *,
+    turn: int,
+    num_pairs: int,
+    max_tokens: int | None = None,
+) -> Plan:
+    """Add other turn positions of the last step than `turn`; each costs a look, with the same N.
+
+    One that cannot be measured is skipped: the steps can be, and matter more.
+    """
+    planned: dict[int, PairSet] = {}
+    skipped: dict[int, str] = {}
+    for position, drawn in turns.items():
+        try:
+            pairs = encode_step(
+                drawn,
+                scorer.encoder,
+                num_prompts=plan.num_prompts,
+                num_pairs=num_pairs,
+                max_tokens=max_tokens,
+            )
+            scorer.check_fits(pairs)
+        except MooredError as error:
+            skipped[position] = str(error)
+            continue
+        planned[position] = pairs
+    more = sum(scorer.cost(pairs) for pairs in planned.values())
+    return replace(
+        plan,
+        turn=turn,
+        turns=planned,
+        skipped_turns=skipped,
+        token_forwards=plan.token_forwards + more,
     )
 
 

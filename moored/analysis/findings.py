@@ -1,15 +1,20 @@
-"""A diagnosis in words and figures: what terminal and page both show, without their markup."""
+"""A diagnosis in words and figures: what terminal and page both show, and the terminal's tables."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from moored.analysis.diagnosis import MIN_LOOKS, Diagnosis, Look
 from moored.diagnostics.regimes import Regime
 from moored.diagnostics.report import CollapseReport
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
 
 NONE = "–"
 METRICS = {
@@ -49,6 +54,11 @@ class Finding:
 
     text: str
     kind: Kind = Kind.PLAIN
+
+
+STYLES = {Kind.GOOD: "green", Kind.BAD: "red", Kind.WARNING: "yellow", Kind.PLAIN: ""}
+WIDE = 112
+"""Columns a terminal needs for all of a curve."""
 
 
 def regime_kind(regime: Regime) -> Kind:
@@ -155,7 +165,7 @@ def _reward(look: Look) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table with one row a report: its name, and what to write in it."""
+    """A column of a table with one row for each report: its name, and what to write in it."""
 
     name: str
     cell: Callable[[CollapseReport], str]
@@ -207,3 +217,49 @@ def turn_grid(diagnosis: Diagnosis, *, wide: bool = True) -> Grid:
         for look in diagnosis.turns
     )
     return Grid(("turn", "M", *(column.name for column in columns)), rows)
+
+
+def step_table(look: Look) -> Table:
+    """Every metric of one step."""
+    return _table(METRIC_COLUMNS, metric_rows(look.report))
+
+
+def curve_table(diagnosis: Diagnosis, width: int) -> Table:
+    """One row for each step; a terminal narrower than `WIDE` gets the figures without intervals."""
+    from rich.text import Text
+
+    grid = curve_grid(diagnosis, wide=width >= WIDE)
+    table = _table(grid.header)
+    for look, (*cells, regime) in zip(diagnosis.looks, grid.rows, strict=True):
+        judged = Text(regime, STYLES[regime_kind(look.regime)])
+        if diagnosis.alarm is not None and diagnosis.alarm.step == look.step:
+            judged.append(" ◀ ALARM", "bold red")
+        table.add_row(*cells, judged)
+    return table
+
+
+def turn_table(diagnosis: Diagnosis, width: int) -> Table:
+    """One row for each turn position."""
+    grid = turn_grid(diagnosis, wide=width >= WIDE)
+    return _table(grid.header, grid.rows)
+
+
+def summary(diagnosis: Diagnosis) -> list[Text]:
+    """What the tables do not say, one line each."""
+    from rich.text import Text
+
+    found = [verdict(diagnosis), *notes(diagnosis)]
+    return [Text(each.text, STYLES[each.kind]) for each in found]
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]] = ()) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), header_style="bold")
+    for place, name in enumerate(header):
+        left = place == 0 or name == "regime"
+        table.add_column(name, justify="left" if left else "right", no_wrap=name != "regime")
+    for row in rows:
+        table.add_row(*row)
+    return table

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 import json
+import math
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -17,8 +18,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from moored.errors import MooredError
-from moored.files.records import BadRow, PromptLike, Record
+from moored.files.records import BadRow, PromptLike, Record, Skipped, usable
 
 MAX_REWARD_GROUPS = 4096
 """Groups of a step whose rewards are followed; of more, a uniform draw."""
@@ -137,15 +137,16 @@ class StepDraw:
         return [DrawnPrompt(p.prompt, p.reasonings[: self._share]) for _, p in lowest]
 
     def _add_reward(self, record: Record, prompt_key: bytes) -> None:
-        if record.reward is None:
+        reward = record.reward
+        if math.isnan(reward):
             return
-        self.reward_sum += record.reward
+        self.reward_sum += reward
         self.num_rewards += 1
         name = prompt_key if record.group is None else record.group
         key = hashlib.blake2b(repr((record.step, name)).encode(), digest_size=8).digest()
         moments = self.groups.slot(key, lambda: [0.0, 0.0, 0.0])
         if moments is not None:
-            _update(moments, record.reward)
+            _update(moments, reward)
 
     def rewards(self) -> RewardStats | None:
         """None when no row has a reward."""
@@ -181,20 +182,14 @@ def draw(
     """Go through all rows once. Memory grows with the number of steps, not with that of rows."""
     rng = random.Random(seed)
     steps: dict[int | None, StepDraw] = {}
-    num_bad = num_torn = 0
-    for row in rows:
-        if isinstance(row, BadRow):
-            if not (row.is_torn or skip_bad):
-                raise MooredError(f"{row.where} {row.why}; mend it, or pass over it: --skip-bad")
-            num_torn += row.is_torn
-            num_bad += not row.is_torn
-            continue
+    skipped = Skipped()
+    for row in usable(rows, skipped, skip_bad=skip_bad):
         step = None if row.step is None else row.step - row.step % window
         if step not in steps:
             steps[step] = StepDraw(step, num_prompts, num_pairs)
         steps[step].add(row, seed, rng)
     ordered = sorted(steps.values(), key=lambda s: (s.step is not None, s.step or 0))
-    return Draw(tuple(ordered), num_bad, num_torn)
+    return Draw(tuple(ordered), skipped.num_bad, len(skipped.torn))
 
 
 def _digest(prompt: PromptLike, seed: int) -> bytes:

@@ -4,40 +4,29 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from moored.cli.console import make_console
-from moored.errors import ConfigError
+from moored.cli.options import AsJson, GroupColumn, Reader, RewardColumns, Rollouts, SkipBad
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
     from moored.analysis.advice import BatchAdvice, Histogram
-    from moored.files.rewards import RewardGroups
+    from moored.analysis.rewards import RewardGroups
 
 BAR_WIDTH = 40
 
 
 def advise_command(
-    files: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="FILE…",
-            help="Rollouts of moored, TRL or verl; Parquet, JSON lines or CSV with a reward and "
-            "a group or prompt. Or folders of them, such as a run directory.",
-        ),
-    ],
-    reward: Annotated[
-        list[str] | None,
-        typer.Option(metavar="COLUMN[=WEIGHT]", help="Reward column; several are added up."),
-    ] = None,
-    group: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="What tells groups; default: the prompt.")
-    ] = None,
+    files: Rollouts,
+    reward: RewardColumns = None,
+    group: GroupColumn = None,
+    reader: Reader = None,
+    skip_bad: SkipBad = False,
     step: Annotated[int | None, typer.Option(help="Look at one step only.")] = None,
     success_reward: Annotated[
         float | None, typer.Option(help="Reward from which a trajectory counts as a success.")
@@ -47,18 +36,19 @@ def advise_command(
         typer.Option(help="Share of the step time spent in the update.", min=0.0, max=1.0),
     ] = None,
     examples: Annotated[int, typer.Option(help="Prompts shown for each cause.", min=0)] = 2,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say from the rewards of a rollout batch whether filtering pays, and why."""
     from moored.analysis.advice import advise_batch
-    from moored.files.rewards import read_rewards
+    from moored.analysis.rewards import read_rewards
+    from moored.files.records import ReadOptions, parse_weights
 
-    weights = dict(_parse_weight(text) for text in reward or [])
+    options = ReadOptions(reader=reader, rewards=parse_weights(reward or ()), group=group)
     with make_console(stderr=True).status("reading") as status:
         batch = read_rewards(
             files,
-            reward=weights,
-            group=group,
+            options,
+            skip_bad=skip_bad,
             on_rows=lambda count: status.update(f"reading: {count:,} trajectories"),
         )
     if step is not None:
@@ -76,14 +66,6 @@ def advise_command(
         print(json.dumps(_as_dict(advice, batch, examples), indent=2))
     else:
         _show(make_console(), advice, batch, examples)
-
-
-def _parse_weight(text: str) -> tuple[str, float]:
-    name, sign, weight = text.partition("=")
-    try:
-        return name, float(weight) if sign else 1.0
-    except ValueError:
-        raise ConfigError(f"--reward takes COLUMN or COLUMN=WEIGHT, got {text!r}") from None
 
 
 def _example_prompts(advice: BatchAdvice, batch: RewardGroups, num: int) -> dict[str, list[str]]:
@@ -168,7 +150,7 @@ def _headline(advice: BatchAdvice, batch: RewardGroups) -> str:
 
 
 def _bars(histogram: Histogram) -> list[str]:
-    """One line a bin, its bar as long as its share of the fullest."""
+    """One line for each bin, its bar as long as its share of the fullest."""
     rows = [("0", histogram.num_zero)]
     for low, high, count in zip(
         histogram.edges[:-1], histogram.edges[1:], histogram.counts, strict=True

@@ -1,17 +1,24 @@
-"""`moored diagnose`: had a run collapsed? From rollout files of any trainer."""
+"""`moored diagnose`: did a run collapse? From rollout files of any trainer."""
 
 from __future__ import annotations
 
 import json
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from moored.cli.console import make_console
+from moored.cli.options import (
+    AsJson,
+    GroupColumn,
+    Reader,
+    RewardColumns,
+    Rollouts,
+    SkipBad,
+)
 from moored.errors import ConfigError, MooredError
 from moored.reply import THINK_TAGS
 
@@ -27,117 +34,100 @@ MOST_PROMPTS = 16
 SHOW_AFTER_S = 2.0
 
 
+Model = Annotated[
+    str | None,
+    typer.Option(
+        help="What scores: see `moored models`, or its name at --endpoint; default: the run's."
+    ),
+]
+ReasoningTags = Annotated[
+    tuple[str, str], typer.Option(metavar="OPEN CLOSE", help="What stands around reasoning.")
+]
+Whole = Annotated[
+    bool, typer.Option("--whole", help="Take replies without tags as reasoning throughout.")
+]
+TurnNumber = Annotated[int, typer.Option(help="Turn of each episode (own runs).", min=1)]
+Window = Annotated[int, typer.Option(help="Steps pooled into one look.", min=1)]
+NumPrompts = Annotated[
+    int | None,
+    typer.Option("--prompts", help="N; default: as many as a step has, 16 at most.", min=2),
+]
+NumPairs = Annotated[int, typer.Option("--pairs", help="M, reasonings in each look.", min=2)]
+MaxTokens = Annotated[int | None, typer.Option(help="Score no more of each reasoning.", min=1)]
+NumDraws = Annotated[int, typer.Option(help="For intervals and p-values.", min=0)]
+Endpoint = Annotated[
+    str | None, typer.Option(metavar="URL", help="OpenAI-compatible server: http://host:8000/v1.")
+]
+TokenizerName = Annotated[
+    str | None, typer.Option(help="For text at --endpoint: a folder or hub id.")
+]
+KeyVariable = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Variable with its key; default OPENAI_API_KEY."),
+]
+Concurrency = Annotated[int, typer.Option(help="Requests to it at a time.", min=1)]
+Timeout = Annotated[float, typer.Option(help="Seconds it may take for a reply.")]
+ByTurn = Annotated[
+    bool | None,
+    typer.Option(
+        "--by-turn/--no-by-turn",
+        help="Measure each turn of the last step too (own runs); default: with --html.",
+        show_default=False,
+    ),
+]
+Page = Annotated[Path | None, typer.Option(metavar="PAGE", help="Write a page to look at, too.")]
+
+
 def diagnose_command(
-    paths: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="FILE…", help="Rollout files, or folders of them, such as a run directory."
-        ),
-    ],
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="What scores: see `moored models`, or its name at --endpoint; default: the run's."
-        ),
-    ] = None,
-    reader: Annotated[
-        str | None,
-        typer.Option(help="moored, trl, verl or jsonl; default: by looking at the file."),
-    ] = None,
-    tags: Annotated[
-        tuple[str, str], typer.Option(metavar="OPEN CLOSE", help="What stands around reasoning.")
-    ] = THINK_TAGS,
-    whole: Annotated[
-        bool, typer.Option("--whole", help="Take replies without tags as reasoning throughout.")
-    ] = False,
-    turn: Annotated[int, typer.Option(help="Turn of each episode (own runs).", min=1)] = 1,
-    reward: Annotated[
-        list[str] | None, typer.Option(help="Column with a reward; several are summed.")
-    ] = None,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Count bad rows, go on.")] = False,
-    window: Annotated[int, typer.Option(help="Steps pooled into one look.", min=1)] = 1,
-    num_prompts: Annotated[
-        int | None,
-        typer.Option("--prompts", help="N; default: as many as a step has, 16 at most.", min=2),
-    ] = None,
-    num_pairs: Annotated[int, typer.Option("--pairs", help="M, reasonings a look.", min=2)] = 64,
-    max_tokens: Annotated[
-        int | None, typer.Option(help="Score no more of each reasoning.", min=1)
-    ] = None,
-    draws: Annotated[int, typer.Option(help="For intervals and p-values.", min=0)] = 1000,
-    seed: Annotated[int, typer.Option()] = 0,
+    paths: Rollouts,
+    model: Model = None,
+    reader: Reader = None,
+    tags: ReasoningTags = THINK_TAGS,
+    whole: Whole = False,
+    turn: TurnNumber = 1,
+    reward: RewardColumns = None,
+    group: GroupColumn = None,
+    skip_bad: SkipBad = False,
+    window: Window = 1,
+    num_prompts: NumPrompts = None,
+    num_pairs: NumPairs = 64,
+    max_tokens: MaxTokens = None,
+    draws: NumDraws = 1000,
+    seed: int = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda.")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16.")] = "auto",
-    endpoint: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="OpenAI-compatible server: http://host:8000/v1."),
-    ] = None,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="For text at --endpoint: a folder or hub id.")
-    ] = None,
-    api_key_env: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Variable with its key; default OPENAI_API_KEY."),
-    ] = None,
-    concurrency: Annotated[int, typer.Option(help="Requests to it at a time.", min=1)] = 32,
-    timeout: Annotated[float, typer.Option(help="Seconds it may take for a reply.")] = 300.0,
-    by_turn: Annotated[
-        bool | None,
-        typer.Option(
-            "--by-turn/--no-by-turn",
-            help="Measure each turn of the last step too (own runs); default: with --html.",
-            show_default=False,
-        ),
-    ] = None,
-    html: Annotated[
-        Path | None, typer.Option(metavar="PAGE", help="Write a page to look at, too.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    endpoint: Endpoint = None,
+    tokenizer: TokenizerName = None,
+    api_key_env: KeyVariable = None,
+    concurrency: Concurrency = 32,
+    timeout: Timeout = 300.0,
+    by_turn: ByTurn = None,
+    html: Page = None,
+    as_json: AsJson = False,
 ) -> None:
     """Tell from rollouts whether reasoning still depends on its prompt."""
-    from moored.analysis.diagnosis import choose_num_prompts, diagnose, make_plan
+    from moored.analysis.diagnosis import choose_num_prompts
     from moored.analysis.page import check_can_write, write_page
-    from moored.analysis.sample import draw
-    from moored.analysis.turns import draw_turns, plan_turns
-    from moored.files.records import ReadOptions
+    from moored.files.records import ReadOptions, parse_weights
     from moored.files.tables import expand
 
-    if num_prompts is not None and num_pairs < num_prompts:
-        raise ConfigError(f"--pairs must be at least --prompts, got {num_pairs} and {num_prompts}")
     if html is not None:
         check_can_write(html)
-    options = ReadOptions(tags=tags, whole=whole, turn=turn, rewards=tuple(reward or ()))
+    weights = parse_weights(reward or ())
+    reading = ReadOptions(
+        reader=reader, tags=tags, whole=whole, turn=turn, rewards=weights, group=group
+    )
+    looks = _Looks(num_prompts, num_pairs, window, max_tokens, skip_bad, draws, seed)
+    source = _Source(files=expand(paths), reading=reading, looks=looks)
     name = model or _own_model(paths)
-    source = _Source(files=expand(paths), reader=reader, options=options)
     wants_turns = _wants_turns(by_turn, html, source)
-    draw_rows = partial(draw, num_pairs=num_pairs, window=window, skip_bad=skip_bad, seed=seed)
-    with source.rows() as rows:
-        drawn = draw_rows(rows, num_prompts=num_prompts or min(MOST_PROMPTS, num_pairs))
-    chosen_prompts = choose_num_prompts(drawn, num_prompts)
-    draw_rows = partial(draw_rows, num_prompts=chosen_prompts)
+    drawn = source.draw()
+    source = source.with_prompts(choose_num_prompts(drawn, num_prompts))
     if endpoint is None:
         scorer = _local_scorer(name, device, dtype)
     else:
         scorer = _endpoint_scorer(endpoint, name, tokenizer, api_key_env, concurrency, timeout)
-    plan = make_plan(
-        drawn, scorer, num_prompts=chosen_prompts, num_pairs=num_pairs, max_tokens=max_tokens
-    )
-    if wants_turns:
-        step = plan.steps[-1].draw.step
-        turns = draw_turns(partial(_draw_turn, source, step, window, draw_rows), step, turn=turn)
-        plan = plan_turns(
-            plan, turns, scorer, turn=turn, num_pairs=num_pairs, max_tokens=max_tokens
-        )
-    with _progress(plan, scorer) as on_column:
-        found = diagnose(
-            plan,
-            drawn,
-            scorer,
-            draws=draws,
-            seed=seed,
-            closeups=html is not None,
-            on_column=on_column,
-        )
+    found = _measure(source, drawn, scorer, wants_turns=wants_turns, closeups=html is not None)
     about = {"files": list(map(str, paths)), "model": scorer.name}
     if as_json:
         print(json.dumps(about | {"window": window} | found.to_dict(), indent=2))
@@ -148,16 +138,28 @@ def diagnose_command(
         typer.echo(f"page: {html}", err=True)
 
 
-def _draw_turn(
-    source: _Source, step: int | None, window: int, draw_rows: Callable[..., Draw], turn: int
-) -> Draw:
-    with source.of_turn(turn, step, window).rows() as rows:
-        return draw_rows(rows)
+def _measure(
+    source: _Source, drawn: Draw, scorer: Scorer, *, wants_turns: bool, closeups: bool
+) -> Diagnosis:
+    """Plan what is scored, and score it."""
+    from moored.analysis.diagnosis import diagnose, draw_turns, make_plan, plan_turns
+
+    looks, turn = source.looks, source.reading.turn
+    assert looks.num_prompts is not None
+    size = {"num_pairs": looks.num_pairs, "max_tokens": looks.max_tokens}
+    plan = make_plan(drawn, scorer, num_prompts=looks.num_prompts, **size)
+    if wants_turns:
+        step = plan.steps[-1].draw.step
+        turns = draw_turns(lambda number: source.of_turn(number, step).draw(), step, turn=turn)
+        plan = plan_turns(plan, turns, scorer, turn=turn, **size)
+    drawing = {"draws": looks.draws, "seed": looks.seed}
+    with _progress(plan, scorer) as on_column:
+        return diagnose(plan, drawn, scorer, closeups=closeups, on_column=on_column, **drawing)
 
 
 def _wants_turns(by_turn: bool | None, html: Path | None, source: _Source) -> bool:
     if by_turn and not source.tells_turns():
-        raise ConfigError("--by-turn needs files that hold a row a turn, as runs of moored do")
+        raise ConfigError("--by-turn needs files with one row for each turn, as runs of moored do")
     return by_turn if by_turn is not None else html is not None and source.tells_turns()
 
 
@@ -169,47 +171,81 @@ def _own_model(paths: list[Path]) -> str:
     return str(folders[0])
 
 
+@dataclass(frozen=True, slots=True)
+class _Looks:
+    """How much each look takes from the files, and what is done with it."""
+
+    num_prompts: int | None
+    num_pairs: int
+    window: int
+    max_tokens: int | None
+    skip_bad: bool
+    draws: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.num_prompts is not None and self.num_pairs < self.num_prompts:
+            raise ConfigError(
+                f"--pairs must be at least --prompts, got {self.num_pairs} and {self.num_prompts}"
+            )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Source:
     """Files, how they are read, and which steps they were seen to hold."""
 
     files: list[Path]
-    reader: str | None
-    options: ReadOptions
+    reading: ReadOptions
+    looks: _Looks
     steps: dict[Path, set[int | None]] = field(default_factory=dict)
 
-    @contextmanager
-    def rows(self) -> Iterator[Iterator[Record | BadRow]]:
-        """All rows of all files; a line on the terminal says how far it is."""
-        from moored.files.readers import read_rows
+    def draw(self) -> Draw:
+        """Read all files; a line on the terminal says how far it is."""
+        from moored.analysis.sample import draw
+
+        looks = self.looks
+        with make_console(stderr=True).status("reading") as status:
+            return draw(
+                self._rows(status.update),
+                num_prompts=looks.num_prompts or min(MOST_PROMPTS, looks.num_pairs),
+                num_pairs=looks.num_pairs,
+                window=looks.window,
+                skip_bad=looks.skip_bad,
+                seed=looks.seed,
+            )
+
+    def _rows(self, tell: Callable[[str], None]) -> Iterator[Record | BadRow]:
+        from moored.files.formats import read_records
         from moored.files.records import Record
 
-        def rows() -> Iterator[Record | BadRow]:
-            num_rows = 0
-            for file in self.files:
-                steps = self.steps.setdefault(file, set())
-                for row in read_rows(file, self.options, self.reader):
-                    num_rows += 1
-                    if num_rows % 1000 == 0:
-                        status.update(f"reading {file.name}, {num_rows:,} rows")
-                    if isinstance(row, Record):
-                        steps.add(row.step)
-                    yield row
-
-        with make_console(stderr=True).status("reading") as status:
-            yield rows()
+        num_rows = 0
+        for file in self.files:
+            steps = self.steps.setdefault(file, set())
+            for row in read_records(file, self.reading):
+                num_rows += 1
+                if num_rows % 1000 == 0:
+                    tell(f"reading {file.name}, {num_rows:,} rows")
+                if isinstance(row, Record):
+                    steps.add(row.step)
+                yield row
 
     def tells_turns(self) -> bool:
-        """True when all files hold a row a turn."""
-        from moored.files.readers import find_reader
+        """True when all files have one row for each turn."""
+        from moored.files.formats import find_format
+        from moored.files.tables import open_table
 
-        return all((self.reader or find_reader(file)) == "moored" for file in self.files)
+        names = (self.reading.reader or find_format(open_table(file)) for file in self.files)
+        return all(name == "moored" for name in names)
 
-    def of_turn(self, turn: int, step: int | None, window: int) -> _Source:
+    def with_prompts(self, num_prompts: int) -> _Source:
+        """The same, with N fixed."""
+        return replace(self, looks=replace(self.looks, num_prompts=num_prompts))
+
+    def of_turn(self, turn: int, step: int | None) -> _Source:
         """Another turn, from those files alone that hold a step (or window of steps)."""
-        wanted = {None} if step is None else set(range(step, step + window))
+        wanted = {None} if step is None else set(range(step, step + self.looks.window))
         files = [file for file, steps in self.steps.items() if steps & wanted]
-        return replace(self, files=files, options=replace(self.options, turn=turn), steps={})
+        return replace(self, files=files, reading=replace(self.reading, turn=turn), steps={})
 
 
 def _local_scorer(name: str, device: str, dtype: str) -> Scorer:
@@ -274,7 +310,7 @@ def _progress(plan: Plan, scorer: Scorer) -> Iterator[Callable[[], None]]:
 
 
 def _show(found: Diagnosis) -> None:
-    from moored.analysis.table import curve_table, step_table, summary, turn_table
+    from moored.analysis.findings import curve_table, step_table, summary, turn_table
 
     console = make_console()
     several = len(found.looks) > 1

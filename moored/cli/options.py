@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -30,6 +31,27 @@ ConfigWords = Annotated[
         help="Presets or YAML files, laid over each other, and options: filter.value=0.8.",
     ),
 ]
+Rollouts = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="FILE…",
+        help="Rollouts of moored, TRL or verl; Parquet, JSON lines or CSV with columns of known "
+        "names. Or folders of them, such as a run directory.",
+    ),
+]
+Reader = Annotated[
+    str | None,
+    typer.Option(help="moored, trl, verl or plain, or module:attribute; default: by the columns."),
+]
+RewardColumns = Annotated[
+    list[str] | None,
+    typer.Option(metavar="COLUMN[=WEIGHT]", help="Reward column; several are added up."),
+]
+GroupColumn = Annotated[
+    str | None,
+    typer.Option(metavar="COLUMN", help="What tells groups; default: group, else the prompt."),
+]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Count bad rows and go on.")]
 
 
 def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:

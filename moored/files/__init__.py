@@ -1,1 +1,1 @@
-"""Rollout files of any trainer, row by row."""
+"""Rollout files of any trainer, read row by row into one kind of record."""

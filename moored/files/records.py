@@ -1,16 +1,23 @@
-"""What every reader yields: one reply to one prompt, and where in it the reasoning stands."""
+"""What every file becomes: one reply to one prompt, its rewards, and where its reasoning stands.
+
+Also how the values of a row are read: numbers, texts, chat messages, token ids. `Unusable` says why
+a row cannot be used; readers turn it into a `BadRow`, and callers decide what to do about those.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from moored.files.tables import BadRow as BadRow
-from moored.reply import THINK_TAGS, find_think
+from moored.errors import ConfigError, MooredError
+from moored.reply import THINK_TAGS, Tags, find_think, format_think
 from moored.types import Span
 
+Row = Mapping[str, Any]
 Chat = Sequence[Mapping[str, object]]
 PromptLike = str | Chat | np.ndarray
 """Text, messages for a chat template, or token ids."""
@@ -18,17 +25,29 @@ PromptLike = str | Chat | np.ndarray
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Record:
-    """A reply. `think` counts characters of a text, tokens of ids; None: it holds no reasoning."""
+    """A reply, or with `ReadOptions.only_rewards` a whole trajectory."""
 
     step: int | None
-    prompt: PromptLike
-    response: str | np.ndarray
-    think: Span | None
-    reward: float | None = None
+    prompt: Any
+    """`PromptLike`; with `only_rewards` whatever the file holds, None where it holds none."""
+    response: Any
+    """Text or token ids; with `only_rewards` as `prompt`."""
+    think: Span | None = None
+    """Characters of a text, tokens of ids; None: the reply holds no reasoning."""
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    """Column -> its value times its weight; NaN where it is not known."""
     group: str | None = None
-    """Whose rewards belong together; None: those of equal prompts do."""
+    """Rewards of the same group are compared; None: those of equal prompts are."""
+    success: float = math.nan
+    """1 or 0; NaN where it is not known."""
     text: str | None = None
-    """What `response` decodes to where it is ids: betrays another tokenizer."""
+    """What `response` decodes to where it is ids: shows whether the tokenizer is another one."""
+
+    @property
+    def reward(self) -> float:
+        """Sum of the rewards that are known; NaN when none is."""
+        known = [value for value in self.rewards.values() if math.isfinite(value)]
+        return math.fsum(known) if known else math.nan
 
     @property
     def is_empty(self) -> bool:
@@ -41,15 +60,136 @@ class Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """How replies are read."""
+    """How rows are read."""
 
-    tags: tuple[str, str] = THINK_TAGS
+    reader: str | None = None
+    """Name of the format; None looks at the file."""
+    tags: Tags = THINK_TAGS
     whole: bool = False
     """A reply without tags is reasoning from end to end, instead of being left out."""
     turn: int = 1
     """Which turn of an episode, where the file tells turns apart."""
-    rewards: tuple[str, ...] = ()
-    """Columns to sum to a reward; none: what the format calls a reward."""
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    """Reward columns and their weights; none: what the format calls a reward."""
+    group: str | None = None
+    """Column that tells groups apart; None: what the format calls a group."""
+    only_rewards: bool = False
+    """Rewards of whole trajectories are compared and nothing is scored. A row then needs a reward,
+    and a group or prompt; token ids are not read."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that cannot be used: where it stands and why."""
+
+    where: str
+    why: str
+    is_torn: bool = False
+    """A last line cut short, as a writer leaves it that was stopped or still writes."""
+
+
+@dataclass(slots=True)
+class Skipped:
+    """What `usable` has left out."""
+
+    num_bad: int = 0
+    torn: list[str] = field(default_factory=list)
+    """Where the rows stand that are cut short."""
+
+
+Convert = Callable[[Row], Record]
+
+
+class Unusable(Exception):
+    """Why a row that could be read cannot be used."""
+
+
+def usable(
+    rows: Iterable[Record | BadRow], skipped: Skipped, *, skip_bad: bool = False
+) -> Iterator[Record]:
+    """The records; a torn row is skipped, another bad one raises unless `skip_bad`."""
+    for row in rows:
+        if isinstance(row, Record):
+            yield row
+        elif row.is_torn:
+            skipped.torn.append(row.where)
+        elif skip_bad:
+            skipped.num_bad += 1
+        else:
+            raise MooredError(f"{row.where} {row.why}; correct it, or skip such rows: --skip-bad")
+
+
+def parse_weights(texts: Iterable[str]) -> dict[str, float]:
+    """`NAME` or `NAME=WEIGHT`, as `--reward` takes them."""
+    weights = {}
+    for text in texts:
+        name, sign, weight = text.partition("=")
+        try:
+            weights[name] = float(weight) if sign else 1.0
+        except ValueError:
+            raise ConfigError(f"--reward takes COLUMN or COLUMN=WEIGHT, got {text!r}") from None
+    return weights
+
+
+def read_number(row: Row, name: str) -> float:
+    """NaN where there is none. Text is parsed, since CSV holds nothing else."""
+    value = row.get(name)
+    if value is None or value == "":
+        return math.nan
+    try:
+        if isinstance(value, str) and value.lower() in ("true", "false"):
+            return float(value.lower() == "true")
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise Unusable(f"has {name!r} = {value!r:.80}, which is not a number") from None
+
+
+def read_count(row: Row, name: str) -> int | None:
+    """A whole number; None where there is none."""
+    value = read_number(row, name)
+    if math.isnan(value):
+        return None
+    if not value.is_integer():
+        raise Unusable(f"has {name!r} = {row[name]!r:.80}, which is not a whole number")
+    return int(value)
+
+
+def weighted_rewards(row: Row, weights: Mapping[str, float]) -> dict[str, float]:
+    """The columns named in `weights`, weighted."""
+    return {name: weight * read_number(row, name) for name, weight in weights.items()}
+
+
+def read_prompt(row: Row, name: str) -> PromptLike:
+    value = _value(row, name)
+    if isinstance(value, list) and value and all(isinstance(x, Mapping) for x in value):
+        return [_plain_message(name, message) for message in value]
+    return _text_or_ids(name, value)
+
+
+def read_reply(row: Row, name: str, tags: Tags) -> str | np.ndarray:
+    """The reply; of a dialogue its first message of the model."""
+    value = _value(row, name)
+    if not (isinstance(value, list) and value and isinstance(value[0], Mapping)):
+        return _text_or_ids(name, value)
+    written = next((m for m in value if m.get("role") == "assistant"), None)
+    if written is None:
+        raise Unusable(f"has no assistant message in {name!r}")
+    text = str(_plain_message(name, written)["content"])
+    reasoning = written.get("reasoning_content")
+    return text if not reasoning else format_think(str(reasoning), tags) + text
+
+
+def read_think(row: Row, response: str | np.ndarray, options: ReadOptions) -> Span | None:
+    """Where the reasoning stands: as the row says, else between tags."""
+    start, end = read_count(row, "think_start"), read_count(row, "think_end")
+    if start is None and end is None:
+        return find_reasoning(response, options)
+    if start is None or end is None or not 0 <= start <= end <= len(response):
+        raise Unusable(
+            f"has think_start={start!r}, think_end={end!r}: not a range inside the response "
+            f"(0 to {len(response)})"
+        )
+    return start, end
 
 
 def find_reasoning(response: str | np.ndarray, options: ReadOptions) -> Span | None:
@@ -57,8 +197,34 @@ def find_reasoning(response: str | np.ndarray, options: ReadOptions) -> Span | N
 
     A closing tag alone counts from the start: the chat template wrote the opening one.
     """
-    if isinstance(response, str):
-        span = find_think(response, options.tags)
-        if span is not None:
-            return span
-    return (0, len(response)) if options.whole else None
+    span = find_think(response, options.tags) if isinstance(response, str) else None
+    return (0, len(response)) if span is None and options.whole else span
+
+
+def _value(row: Row, name: str) -> Any:
+    if row.get(name) is None:
+        raise Unusable(f"has no {name!r}; it has {', '.join(row)[:200]}")
+    return row[name]
+
+
+def _plain_message(name: str, message: Row) -> dict[str, object]:
+    """A message with its content as one string; what Parquet filled with null is left out."""
+    content = message.get("content") or ""
+    if not isinstance(content, str):
+        if any(part.get("type") != "text" for part in content):
+            raise Unusable(f"holds images in {name!r}; only text can be scored")
+        content = "".join(part["text"] for part in content)
+    given = {key: value for key, value in message.items() if value is not None}
+    return {**given, "content": content}
+
+
+def _text_or_ids(name: str, value: object) -> str | np.ndarray:
+    if isinstance(value, str):
+        return value
+    if (
+        isinstance(value, list)
+        and value
+        and all(type(x) is int and 0 <= x < 1 << 63 for x in value)
+    ):
+        return np.array(value, dtype=np.int64)
+    raise Unusable(f"has a {name!r} that is not text, messages or token ids: {value!r:.80}")

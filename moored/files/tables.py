@@ -1,8 +1,7 @@
-"""Rollout files of any trainer, row by row: what `moored advise` and `moored diagnose` share.
+"""Parquet, JSON lines and CSV row by row, told apart by their content.
 
-Parquet, JSON lines and CSV are told apart by their content. Memory holds some hundred rows of a
-file, however long it is. A row that cannot be read comes out as a `BadRow`; what to do about it is
-the caller's choice.
+Memory holds some hundred rows of a file, however long it is. A row that cannot be read comes out as
+a `BadRow`; what to do about it is the caller's choice.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import codecs
 import csv
 import json
-import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,43 +18,31 @@ from pathlib import Path
 from typing import Any, Literal
 
 from moored.errors import MooredError, close_match_hint
-from moored.runlog.rollouts import SCHEMA
+from moored.files.records import BadRow, Row
 
 Kind = Literal["Parquet", "JSON lines", "CSV"]
-Row = Mapping[str, Any]
+Rows = Iterator[tuple[str, Row | BadRow]]
+"""Where each row stands, and the row."""
+SUFFIXES = (".parquet", ".jsonl", ".csv")
 RUN_FILES = ("config.yaml", "metrics.jsonl")
 """What tells a run directory."""
 ROWS_IN_MEMORY = 256
 BUFFER_BYTES = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
-class BadRow:
-    """A row that cannot be used: where it stands and why."""
-
-    where: str
-    why: str
-    is_torn: bool = False
-    """A last line cut short, as a writer leaves it that was stopped or still writes."""
-
-
-class Unusable(Exception):
-    """Why a row that could be read cannot be used."""
-
-
-def expand(paths: Iterable[Path], suffixes: Sequence[str] = (".parquet", ".jsonl")) -> list[Path]:
+def expand(paths: Iterable[str | Path]) -> list[Path]:
     """Files as they are; of a folder its rollouts: a run directory's, or all it holds."""
     files: list[Path] = []
-    for path in paths:
+    for path in map(Path, paths):
         if not path.is_dir():
             files.append(path)
             continue
         is_run = all((path / name).is_file() for name in RUN_FILES)
         folder = path / "rollouts" if is_run or (path / "rollouts").is_dir() else path
-        found = [file for file in folder.glob("*") if file.suffix in suffixes]
+        found = [file for file in folder.glob("*") if file.suffix in SUFFIXES]
         if not found:
             raise MooredError(
-                f"{str(folder)!r} holds no {' or '.join(suffixes)} file; a run stores rollouts "
+                f"{str(folder)!r} holds no {' or '.join(SUFFIXES)} file; a run stores rollouts "
                 f"when log.rollouts_every is set"
             )
         files += sorted(found, key=_natural)
@@ -81,49 +67,71 @@ def find_kind(file: Path) -> Kind:
     if not start:
         raise MooredError(f"{str(file)!r} is empty; give a file with rollouts")
     if start.startswith(b"["):
-        raise MooredError(f"{str(file)!r} is one JSON array; write one object a line instead")
+        raise MooredError(f"{str(file)!r} is one JSON array; write one object on each line instead")
     return "JSON lines" if start.startswith(b"{") else "CSV"
 
 
-def find_columns(file: Path, kind: Kind) -> dict[str, bool]:
-    """Column -> whether it holds numbers. In text, the first whole row tells."""
-    if kind == "Parquet":
-        with _open_parquet(file) as parquet:
-            import pyarrow.types as kinds
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A file whose kind and columns are known."""
 
-            if parquet.metadata.num_rows:
-                return {
-                    field.name: kinds.is_floating(field.type) or kinds.is_integer(field.type)
-                    for field in parquet.schema_arrow
-                }
+    file: Path
+    kind: Kind
+    columns: Mapping[str, bool]
+    """Column -> whether it holds numbers; in text, the first whole row tells."""
+
+    def rows(self, names: Sequence[str], *, arrays: Collection[str] = ()) -> Rows:
+        """Where each row stands, and the row.
+
+        Of Parquet only columns `names` are read; those called `arrays`, of lists, come as arrays
+        that are to be copied if kept.
+        """
+        if self.kind == "Parquet":
+            there = [name for name in dict.fromkeys(names) if name in self.columns]
+            return _parquet_rows(self.file, there, arrays)
+        return _json_rows(self.file) if self.kind == "JSON lines" else _csv_rows(self.file)
+
+    def require(self, wanted: Iterable[str]) -> None:
+        """Complain about the first column that is missing."""
+        for name in wanted:
+            if name not in self.columns:
+                hint = close_match_hint(name, self.columns)[:300]
+                raise MooredError(f"{str(self.file)!r} has no column {name!r}; {hint}")
+
+
+def open_table(file: Path) -> Table:
+    """Look at a file: its kind and its columns."""
+    kind = find_kind(file)
+    found = _parquet_columns(file) if kind == "Parquet" else _text_columns(file, kind)
+    if not found:
+        raise MooredError(f"{str(file)!r} holds no rows; give a file with rollouts")
+    return Table(file, kind, found)
+
+
+def _parquet_columns(file: Path) -> dict[str, bool]:
+    with _open_parquet(file) as parquet:
+        import pyarrow.types as kinds
+
+        if not parquet.metadata.num_rows:
+            return {}
+        return {
+            field.name: kinds.is_floating(field.type) or kinds.is_integer(field.type)
+            for field in parquet.schema_arrow
+        }
+
+
+def _text_columns(file: Path, kind: Kind) -> dict[str, bool]:
     bad = None
-    for _, row in iter_rows(file, kind):
+    for _, row in _json_rows(file) if kind == "JSON lines" else _csv_rows(file):
         if not isinstance(row, BadRow):
             return {name: type(value) in (int, float) for name, value in row.items()}
         bad = bad or row
     if bad is not None:
         raise MooredError(f"{bad.where} {bad.why}")
-    raise MooredError(f"{str(file)!r} holds no rows; give a file with rollouts")
+    return {}
 
 
-def require_columns(file: Path, wanted: Iterable[str], columns: Collection[str]) -> None:
-    """Complain of the first that is missing."""
-    for name in wanted:
-        if name not in columns:
-            hint = close_match_hint(name, columns)[:300]
-            raise MooredError(f"{str(file)!r} has no column {name!r}; {hint}")
-
-
-def iter_rows(
-    file: Path, kind: Kind, columns: Sequence[str] | None = None
-) -> Iterator[tuple[str, Row | BadRow]]:
-    """Where each row stands, and the row; of Parquet only `columns`."""
-    if kind == "Parquet":
-        return parquet_rows(file, columns)
-    return _json_rows(file) if kind == "JSON lines" else _csv_rows(file)
-
-
-def _json_rows(file: Path) -> Iterator[tuple[str, Row | BadRow]]:
+def _json_rows(file: Path) -> Rows:
     with file.open("rb") as stream:
         for place, line in enumerate(stream, start=1):
             if line.isspace():
@@ -138,7 +146,7 @@ def _json_rows(file: Path) -> Iterator[tuple[str, Row | BadRow]]:
             yield where, row
 
 
-def _csv_rows(file: Path) -> Iterator[tuple[str, Row | BadRow]]:
+def _csv_rows(file: Path) -> Rows:
     place, line = 0, b""
 
     def lines() -> Iterator[str]:
@@ -162,10 +170,7 @@ def _csv_rows(file: Path) -> Iterator[tuple[str, Row | BadRow]]:
             raise MooredError(f"{where} is neither JSON nor CSV: {error}") from error
 
 
-def parquet_rows(
-    file: Path, columns: Sequence[str] | None = None, *, arrays: Collection[str] = ()
-) -> Iterator[tuple[str, Row]]:
-    """As `iter_rows`; `arrays` names columns of lists that come as arrays, to be copied if kept."""
+def _parquet_rows(file: Path, columns: Sequence[str], arrays: Collection[str]) -> Rows:
     place = 0
     with _open_parquet(file) as parquet:
         for batch in parquet.iter_batches(batch_size=ROWS_IN_MEMORY, columns=columns):
@@ -199,35 +204,3 @@ def _open_parquet(file: Path) -> Iterator[Any]:
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         first = str(error).strip().partition("\n")[0]
         raise MooredError(f"cannot read {str(file)!r}: {first}; is it whole?") from error
-
-
-def check_schema(where: str, row: Row) -> None:
-    """Refuse rows of moored's own rollouts that another version wrote."""
-    if row["schema"] != SCHEMA:
-        raise MooredError(
-            f"{where} has schema {row['schema']}, this version reads {SCHEMA}; read it with the "
-            f"version that wrote it"
-        )
-
-
-def number(row: Row, name: str) -> float:
-    """NaN where there is none. Text is parsed, since CSV holds nothing else."""
-    value = row.get(name)
-    if value is None or value == "":
-        return math.nan
-    try:
-        if isinstance(value, str) and value.lower() in ("true", "false"):
-            return float(value.lower() == "true")
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
-        raise Unusable(f"has {name!r} = {value!r:.80}, which is no number") from None
-
-
-def whole_number(row: Row, name: str) -> int | None:
-    """None where there is none."""
-    value = number(row, name)
-    if math.isnan(value):
-        return None
-    if not value.is_integer():
-        raise Unusable(f"has {name!r} = {row[name]!r:.80}, which is no whole number")
-    return int(value)

@@ -87,7 +87,7 @@ def collapsing() -> Diagnosis:
             prompt=np.array([k % 4]),
             response=np.array([k % 4, 150 if step < 6 else 0, step, k]),
             think=(0, 4),
-            reward=float(k % 3),
+            rewards={"reward": float(k % 3)},
         )
         for step in range(12)
         for k in range(16)

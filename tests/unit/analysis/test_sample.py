@@ -67,7 +67,10 @@ def test_the_draw_of_prompts_ignores_order_and_follows_the_seed():
 
 def test_memory_does_not_grow_with_rows():
     def peak(num_rows: int) -> int:
-        rows = (record(f"prompt {k % 5000} " + "x" * 2000, k, reward=1.0) for k in range(num_rows))
+        rows = (
+            record(f"prompt {k % 5000} " + "x" * 2000, k, rewards={"reward": 1.0})
+            for k in range(num_rows)
+        )
         tracemalloc.start()
         draw(rows, num_prompts=16, num_pairs=64)
         found = tracemalloc.get_traced_memory()[1]
@@ -93,7 +96,7 @@ def test_windows_pool_steps_and_steps_come_in_order():
 
 def test_rewards_are_compared_inside_groups_only():
     rewards = {"a": [0.0, 1.0], "b": [5.0, 5.0], "c": [7.0]}
-    rows = [record(prompt, reward=r) for prompt, rs in rewards.items() for r in rs]
+    rows = [record(prompt, rewards={"reward": r}) for prompt, rs in rewards.items() for r in rs]
     found = draw(rows, num_prompts=4, num_pairs=4).steps[0].rewards()
     assert found is not None
     assert found.mean == pytest.approx(3.6)

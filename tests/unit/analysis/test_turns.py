@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from moored.analysis.diagnosis import diagnose, make_plan
+from moored.analysis.diagnosis import MOST_TURNS, diagnose, draw_turns, make_plan, plan_turns
 from moored.analysis.encode import Encoder
 from moored.analysis.sample import Draw, draw
 from moored.analysis.scorers import Scorer
-from moored.analysis.turns import MOST_TURNS, draw_turns, plan_turns
 from moored.files.records import Record
 
 SCORER = Scorer(

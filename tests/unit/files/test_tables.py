@@ -7,16 +7,17 @@ import subprocess
 import sys
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from moored.analysis.rewards import read_rewards
 from moored.analysis.sample import draw
 from moored.errors import MooredError
-from moored.files.readers import read_rows
-from moored.files.records import ReadOptions
-from moored.files.rewards import read_rewards
-from moored.files.tables import BadRow, expand, find_columns, find_kind, iter_rows, parquet_rows
+from moored.files.formats import read_records
+from moored.files.records import BadRow, ReadOptions
+from moored.files.tables import Table, expand, find_kind, open_table
 
 
 def write(file: Path, content: str | bytes) -> Path:
@@ -25,7 +26,7 @@ def write(file: Path, content: str | bytes) -> Path:
 
 
 def rows_of(file: Path) -> list:
-    return [row for _, row in iter_rows(file, find_kind(file))]
+    return [row for _, row in Table(file, find_kind(file), {}).rows([])]
 
 
 @pytest.mark.parametrize(
@@ -43,7 +44,8 @@ def test_the_kind_is_seen_from_the_content(tmp_path, content, kind):
 
 def test_rows_have_their_place_and_columns_are_those_of_the_first_whole_row(tmp_path):
     file = write(tmp_path / "a", '{"a"\n\n\ufeff{"a": 1, "b": "x", "c": true}\n3\n{"a"')
-    first, whole, other, last = iter_rows(file, "JSON lines")
+    table = open_table(file)
+    first, whole, other, last = table.rows([])
     assert [where.rpartition(", ")[2] for where, _ in (first, whole, other, last)] == [
         *("line 1", "line 3", "line 4", "line 5")
     ]
@@ -51,7 +53,7 @@ def test_rows_have_their_place_and_columns_are_those_of_the_first_whole_row(tmp_
     bad = [row for _, row in (first, other, last)]
     assert all(isinstance(row, BadRow) for row in bad)
     assert [row.is_torn for row in bad if isinstance(row, BadRow)] == [False, False, True]
-    assert find_columns(file, "JSON lines") == {"a": True, "b": False, "c": False}
+    assert table.columns == {"a": True, "b": False, "c": False}
 
 
 def test_deeply_nested_lines_are_bad_rows(tmp_path):
@@ -77,7 +79,7 @@ def test_columns_of_token_ids_come_as_arrays(tmp_path):
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     ids = [[k] * (k % 3) for k in range(600)]
     pq.write_table(pa.table({"ids": ids, "k": range(600)}), tmp_path / "a")
-    rows = list(parquet_rows(tmp_path / "a", ["ids", "k"], arrays=("ids",)))
+    rows: list[Any] = list(open_table(tmp_path / "a").rows(["ids", "k", "no"], arrays=("ids",)))
     assert all(isinstance(row["ids"], np.ndarray) for _, row in rows)
     assert [row["ids"].tolist() for _, row in rows] == ids
     assert rows[599][0].endswith("row 600") and rows[599][1]["k"] == 599
@@ -86,8 +88,7 @@ def test_columns_of_token_ids_come_as_arrays(tmp_path):
 def test_folders_give_their_files_in_the_order_of_steps(tmp_path):
     for name in ("2.jsonl", "10.jsonl", "9.jsonl", "notes.txt", "1.csv"):
         write(tmp_path / name, "")
-    assert [file.stem for file in expand([tmp_path])] == ["2", "9", "10"]
-    assert [file.stem for file in expand([tmp_path], (".csv",))] == ["1"]
+    assert [file.stem for file in expand([tmp_path])] == ["1", "2", "9", "10"]
 
 
 def test_of_a_run_directory_only_its_rollouts_are_taken(tmp_path):
@@ -135,7 +136,7 @@ def advise(file: Path) -> int:
 
 
 def diagnose(file: Path) -> int:
-    drawn = draw(read_rows(file, ReadOptions()), num_prompts=4, num_pairs=8)
+    drawn = draw(read_records(file, ReadOptions()), num_prompts=4, num_pairs=8)
     return sum(step.num_rows for step in drawn.steps)
 
 

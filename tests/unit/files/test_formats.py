@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from moored.errors import MooredError
-from moored.files.readers import find_reader, read_rows
+from moored.files.formats import find_format, read_records
 from moored.files.records import BadRow, ReadOptions, Record
+from moored.files.tables import open_table
 from moored.runlog.rollouts import write_groups
 from moored.types import Group, Prompt, StopReason, Trajectory, Turn
 
@@ -25,7 +27,7 @@ def lines(file, *rows, end="\n"):
 
 
 def records(file, options=OPTIONS, reader=None) -> list[Record]:
-    found = list(read_rows(file, options, reader))
+    found = list(read_records(file, replace(options, reader=reader)))
     assert all(isinstance(row, Record) for row in found), found
     return found  # pyright: ignore[reportReturnType]
 
@@ -41,7 +43,7 @@ def parquet(file, columns):
 def test_plain_lines_give_prompt_reasoning_step_group_and_reward(tmp_path):
     row = {"prompt": "x", "response": REPLY, "step": 3, "group": 7, "reward": 1}
     file = lines(tmp_path / "a.jsonl", row)
-    assert find_reader(file) == "jsonl"
+    assert find_format(open_table(file)) == "plain"
     (record,) = records(file)
     assert record.think is not None and REPLY[slice(*record.think)] == "go up"
     assert (record.prompt, record.step, record.group, record.reward) == ("x", 3, "7", 1.0)
@@ -74,10 +76,10 @@ def test_reasoning_is_found_by_tags(tmp_path, response, options, reasoning):
 def test_verl_dumps_are_known_by_their_keys(tmp_path):
     row = {"input": "user\nx", "output": REPLY, "gts": "y", "score": 0.5, "step": 20, "acc": 1.0}
     file = lines(tmp_path / "20.jsonl", row)
-    assert find_reader(file) == "verl"
+    assert find_format(open_table(file)) == "verl"
     (record,) = records(file)
     assert (record.prompt, record.step, record.reward) == ("user\nx", 20, 0.5)
-    assert records(file, ReadOptions(rewards=("acc",)))[0].reward == 1.0
+    assert records(file, ReadOptions(rewards={"acc": 1.0}))[0].reward == 1.0
 
 
 def test_trl_completions_sum_their_reward_columns_and_keep_chats(tmp_path):
@@ -93,14 +95,14 @@ def test_trl_completions_sum_their_reward_columns_and_keep_chats(tmp_path):
         "advantage": [9.0, 9.0],
     }
     file = parquet(tmp_path / "completions_00005.parquet", columns)
-    assert find_reader(file) == "trl"
+    assert find_format(open_table(file)) == "trl"
     first, second = records(file)
     assert first.prompt == [{"role": "user", "content": "x"}]
     assert (first.step, first.reward, second.reward) == (5, 1.5, 0.5)
     assert first.response == REPLY
-    assert records(file, ReadOptions(rewards=("format",)))[0].reward == 0.5
+    assert records(file, ReadOptions(rewards={"format": 1.0}))[0].reward == 0.5
     with pytest.raises(MooredError, match="no column 'acc'"):
-        records(file, ReadOptions(rewards=("acc",)))
+        records(file, ReadOptions(rewards={"acc": 1.0}))
 
 
 def test_own_rollouts_give_ids_spans_and_one_turn_of_each_episode(tmp_path):
@@ -132,7 +134,7 @@ def test_own_rollouts_give_ids_spans_and_one_turn_of_each_episode(tmp_path):
     file = tmp_path / "step_000004.parquet"
     group = Group(group_id=2, env="e", task_seed=0, trajectories=(trajectory,))
     write_groups(file, [group], step=4, kept=[True])
-    assert find_reader(file) == "moored"
+    assert find_format(open_table(file)) == "moored"
     (record,) = records(file)
     assert (record.step, record.group, record.reward, record.think) == (4, "2", 1.0, (1, 2))
     assert np.array_equal(record.response, [9, 3, 8])
@@ -144,7 +146,7 @@ def test_a_torn_last_line_is_marked_and_a_broken_one_is_named(tmp_path):
     good = json.dumps({"prompt": "x", "response": "y"})
     file = tmp_path / "a.jsonl"
     file.write_text(f"{good}\n{good[:9]}\n{good}\n{good[:9]}")
-    bad = [row for row in read_rows(file, OPTIONS) if isinstance(row, BadRow)]
+    bad = [row for row in read_records(file, OPTIONS) if isinstance(row, BadRow)]
     assert [row.is_torn for row in bad] == [False, True]
     assert "line 2" in bad[0].where and "not JSON" in bad[0].why
 
@@ -153,11 +155,14 @@ def test_a_torn_last_line_is_marked_and_a_broken_one_is_named(tmp_path):
     ("row", "why"),
     [
         ({"prompt": "x"}, "has no 'response'"),
-        ({"prompt": 3, "response": "y"}, "no text, no messages and no token ids"),
-        ({"prompt": "x", "response": "y", "step": "soon"}, "'step' = 'soon', which is no number"),
-        ({"prompt": "x", "response": "y", "step": 1.5}, "1.5, which is no whole number"),
-        ({"prompt": [1 << 63], "response": "y"}, "no text, no messages and no token ids"),
-        ({"prompt": "x", "response": "y", "reward": "high"}, "no number"),
+        ({"prompt": 3, "response": "y"}, "not text, messages or token ids"),
+        (
+            {"prompt": "x", "response": "y", "step": "soon"},
+            "'step' = 'soon', which is not",
+        ),
+        ({"prompt": "x", "response": "y", "step": 1.5}, "1.5, which is not a whole number"),
+        ({"prompt": [1 << 63], "response": "y"}, "not text, messages or token ids"),
+        ({"prompt": "x", "response": "y", "reward": "high"}, "not a number"),
         ({"prompt": "x", "response": "yy", "think_start": 1, "think_end": 9}, "0 to 2"),
         ({"prompt": [{"role": "user", "content": [{"type": "image"}]}], "response": "y"}, "images"),
         ({"prompt": "x", "response": [{"role": "user", "content": "y"}]}, "no assistant message"),
@@ -165,15 +170,15 @@ def test_a_torn_last_line_is_marked_and_a_broken_one_is_named(tmp_path):
     ],
 )
 def test_a_row_that_cannot_be_used_says_why(tmp_path, row, why):
-    good = {"prompt": "x", "response": "y"}
-    *_, bad = read_rows(lines(tmp_path / "a.jsonl", good, row), OPTIONS)
+    good = {"prompt": "x", "response": "y", "reward": 1}
+    *_, bad = read_records(lines(tmp_path / "a.jsonl", good, row), OPTIONS)
     assert isinstance(bad, BadRow) and why in bad.why and "line 2" in bad.where
 
 
 def test_files_that_are_no_rollouts_are_refused(tmp_path):
     def refusal(file, reader=None) -> str:
         with pytest.raises(MooredError) as error:
-            list(read_rows(file, OPTIONS, reader))
+            list(read_records(file, ReadOptions(reader=reader)))
         return str(error.value)
 
     empty = tmp_path / "empty.jsonl"
@@ -187,14 +192,14 @@ def test_files_that_are_no_rollouts_are_refused(tmp_path):
         lines(tmp_path / "b.jsonl", {"question": "x", "answer": "y"})
     )
     table = tmp_path / "a.csv"
-    table.write_text("prompt,response\nx,y\n")
-    assert "neither Parquet nor JSON lines" in refusal(table)
+    table.write_text("prompt,answer\nx,y\n")
+    assert "prompt, answer, but needs" in refusal(table)
     good = lines(tmp_path / "c.jsonl", {"prompt": "x", "response": "y"})
-    assert "reads Parquet" in refusal(good, "trl")
-    assert "did you mean 'jsonl'" in refusal(good, "jsnl")
+    assert "needs prompt, and completion" in refusal(good, "trl")
+    assert "no column 'schema'" in refusal(good, "moored")
+    assert "did you mean 'plain'" in refusal(good, "plan")
     other = parquet(tmp_path / "d.parquet", {"a": [1]})
-    assert "needs prompt and completion" in refusal(other)
-    assert "no column 'prompt'" in refusal(other, "trl")
+    assert "holds a, but needs prompt or input, and response" in refusal(other)
     torn = tmp_path / "e.parquet"
     torn.write_bytes(other.read_bytes()[:100])
     assert "is it whole?" in refusal(torn)
@@ -203,7 +208,7 @@ def test_files_that_are_no_rollouts_are_refused(tmp_path):
 def test_a_first_line_that_is_broken_does_not_hide_the_format(tmp_path):
     file = tmp_path / "a.jsonl"
     file.write_text('{"prompt":\n{"prompt": "x", "response": "y"}\n')
-    bad, good = read_rows(file, OPTIONS)
+    bad, good = read_records(file, OPTIONS)
     assert isinstance(bad, BadRow) and not bad.is_torn and isinstance(good, Record)
 
 
@@ -212,13 +217,64 @@ def test_reading_drawing_and_showing_need_no_torch(tmp_path):
     code = f"""
 import sys
 sys.modules["torch"] = sys.modules["transformers"] = None
-import moored.cli.main, moored.analysis.table, moored.engine.endpoint.scorer
+import moored.cli.main, moored.analysis.findings, moored.engine.endpoint.scorer
 from pathlib import Path
-from moored.files.readers import read_rows
+from moored.files.formats import read_records
 from moored.files.records import ReadOptions
 from moored.analysis.sample import draw
-rows = read_rows(Path({str(file)!r}), ReadOptions())
+rows = read_records(Path({str(file)!r}), ReadOptions())
 print(draw(rows, num_prompts=2, num_pairs=2).steps[0].num_rows)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "1\n"
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
+@pytest.mark.parametrize("names", [("prompt", "response"), ("prompt", "completion")])
+def test_plain_columns_are_read_from_every_kind_of_file(tmp_path, kind, names):
+    prompt, response = names
+    row = {prompt: "x", response: REPLY, "step": 3, "group_id": "g", "score": 0.5}
+    file = tmp_path / f"a.{kind}"
+    if kind == "jsonl":
+        lines(file, row)
+    elif kind == "csv":
+        file.write_text(f"{','.join(row)}\n{','.join(map(str, row.values()))}\n")
+    else:
+        parquet(file, {name: [value] for name, value in row.items()})
+    assert find_format(open_table(file)) == "plain"
+    (record,) = records(file)
+    assert (record.prompt, record.response, record.think) == ("x", REPLY, (7, 12))
+    assert (record.step, record.group, record.reward) == (3, "g", 0.5)
+
+
+def test_spans_of_a_csv_are_numbers_too(tmp_path):
+    file = tmp_path / "a.csv"
+    file.write_text("prompt,response,think_start,think_end\nx,go up,3,5\n")
+    assert records(file)[0].think == (3, 5)
+
+
+def test_rewards_are_weighted_and_groups_named_alike_for_replies_and_rewards(tmp_path):
+    row = {"prompt": "x", "response": "y", "uid": 4, "acc": 1, "style": 0.5, "reward": 9}
+    file = lines(tmp_path / "a.jsonl", row)
+    options = ReadOptions(rewards={"acc": 2.0, "style": 1.0}, group="uid")
+    for only_rewards in (False, True):
+        (record,) = records(file, replace(options, only_rewards=only_rewards))
+        assert (record.reward, record.group) == (2.5, "4")
+
+
+def test_only_rewards_needs_no_reply_and_passes_images_by(tmp_path):
+    picture = [{"role": "user", "content": [{"type": "image"}]}]
+    file = lines(tmp_path / "a.jsonl", {"prompt": picture, "reward": 1, "success": True})
+    (record,) = records(file, ReadOptions(only_rewards=True))
+    assert (record.prompt, record.response, record.success) == (picture, None, 1.0)
+
+
+def test_a_format_of_ones_own_is_named_by_module_and_attribute(tmp_path, monkeypatch):
+    (tmp_path / "my_format.py").write_text(
+        "from moored.files.formats import ColumnFormat\n"
+        "MINE = ColumnFormat(prompt=('q',), response=('a',), group=(), reward=('points',))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    file = lines(tmp_path / "a.jsonl", {"q": "x", "a": REPLY, "points": 3})
+    (record,) = records(file, reader="my_format:MINE")
+    assert (record.prompt, record.reward) == ("x", 3.0)

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from moored.analysis.rewards import RewardGroups, read_rewards
 from moored.errors import MooredError
-from moored.files.rewards import RewardGroups, read_rewards
+from moored.files.records import ReadOptions
 
 # Two prompts, two rollouts each, not in one piece.
 ROWS = [
@@ -96,7 +97,7 @@ def test_several_trl_rewards_must_be_named_and_are_added_up(tmp_path):
     file = write_parquet(tmp_path / "c.parquet", rows)
     with pytest.raises(MooredError, match="--reward accuracy --reward format --reward length"):
         read_rewards([file])
-    batch = read_rewards([file], reward={"accuracy": 2.0, "format": 1.0})
+    batch = read_rewards([file], ReadOptions(rewards={"accuracy": 2.0, "format": 1.0}))
     # A reward function that does not apply adds nothing; none at all is a missing reward.
     assert batch.rewards[:2].tolist() == [2.5, 0.5]
     assert math.isnan(batch.rewards[2])
@@ -185,9 +186,9 @@ def test_rewards_that_were_float32_keep_its_rounding(tmp_path):
 
 def test_a_group_column_can_be_named(tmp_path):
     file = write_lines(tmp_path / "a.jsonl", renamed(prompt="uid"))
-    assert read_rewards([file], group="uid").group_of.tolist() == [0, 1, 0, 1]
+    assert read_rewards([file], ReadOptions(group="uid")).group_of.tolist() == [0, 1, 0, 1]
     with pytest.raises(MooredError, match="did you mean 'uid'"):
-        read_rewards([file], group="uidd")
+        read_rewards([file], ReadOptions(group="uidd"))
 
 
 def test_a_last_line_that_was_cut_is_left_out_and_said(tmp_path):
@@ -209,24 +210,27 @@ def test_progress_is_told_in_trajectories(tmp_path):
     [
         ("", "is empty"),
         (" \n\n", "is empty"),
-        ('[{"reward": 1}]', "one object a line"),
+        ('[{"reward": 1}]', "one object on each line"),
         (
             '{"prompt": "a", "reward": 1}\n{"prompt": "a", "rew\n{"a": 1}\n',
-            "line 2 is not JSON.*; mend it",
+            "line 2 is not JSON.*; correct it",
         ),
         ('{"prompt": "a", "rew', "line 1 is not JSON"),
         ('{"prompt": "a", "reward": 1}\n3\n', "line 2 is not a JSON object: 3"),
-        ('{"prompt": "a", "rewrd": 1}', "no column reward or score; it has prompt or rewrd"),
+        ('{"prompt": "a", "rewrd": 1}', "no column reward or score; it has prompt, rewrd"),
         ('{"text": "a", "reward": 1}', "neither group or group_id nor prompt or input"),
         ('{"prompt": "a", "reward": 1}\n{"prompt": "a"}', "line 2 has no 'reward'"),
-        ('{"prompt": "a", "reward": "good"}', "line 1 has 'reward' = 'good', which is no number"),
+        (
+            '{"prompt": "a", "reward": "good"}',
+            "line 1 has 'reward' = 'good', which is not",
+        ),
         ('{"prompt": "", "reward": 1}', "line 1 has no 'prompt', so its group is unknown"),
         ('{"prompt": "a", "step": null, "reward": 1}', "line 1 has no 'step'"),
-        ('{"prompt": "a", "step": 0.5, "reward": 1}', "'step' = 0.5, which is no whole number"),
-        ('{"prompt": "a", "reward": 1' + 400 * "0" + "}", "which is no number"),
+        ('{"prompt": "a", "step": 0.5, "reward": 1}', "'step' = 0.5, which is not a whole number"),
+        ('{"prompt": "a", "reward": 1' + 400 * "0" + "}", "which is not a number"),
         ('{"prompt": "a", "reward": NaN}\n{"prompt": "a", "reward": null}', "none of the 2"),
         ("group,reward\n", "holds no rows"),
-        ("group,reward\na,1\nb\n", "line 3 has 1 fields instead of 2; mend it"),
+        ("group,reward\na,1\nb\n", "line 3 has 1 fields instead of 2; correct it"),
         ("hello\nworld\n", "no column reward or score; it has hello"),
         ("PAR1 cut short", "cannot read"),
     ],
@@ -255,3 +259,12 @@ def test_a_folder_is_read_file_by_file_in_the_order_of_steps(tmp_path):
     batch = read_rewards([tmp_path])
     assert batch.rewards.tolist() == [9, 10, 11]
     assert batch.group_of.tolist() == [0, 1, 2]
+
+
+def test_bad_rows_are_counted_when_they_may_be_skipped(tmp_path):
+    file = write_lines(tmp_path / "a.jsonl", [*ROWS, {"prompt": "1+1?"}])
+    with pytest.raises(MooredError, match=r"line 5 has no 'reward'.*--skip-bad"):
+        read_rewards([file])
+    batch = read_rewards([file], skip_bad=True)
+    assert_is_rows(batch)
+    assert batch.notes == ("1 rows cannot be used and are left out",)
