@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -81,8 +82,7 @@ def _free_folder(presets: Sequence[str]) -> Path:
 class _StopRequest:
     """True after the first Ctrl-C or SIGTERM; the second raises KeyboardInterrupt."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self) -> None:
         self._before: dict[int, object] = {}
         self.is_made = False
 
@@ -98,7 +98,8 @@ class _StopRequest:
         if self.is_made:
             raise KeyboardInterrupt
         self.is_made = True
-        self._say("stopping after this step; press Ctrl-C again to stop at once")
+        # Not through a console or stream: the signal may have come in the middle of its printing.
+        os.write(2, b"\nstopping after this step; press Ctrl-C again to stop at once\n")
 
 
 def _run_loop(run: Run) -> None:
@@ -111,7 +112,7 @@ def _run_loop(run: Run) -> None:
     tables = []
     with ExitStack() as stack:
         stack.callback(run.close)
-        stop = stack.enter_context(_StopRequest(console.print))
+        stop = stack.enter_context(_StopRequest())
         bar = StepProgress(console, run.config.num_steps, run.next_step - 1)
         watchers = [stack.enter_context(bar).show]
         if run.config.profile:

@@ -23,7 +23,6 @@ def steps() -> dict[str, Any]:
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=300,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT "))

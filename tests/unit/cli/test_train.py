@@ -52,14 +52,14 @@ def test_a_mistake_is_one_line_and_does_not_wait_for_torch(tmp_path, words, mess
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_asks_to_stop_and_the_second_stops_at_once(number):
-    said: list[str] = []
+def test_the_first_signal_asks_to_stop_and_the_second_stops_at_once(number, capfd):
     before = signal.getsignal(number)
-    with _StopRequest(said.append) as stop:
+    with _StopRequest() as stop:
         assert not stop.is_made
         os.kill(os.getpid(), number)
         assert stop.is_made
-        assert said == ["stopping after this step; press Ctrl-C again to stop at once"]
+        said = "\nstopping after this step; press Ctrl-C again to stop at once\n"
+        assert capfd.readouterr().err == said
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), number)
     assert signal.getsignal(number) is before

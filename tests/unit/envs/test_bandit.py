@@ -197,7 +197,7 @@ def test_an_answer_that_is_not_one_arm_is_malformed_and_ends_the_game(answer: st
     arms = arms_of(env, 0)
     began = time.process_time()
     result = env.step(format_reply("", answer.format(*arms)))
-    assert time.process_time() - began < 0.05
+    assert time.process_time() - began < 1.0
     assert (result.reward, result.terminated, result.is_valid, result.success) == (
         -0.5,
         True,

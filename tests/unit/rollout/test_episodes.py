@@ -449,7 +449,7 @@ def test_without_a_pool_environments_are_closed_and_a_failing_close_loses_nothin
 
 
 def test_workers_step_environments_at_the_same_time(renderer):
-    barrier = threading.Barrier(2, timeout=10)
+    barrier = threading.Barrier(2, timeout=60)
 
     class Meeting(Walk):
         def step(self, reply: str) -> StepResult:

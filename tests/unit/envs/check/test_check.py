@@ -7,7 +7,6 @@ import random
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -392,9 +391,7 @@ BOMB = "step('<think></think><answer>9**9**9</answer>') of task "
 def test_hangs_exits_and_crashes_are_reported_with_the_call(
     name: str, only: list[str], rule: str, call: str, end: str
 ) -> None:
-    began = time.monotonic()
     report = check_env(f"broken_envs:{name}", num_tasks=4, only=only, call_limit_s=2.0)
-    assert time.monotonic() - began < 30.0
     assert [check.name for check in report.checks] == only
     assert [check.name for check in report.failed] == [rule]
     assert report.failed[0].detail.startswith(call)

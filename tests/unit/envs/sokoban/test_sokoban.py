@@ -157,7 +157,7 @@ def test_malformed_reply_costs_the_penalty_and_moves_nothing(reply):
     env.reset(0)
     start = time.process_time()
     result = env.step(reply)
-    assert time.process_time() - start < 0.05
+    assert time.process_time() - start < 1.0
     assert (result.reward, result.is_valid, result.is_over) == (-0.1, False, False)
     assert board(env) == ONE_BOX
 
