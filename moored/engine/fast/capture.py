@@ -1,10 +1,11 @@
-"""Recording work as a CUDA graph."""
+"""Recording work as a CUDA graph, and copies that the host does not wait for."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 T = TypeVar("T")
@@ -26,3 +27,34 @@ def capture(compute: Callable[[], T], pool: Any) -> tuple[torch.cuda.CUDAGraph, 
     with torch.cuda.graph(graph, pool=pool):
         found = compute()
     return graph, found
+
+
+def pinned(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    """Where a copy to the device does not wait; torch keeps the memory until it was read."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory() if device.type == "cuda" else tensor
+
+
+def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    """Copy to the device without waiting."""
+    return pinned(array, device).to(device, non_blocking=True)
+
+
+class Fetch:
+    """A copy to the host, enqueued behind the work of the present stream."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._done = None
+        if tensor.is_cuda:
+            self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._host.copy_(tensor, non_blocking=True)
+            self._done = torch.cuda.Event()
+            self._done.record()
+        else:
+            self._host = tensor.clone()
+
+    def wait(self) -> np.ndarray:
+        """What was copied, once it is there; a view of pinned memory, to be copied or dropped."""
+        if self._done is not None:
+            self._done.synchronize()
+        return self._host.numpy()

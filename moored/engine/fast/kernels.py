@@ -325,6 +325,7 @@ def _draw(
     logits,
     inverse_temperature,
     stops,
+    max_tokens,
     seeds,
     requests,
     tokens,
@@ -387,25 +388,29 @@ def _draw(
         tl.store(cells + row, tl.load(cells + row) + 1)
         stop_ids = tl.load(stops + tl.arange(0, NUM_STOPS))
         is_stop = tl.max((stop_ids == token).to(tl.int32))
-        tl.store(running + row, 1 - is_stop)
+        has_room = (count + 1 < tl.load(max_tokens)).to(tl.int32)
+        tl.store(running + row, (1 - is_stop) * has_room)
 
 
 def draw(
     logits: torch.Tensor,
     inverse_temperature: torch.Tensor,
     stops: torch.Tensor,
+    max_tokens: torch.Tensor,
     state: tuple[torch.Tensor, ...],
     outputs: tuple[torch.Tensor, torch.Tensor],
 ) -> None:
     """Draw the next token of every running row by inverting its distribution function.
 
-    `state`: (R,) seeds, requests, tokens, cells, counts, running; the last four are updated.
+    `state`: (R,) seeds, requests, tokens, cells, counts, running; the last four are updated. A row
+    stops at one of `stops` (MAX_STOPS,) and after `max_tokens` (1,) tokens.
     """
     rows, vocabulary = logits.shape
     _draw[(rows,)](
         logits,
         inverse_temperature,
         stops,
+        max_tokens,
         *state,
         *outputs,
         vocabulary,

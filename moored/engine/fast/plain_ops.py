@@ -278,12 +278,14 @@ def draw(
     logits: torch.Tensor,
     inverse_temperature: torch.Tensor,
     stops: torch.Tensor,
+    max_tokens: torch.Tensor,
     state: tuple[torch.Tensor, ...],
     outputs: tuple[torch.Tensor, torch.Tensor],
 ) -> None:
     """Draw the next token of every running row by inverting its distribution function.
 
-    `state`: (R,) seeds, requests, tokens, cells, counts, running; the last four are updated.
+    `state`: (R,) seeds, requests, tokens, cells, counts, running; the last four are updated. A row
+    stops at one of `stops` (MAX_STOPS,) and after `max_tokens` (1,) tokens.
     """
     seeds, requests, tokens, cells, counts, running = state
     beta = float(inverse_temperature)
@@ -304,4 +306,4 @@ def draw(
     tokens[live] = drawn[live, 0].to(tokens.dtype)
     counts += running
     cells += running
-    running *= ~torch.isin(drawn[:, 0], stops)
+    running *= ~torch.isin(drawn[:, 0], stops) & (counts < max_tokens)

@@ -1,4 +1,4 @@
-"""Who owns which slot of the cache: episodes, and prompts that several episodes share.
+"""Which slot of the cache belongs to whom: episodes, and prompts that several episodes share.
 
 Plain bookkeeping; `SlotSampler` moves the tensors.
 """
@@ -6,7 +6,7 @@ Plain bookkeeping; `SlotSampler` moves the tensors.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +27,8 @@ class Session:
     prefix_length: int
     ids: np.ndarray
     """All tokens that are held, those of the prefix included."""
+    is_writing: bool = False
+    """True while a stream writes its reply: its slot cannot be given to others."""
 
     @property
     def num_held(self) -> int:
@@ -84,7 +86,7 @@ class Slots:
         keys = {r.session: r.prompt.key for r in requests if r.session not in known}
         self.end(keys)
         here = known | keys.keys()
-        others = [session for session in self.sessions if session not in here]
+        others = [key for key, s in self.sessions.items() if key not in here and not s.is_writing]
         self.end(others[: max(0, len(keys) - len(self._free))])
         sharers = Counter(keys.values())
         jobs: list[Job] = []
@@ -151,3 +153,15 @@ class Slots:
         if session is None or len(session.ids) >= len(request.prompt.ids):
             return False
         return np.array_equal(request.prompt.ids[: len(session.ids)], session.ids)
+
+
+def split_jobs(jobs: Sequence[Job], max_tokens: int, is_padded: bool) -> Iterator[Sequence[Job]]:
+    """Jobs in order, at most `max_tokens` at a time, perhaps with padding (one job at least)."""
+    start, used = 0, 0
+    for stop, job in enumerate(jobs):
+        size = len(job.ids)
+        used = size * (stop - start + 1) if is_padded else used + size
+        if stop > start and used > max_tokens:
+            yield jobs[start:stop]
+            start, used = stop, size
+    yield jobs[start:]

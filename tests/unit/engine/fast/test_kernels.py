@@ -120,6 +120,7 @@ def test_draws_equal_plain_torch(vocabulary, beta):
         (rows % 4 != 1).int(),
     )
     stops = torch.arange(MAX_STOPS, dtype=torch.int32)
+    max_tokens = torch.tensor([3], dtype=torch.int32)  # rows with two tokens so far stop
     found = []
     for ops, device in ((plain_ops, "cpu"), (kernels, DEVICE)):
         own = tuple(tensor.clone().to(device) for tensor in state)
@@ -127,7 +128,8 @@ def test_draws_equal_plain_torch(vocabulary, beta):
             torch.zeros(num_rows, 8, dtype=torch.int32, device=device),
             torch.zeros(num_rows, 8, device=device),
         )
-        ops.draw(logits.to(device), torch.tensor([beta], device=device), stops.to(device), own, out)
+        limits = torch.tensor([beta], device=device), stops.to(device), max_tokens.to(device)
+        ops.draw(logits.to(device), *limits, own, out)
         found.append([tensor.cpu() for tensor in (*own, *out)])
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(theirs, ours, atol=1e-5, rtol=1e-5)

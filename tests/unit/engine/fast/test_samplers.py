@@ -10,8 +10,8 @@ import torch
 import transformers
 
 from moored.engine.base import Request, SamplingParams
-from moored.engine.fast import sampler as slot_sampler
-from moored.engine.fast.decoder import can_decode
+from moored.engine.fast import lockstep
+from moored.engine.fast.decoder import Decoder, can_decode
 from moored.engine.fast.plain_ops import uniforms
 from moored.engine.fast.sampler import SlotSampler
 from moored.engine.local.sampler import LocalSampler
@@ -127,7 +127,7 @@ def test_slots_of_ended_episodes_are_used_again_and_others_keep_theirs():
         expected = plain_logprobs(model, prompt, completion.token_ids)
         np.testing.assert_allclose(completion.logprobs, expected, atol=1e-4)
     sampler.end_sessions(range(20))
-    assert sampler._slots.num_free == (24, 6)
+    assert sampler.slots.num_free == (24, 6)
 
 
 def test_more_requests_than_slots_take_turns(monkeypatch):
@@ -163,14 +163,14 @@ def test_prompts_longer_than_expected_make_the_cache_grow():
 
 def test_one_long_prompt_among_short_ones_is_computed_apart(monkeypatch):
     widths = []
-    forward = slot_sampler.Decoder.forward
+    forward = Decoder.forward
 
     def watched(self, cache, ids, rows):
         widths.append(len(rows.slots) * rows.max_count)
         return forward(self, cache, ids, rows)
 
-    monkeypatch.setattr(slot_sampler.Decoder, "forward", watched)
-    monkeypatch.setitem(slot_sampler.PREFILL_TOKENS, "cpu", 300)
+    monkeypatch.setattr(Decoder, "forward", watched)
+    monkeypatch.setattr(lockstep, "PREFILL_TOKENS", 300)
     lengths = [200, *range(3, 23)]
     rng, model = np.random.default_rng(0), tiny_model()
     requests = [
@@ -187,7 +187,7 @@ def test_one_long_prompt_among_short_ones_is_computed_apart(monkeypatch):
 def test_prefill_in_small_pieces_changes_nothing(monkeypatch):
     model = tiny_model()
     whole = dialogues(SAMPLERS["slots"](model))
-    monkeypatch.setitem(slot_sampler.PREFILL_TOKENS, "cpu", 10)
+    monkeypatch.setattr(lockstep, "PREFILL_TOKENS", 10)
     for (_, a), (_, b) in zip(whole, dialogues(SAMPLERS["slots"](model)), strict=True):
         np.testing.assert_array_equal(a.token_ids, b.token_ids)
 

@@ -1,0 +1,276 @@
+"""Continuous batching: the same replies as in lockstep, in whatever order requests arrive.
+
+On a CPU the stream runs the plain operations; the same tests run on a GPU where there is one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from moored.engine.base import Request, SamplingParams, write_replies
+from moored.engine.fast import stream as slot_stream
+from moored.engine.fast.sampler import SlotSampler
+from moored.errors import MooredError
+from moored.types import Completion, FinishReason, Prompt
+
+VOCABULARY = 64
+STOPS = (1, 2)
+PARAMS = SamplingParams(max_tokens=20, stop_ids=STOPS)
+GPU = pytest.param(
+    "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+)
+
+
+@pytest.fixture(scope="module", params=["cpu", GPU])
+def model(request):
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=96,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+    )
+    made = transformers.AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():  # far from a fresh model, so that mistakes show
+        for parameter in made.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.08).mul_(2.0)
+    return made.eval().to(request.param)
+
+
+def make_sampler(model, streams: bool = True, max_context: int = 256) -> SlotSampler:
+    return SlotSampler(model, dtype=torch.float32, max_context=max_context, streams=streams)
+
+
+def first_prompts(num: int) -> list[Prompt]:
+    """A shared prompt, and several of their own."""
+    rng = np.random.default_rng(0)
+    shared = rng.integers(3, VOCABULARY, size=9)
+    own = [rng.integers(3, VOCABULARY, size=5 + i) for i in range(num)]
+    return [Prompt(own[i] if i % 4 == 1 else shared) for i in range(num)]
+
+
+def next_prompt(request: Request, completion: Completion) -> Prompt:
+    """A few tokens of an observation that depends on nothing but the session and the turn."""
+    seed = [request.session, len(request.prompt.ids)]
+    seen = np.random.default_rng(seed).integers(3, VOCABULARY, size=1 + seed[1] % 5)
+    return Prompt(np.concatenate([request.prompt.ids, completion.token_ids, seen]))
+
+
+def in_lockstep(sampler, num: int, turns: int, params=PARAMS) -> dict[tuple[int, int], Completion]:
+    """(session, turn) -> reply, all sessions together."""
+    prompts, found = dict(enumerate(first_prompts(num))), {}
+    for turn in range(turns):
+        requests = [Request(session=s, prompt=p, seed=100 * turn + s) for s, p in prompts.items()]
+        for request, completion in zip(requests, sampler.generate(requests, params), strict=True):
+            found[request.session, turn] = completion
+            prompts[request.session] = next_prompt(request, completion)
+    return found
+
+
+def as_stream(sampler, num: int, turns: int, params=PARAMS, held_back=()):
+    """The same over a stream: a session goes on at once; `held_back` ones begin one by one."""
+    stream = sampler.stream(params)
+    requests = {s: Request(session=s, prompt=p, seed=s) for s, p in enumerate(first_prompts(num))}
+    turn_of, found, late = dict.fromkeys(requests, 0), {}, list(held_back)
+    for session, request in requests.items():
+        if session not in late:
+            stream.submit(request)
+    while len(found) < num * turns:
+        if late:
+            stream.submit(requests[late.pop()])
+        for session, completion in stream.poll():
+            turn = turn_of[session]
+            found[session, turn] = completion
+            turn_of[session] = turn + 1
+            if turn + 1 < turns:
+                prompt = next_prompt(requests[session], completion)
+                requests[session] = Request(
+                    session=session, prompt=prompt, seed=100 * (turn + 1) + session
+                )
+                stream.submit(requests[session])
+    assert stream.poll() == []
+    stream.close()
+    return found
+
+
+def assert_same(ours: dict, theirs: dict) -> None:
+    assert ours.keys() == theirs.keys()
+    for key, reply in ours.items():
+        np.testing.assert_array_equal(reply.token_ids, theirs[key].token_ids)
+        np.testing.assert_allclose(reply.logprobs, theirs[key].logprobs, rtol=1e-5, atol=1e-5)
+        assert reply.finish_reason is theirs[key].finish_reason
+
+
+@pytest.mark.parametrize("held_back", [(), (3, 7, 1, 11, 0), tuple(range(12))], ids=len)
+def test_replies_equal_those_in_lockstep_in_any_order_of_arrival(model, held_back):
+    expected = in_lockstep(make_sampler(model), 12, turns=3)
+    assert len({len(reply.token_ids) for reply in expected.values()}) > 3
+    assert_same(as_stream(make_sampler(model), 12, 3, held_back=held_back), expected)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.6])
+def test_temperature_is_that_of_the_stream(model, temperature):
+    params = SamplingParams(max_tokens=20, temperature=temperature, stop_ids=STOPS)
+    expected = in_lockstep(make_sampler(model), 6, 2, params)
+    sampler = make_sampler(model)
+    as_stream(sampler, 6, 2)
+    assert_same(as_stream(sampler, 6, 2, params), expected)
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 8, 9, 10])
+def test_a_reply_ends_after_max_tokens(model, max_tokens):
+    params = SamplingParams(max_tokens=max_tokens)
+    found = as_stream(make_sampler(model), 5, 2, params)
+    assert {len(reply.token_ids) for reply in found.values()} == {max_tokens}
+    assert {reply.finish_reason for reply in found.values()} == {FinishReason.LENGTH}
+    assert_same(found, in_lockstep(make_sampler(model), 5, 2, params))
+
+
+def test_more_requests_than_slots_wait_for_their_turn(model, monkeypatch):
+    expected = in_lockstep(make_sampler(model), 12, turns=3)
+    sampler = make_sampler(model)
+    monkeypatch.setattr(sampler, "_max_rows", lambda *_: 5)
+    assert_same(as_stream(sampler, 12, 3), expected)
+    assert sampler.slots.num_rows == 5
+
+
+def test_rows_move_together_when_most_have_ended(model, monkeypatch):
+    sampler = make_sampler(model)
+    prompts = first_prompts(40)
+    requests = [Request(session=s, prompt=p, seed=s) for s, p in enumerate(prompts)]
+    params = SamplingParams(max_tokens=60, stop_ids=STOPS)
+    expected = make_sampler(model).generate(requests, params)
+    stream = sampler.stream(params)
+    for request in requests:
+        stream.submit(request)
+    found = dict(stream.poll())
+    orders, order = [], sampler.state.order
+
+    def watched(rows, num_live):
+        orders.append(num_live)
+        order(rows, num_live)
+
+    monkeypatch.setattr(sampler.state, "order", watched)
+    while len(found) < 40:
+        found.update(stream.poll())
+    assert orders
+    assert_same(found, dict(enumerate(expected)))
+
+
+def test_prompts_are_computed_in_parts_where_they_are_many(model, monkeypatch):
+    expected = in_lockstep(make_sampler(model), 9, turns=2)
+    monkeypatch.setattr(slot_stream, "PREFILL_TOKENS", 20)
+    assert_same(as_stream(make_sampler(model), 9, 2), expected)
+
+
+def test_slots_made_anew_for_a_longer_prompt_lose_no_reply(model):
+    long = Prompt(np.random.default_rng(5).integers(3, VOCABULARY, size=100))
+    short = [Request(session=s, prompt=p, seed=s) for s, p in enumerate(first_prompts(6))]
+    late = Request(session=9, prompt=long, seed=9)
+    params = SamplingParams(max_tokens=20)
+    expected = make_sampler(model).generate([*short, late], params)
+    sampler = make_sampler(model, max_context=48)
+    stream = sampler.stream(params)
+    for request in short:
+        stream.submit(request)
+    assert stream.poll(wait_s=0.0) == []
+    stream.submit(late)
+    found = {}
+    while len(found) < 7:
+        found.update(stream.poll())
+    assert_same(found, {r.session: c for r, c in zip([*short, late], expected, strict=True)})
+
+
+def test_a_shared_first_prompt_is_computed_once(model, monkeypatch):
+    computed = []
+    sampler = make_sampler(model)
+    forward = sampler.decoder.forward
+    monkeypatch.setattr(
+        sampler.decoder,
+        "forward",
+        lambda cache, ids, rows: (computed.append(rows.counts.tolist()), forward(cache, ids, rows))[
+            1
+        ],
+    )
+    prompt = Prompt(np.arange(3, 23))
+    requests = [Request(session=s, prompt=prompt, seed=s) for s in range(16)]
+    write_replies(sampler, requests, SamplingParams(max_tokens=1))
+    (counts,) = computed
+    assert sorted(counts, reverse=True)[:2] == [20, 1]  # the rest is padding
+
+
+def test_a_closed_stream_forgets_its_sessions_and_what_was_under_way(model):
+    sampler = make_sampler(model)
+    stream = sampler.stream(SamplingParams(max_tokens=40))
+    for session, prompt in enumerate(first_prompts(10)):
+        stream.submit(Request(session=session, prompt=prompt, seed=session))
+    assert stream.poll(wait_s=0.0) == []
+    stream.close()
+    assert sampler.slots.num_free == (12, 3) and stream.poll() == []
+    assert_same(as_stream(sampler, 10, 2), in_lockstep(make_sampler(model), 10, 2))
+    assert sampler.slots.num_free == (12, 3)
+
+
+def test_new_weights_are_used_from_the_next_reply_on_and_sessions_are_dropped(model):
+    sampler, other = make_sampler(model), make_sampler(model)
+    stream = sampler.stream(PARAMS)
+    request = Request(session=0, prompt=first_prompts(1)[0], seed=0)
+    stream.submit(request)
+    ((_, reply),) = stream.poll()
+    other_weights = {name: tensor * 0.9 for name, tensor in model.state_dict().items()}
+    sampler.load_weights(other_weights.items(), 3)
+    other.load_weights(other_weights.items(), 3)
+    again = Request(session=0, prompt=next_prompt(request, reply), seed=1)
+    stream.submit(again)
+    with pytest.raises(MooredError, match="while replies are under way"):
+        sampler.load_weights(other_weights.items(), 4)
+    ((_, found),) = stream.poll()
+    (expected,) = other.generate([again], PARAMS)
+    assert found.policy_version == 3
+    assert_same({0: found}, {0: expected})
+
+
+def test_one_stream_writes_at_a_time(model):
+    sampler = make_sampler(model)
+    first, second = sampler.stream(PARAMS), sampler.stream(PARAMS)
+    prompt = first_prompts(1)[0]
+    first.submit(Request(session=0, prompt=prompt, seed=0))
+    first.poll(wait_s=0.0)
+    second.submit(Request(session=1, prompt=prompt, seed=0))
+    with pytest.raises(MooredError, match="another stream has replies under way"):
+        second.poll()
+    first.close()
+    assert [session for session, _ in second.poll()] == [1]
+
+
+def test_a_session_has_one_request_under_way_and_a_prompt_a_token(model):
+    stream = make_sampler(model).stream(PARAMS)
+    request = Request(session=0, prompt=first_prompts(1)[0], seed=0)
+    stream.submit(request)
+    with pytest.raises(MooredError, match="session 0 already has a request"):
+        stream.submit(request)
+    with pytest.raises(MooredError, match="at least one token"):
+        stream.submit(Request(session=1, prompt=Prompt(np.zeros(0, dtype=np.int64)), seed=0))
+
+
+def test_weights_that_are_not_finite_are_reported(model):
+    sampler = make_sampler(model)
+    broken = {name: tensor * torch.nan for name, tensor in model.state_dict().items()}
+    sampler.load_weights(broken.items(), 1)
+    request = Request(session=0, prompt=first_prompts(1)[0], seed=0)
+    with pytest.raises(MooredError, match="not finite"):
+        write_replies(sampler, [request], PARAMS)
+
+
+def test_a_sampler_without_streams_writes_in_lockstep(model):
+    assert make_sampler(model, streams=False).stream(PARAMS).is_lockstep
+    assert not make_sampler(model).stream(PARAMS).is_lockstep
+    default = SlotSampler(model, dtype=torch.float32, max_context=64)
+    assert default.stream(PARAMS).is_lockstep is (model.device.type == "cpu")
