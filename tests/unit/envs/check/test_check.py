@@ -20,14 +20,34 @@ from moored.reply import parse_reply
 PAGE = Path(__file__).parents[4] / "docs" / "write-your-own-environment.md"
 
 BROKEN = """
-import os, random, sys, time
-from dataclasses import replace
+import os, random, sys, threading, time
+from dataclasses import dataclass, replace
+from moored.envs import Resource
 from moored.reply import parse_reply
 from moored.types import Message
 from my_env import ReverseWord
 
 WORDS = {"anchor", "buoy", "cable", "dock", "eddy", "fender", "gale", "harbour", "inlet", "jetty"}
 
+
+LOG = []
+
+@dataclass
+class Logged(Resource):
+    def open(self):
+        LOG.append("open")
+        self.lock = threading.Lock()  # which cannot be pickled
+
+    def close(self):
+        LOG.append("close")
+
+class Logging(ReverseWord):
+    def resources(self):
+        return {"logged": Logged()}
+
+    def step(self, reply):
+        with self.logged.lock:
+            return super().step(reply)
 
 class NumericName(ReverseWord):
     name = 7
@@ -314,7 +334,7 @@ CAUGHT = [
 def modules(tmp_path_factory: pytest.TempPathFactory):
     """`my_env` holds the code of the documentation page, `broken_envs` ways to break it."""
     folder = tmp_path_factory.mktemp("user")
-    (folder / "my_env.py").write_text(documented_example())
+    (folder / "my_env.py").write_text("\n\n".join(documented_blocks()))
     (folder / "broken_envs.py").write_text(BROKEN)
     sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
@@ -324,11 +344,16 @@ def modules(tmp_path_factory: pytest.TempPathFactory):
         sys.modules.pop(name, None)
 
 
+def documented_blocks() -> list[str]:
+    """The Python code blocks of the page."""
+    text = PAGE.read_text(encoding="utf-8")
+    return re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+
+
 def documented_example() -> str:
-    """The Python code block of the page."""
-    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
-    assert len(blocks) == 1
-    return blocks[0]
+    """The first of them, a whole environment; the second adds a resource to it."""
+    example, _ = documented_blocks()
+    return example
 
 
 def status_of(report: CheckReport) -> dict[str, str]:
@@ -340,6 +365,29 @@ def test_the_documented_example_keeps_all_rules() -> None:
     report.raise_if_failed()
     assert set(status_of(report).values()) == {"passed"}
     assert list(status_of(report)) == list(RULES)
+
+
+def test_the_documented_resource_keeps_all_rules(tmp_path) -> None:
+    words = tmp_path / "words.txt"
+    rng = random.Random(0)
+    words.write_text(" ".join("".join(rng.choices("abcdef", k=8)) for _ in range(5000)))
+    report = check_env("my_env:ReverseListedWord", options={"path": str(words)})
+    report.raise_if_failed()
+    assert set(status_of(report).values()) == {"passed"}
+
+
+def test_a_resource_that_cannot_be_opened_is_an_error(tmp_path) -> None:
+    options = {"path": str(tmp_path / "missing.txt")}
+    with pytest.raises(EnvError, match="the resource 'word_list' could not be opened: FileNotFo"):
+        check_env("my_env:ReverseListedWord", options=options)
+
+
+def test_resources_are_opened_once_and_closed_for_a_check() -> None:
+    rules = [name for name in RULES if name != "processes"]  # those open one of their own
+    report = check_env(
+        "broken_envs:Logging", num_tasks=2, num_split_seeds=20, in_child=False, only=rules
+    )
+    assert report.ok and sys.modules["broken_envs"].LOG == ["open", "close"]
 
 
 def test_the_documentation_names_every_rule() -> None:
