@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
 
 import numpy as np
+from markupsafe import Markup, escape
 
 from moored.diagnostics.regimes import Regime
 
@@ -15,7 +15,7 @@ WIDTH, HEIGHT = 360, 220
 LEFT, RIGHT, TOP, BOTTOM = 46, 350, 14, 186
 """Where the frame of a chart lies."""
 SHADES = 9
-"""Colours of a heat map, classes h0 to h8; h4 is nought."""
+"""Colours of a heat map, classes h0 to h8; h4 is zero."""
 LETTER = 5.6
 """Width of a small letter."""
 
@@ -86,7 +86,7 @@ def line_chart(
     level: tuple[str, float] | None = None,
     mark: tuple[str, float] | None = None,
     joined: bool = True,
-) -> str:
+) -> Markup:
     """A curve with its intervals: a band where points are joined, else whiskers.
 
     `level` is a horizontal line and its name, `mark` a vertical one.
@@ -115,14 +115,14 @@ def line_chart(
     return _svg(label, drawn)
 
 
-def plane(looks: Sequence[Placed], cuts: Cuts | None) -> str:
+def plane(looks: Sequence[Placed], cuts: Cuts | None) -> Markup:
     """Looks in their order over H(Z|X) and MI, on the four regimes if the cuts are known."""
     entropies, mis = [look.entropy for look in looks], [look.mi for look in looks]
     x_axis = Axis(0.0, 1.1 * max(*entropies, 1.5 * cuts.entropy if cuts else 0.1), LEFT, RIGHT)
     top = max(*mis, 2 * cuts.mi if cuts else 0.05, 0.01)
     low = min(*mis, cuts.mi if cuts else 0.0, 0.0)
     y_axis = Axis(low - 0.2 * top, 1.12 * top, BOTTOM, TOP)
-    drawn = [_frame(x_axis, y_axis, "H(Z|X), nats a token", whole=False)]
+    drawn = [_frame(x_axis, y_axis, "H(Z|X), nats per token", whole=False)]
     if cuts is not None:
         drawn.append(_regimes(x_axis(cuts.entropy), y_axis(cuts.mi)))
     places = [(x_axis(look.entropy), y_axis(look.mi)) for look in looks]
@@ -137,10 +137,10 @@ def plane(looks: Sequence[Placed], cuts: Cuts | None) -> str:
     if len(looks) > 1:
         (x, y), (end_x, end_y) = places[0], places[-1]
         drawn += [_text(x, y - 9, "start", "middle"), _text(end_x, end_y + 17, "end", "middle")]
-    return _svg("MI over H(Z|X), one point a look", drawn)
+    return _svg("MI over H(Z|X), one point for each look", drawn)
 
 
-def heat_map(gain_MN: np.ndarray, columns_M: np.ndarray, limit: float, label: str) -> str:
+def heat_map(gain_MN: np.ndarray, columns_M: np.ndarray, limit: float, label: str) -> Markup:
     """Rows by the prompt that wrote them, prompts as columns; own cells have a frame."""
     order_M = np.argsort(columns_M, kind="stable")
     shown_MN, own_M = gain_MN[order_M], columns_M[order_M]
@@ -171,8 +171,8 @@ def heat_map(gain_MN: np.ndarray, columns_M: np.ndarray, limit: float, label: st
     return _svg(label, drawn, height=bottom + 6)
 
 
-def _svg(label: str, drawn: Iterable[str], height: float = HEIGHT) -> str:
-    return (
+def _svg(label: str, drawn: Iterable[str], height: float = HEIGHT) -> Markup:
+    return Markup(
         f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(label)}">'
         f"{''.join(drawn)}</svg>"
     )

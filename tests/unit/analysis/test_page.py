@@ -13,9 +13,15 @@ import pytest
 
 from moored.analysis.diagnosis import Closeup, Diagnosis, TurnLook, diagnose, make_plan
 from moored.analysis.encode import Encoder
-from moored.analysis.examples import CONTEXT, differing_parts, most_and_least_tied
 from moored.analysis.findings import METRICS
-from moored.analysis.page import check_can_write, render_page, write_page
+from moored.analysis.page import (
+    CONTEXT,
+    check_can_write,
+    differing_parts,
+    most_and_least_tied,
+    render_page,
+    write_page,
+)
 from moored.analysis.sample import draw
 from moored.analysis.scorers import Scorer
 from moored.analysis.svg import BOTTOM, LEFT, RIGHT, TOP, Axis, Cuts, Placed, heat_map, plane
