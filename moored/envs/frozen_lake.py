@@ -145,7 +145,7 @@ class FrozenLake(Game[Lake]):
         size: int = 4,
         frozen: float = 0.9,
         slip: float = 0.02,
-        map: Sequence[str] | None = None,
+        map: str | Sequence[str] | None = None,
         view: View = "grid",
         tile_px: int = 32,
         max_turns: int = 5,

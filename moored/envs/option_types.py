@@ -1,19 +1,23 @@
 """Does an option's value have the kind its annotation asks for?
 
-`fit_value` reads the annotations environments use (int, float, bool, str, Path, Literal, sequences,
-mappings, unions of these). Values come from a command line or YAML, so it is strict where a slip of
-the pen would pass silently: True is no number, and 2.5 is no count. What it does not know it lets
-through.
+pydantic judges, strictly: values come from a command line or YAML, where a slip would otherwise
+pass silently. A bool is not a number; 2.5 is not a count; text is not a number. A whole float is a
+count (8.0), an int is a number, and text is a path. An annotation that pydantic does not know takes
+every value.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
+import json
 import types
 from collections.abc import Callable, Mapping, Sequence
-from numbers import Integral, Real
+from numbers import Real
 from pathlib import Path
-from typing import Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 KINDS: dict[object, str] = {
     int: "a whole number",
@@ -24,6 +28,7 @@ KINDS: dict[object, str] = {
     type(None): "null",
 }
 PLURALS: dict[object, str] = {int: "whole numbers", float: "numbers", str: "texts"}
+CONTAINERS = {Sequence: "a list", Mapping: "a mapping", Callable: "a function"}
 MISFIT = object()
 """What `fit_value` returns for a value of another kind."""
 
@@ -42,14 +47,19 @@ def annotations_of(function: Callable[..., object]) -> dict[str, object]:
 
 
 def fit_value(value: object, kind: object) -> object:
-    """The value as its kind wants it (3.0 becomes 3 for int), or MISFIT."""
-    if kind in (int, float):
-        return _fit_number(value, is_whole=kind is int)
-    if kind is Path:
-        return value if isinstance(value, str | Path) else MISFIT
-    if kind in KINDS:
-        return value if isinstance(value, kind) else MISFIT  # pyright: ignore[reportArgumentType]
-    return _fit_generic(value, get_origin(kind), get_args(kind))
+    """The value as its kind wants it (8.0 becomes 8 for int), or MISFIT."""
+    adapter = _adapter(kind)
+    if adapter is None:
+        return value
+    try:
+        return adapter.validate_python(value, strict=True)
+    except ValidationError:
+        pass
+    try:
+        # As a file would say it: there, text stands for a path and 8.0 for 8.
+        return adapter.validate_json(json.dumps(_with_whole_numbers(value)), strict=True)
+    except (ValidationError, TypeError, ValueError):
+        return MISFIT
 
 
 def describe_kind(kind: object) -> str:
@@ -59,42 +69,26 @@ def describe_kind(kind: object) -> str:
         return " or ".join(dict.fromkeys(describe_kind(part) for part in parts))
     if origin is Literal:
         return f"one of {', '.join(map(repr, parts))}"
-    if origin is not None and issubclass(origin, Sequence):
-        return f"a list of {PLURALS.get(parts[0], 'values')}" if parts else "a list"
-    if origin is not None and issubclass(origin, Mapping):
-        return "a mapping"
-    return KINDS.get(kind, str(kind))
+    if origin is None or not isinstance(origin, type):
+        return KINDS.get(kind, str(kind))
+    words = next((words for base, words in CONTAINERS.items() if issubclass(origin, base)), "")
+    is_list = words == CONTAINERS[Sequence] and parts
+    return f"{words} of {PLURALS.get(parts[0], 'values')}" if is_list else words or str(kind)
 
 
-def _fit_number(value: object, *, is_whole: bool) -> object:
-    if not isinstance(value, Real) or isinstance(value, bool):
-        return MISFIT
-    if not is_whole:
+@functools.lru_cache(maxsize=256)
+def _adapter(kind: Any) -> TypeAdapter[Any] | None:
+    try:
+        return TypeAdapter(kind)
+    except PydanticUserError:
+        return None
+
+
+def _with_whole_numbers(value: object) -> object:
+    """Floats without a fraction as ints, also in lists."""
+    if isinstance(value, list | tuple):
+        return [_with_whole_numbers(member) for member in value]
+    if isinstance(value, bool) or not isinstance(value, Real):
         return value
-    if isinstance(value, Integral):
-        return int(value)
     number = float(value)
-    return int(number) if number.is_integer() else MISFIT
-
-
-def _fit_generic(value: object, origin: object, parts: tuple[object, ...]) -> object:
-    if origin in (Union, types.UnionType):
-        fits = (fit_value(value, part) for part in parts)
-        return next((fit for fit in fits if fit is not MISFIT), MISFIT)
-    if origin is Literal:
-        return value if value in parts else MISFIT
-    if origin is Sequence:
-        return _fit_sequence(value, parts[0])
-    if origin is Mapping:
-        return value if isinstance(value, Mapping) else MISFIT
-    return value
-
-
-def _fit_sequence(value: object, kind: object) -> object:
-    """Member by member; a text is a sequence of texts, as where rows are given in one string."""
-    if isinstance(value, str):
-        return value if kind is str else MISFIT
-    if not isinstance(value, Sequence):
-        return MISFIT
-    members = [fit_value(member, kind) for member in value]
-    return MISFIT if MISFIT in members else members
+    return int(number) if number.is_integer() else number

@@ -76,7 +76,7 @@ class Sokoban(Game[Room]):
         max_solution: int | None = None,
         view: str = "grid_coord",
         tile_px: int = 32,
-        level: Sequence[str] | None = None,
+        level: str | Sequence[str] | None = None,
         levels_file: str | Path | None = None,
         max_turns: int = 5,
         max_actions: int = 10,

@@ -90,7 +90,8 @@ def make_anything(
     word: str = "",
     path: str | Path | None = None,
     span: int | Sequence[int] = (1, 2),
-    rows: Sequence[str] | None = None,
+    rows: str | Sequence[str] | None = None,
+    file: Path = Path(),
     view: Literal["grid", "image"] = "grid",
     table: Mapping[str, object] | None = None,
     hook: Callable[[], int] | None = None,
@@ -106,7 +107,15 @@ def make_anything(
         *(("count", 8), ("count", -8.0), ("share", 1), ("share", 0.25), ("is_on", True)),
         *(("word", "5"), ("path", "a"), ("path", Path("a")), ("path", None), ("span", 3)),
         *(("span", [3, 4.0]), ("span", (3, 4)), ("rows", ["a"]), ("rows", "a b"), ("rows", None)),
-        *(("view", "image"), ("table", {}), ("hook", print), ("bare_count", 4), ("bare", object())),
+        *(
+            ("view", "image"),
+            ("table", {}),
+            ("file", "a"),
+            ("file", Path("a")),
+            ("hook", print),
+            ("bare_count", 4),
+            ("bare", object()),
+        ),
     ],
 )
 def test_option_values_of_the_right_kind_are_taken(option: str, value: object) -> None:
@@ -116,10 +125,22 @@ def test_option_values_of_the_right_kind_are_taken(option: str, value: object) -
 
 def test_a_whole_float_becomes_a_count() -> None:
     assert "'count': 8," in make_env(make_anything, count=8.0).reset(0)[1].text
+    assert "'span': [3, 4]," in make_env(make_anything, span=[3, 4.0]).reset(0)[1].text
+
+
+def test_a_kind_that_is_not_known_takes_everything() -> None:
+    class Own:
+        pass
+
+    def make(*, own: Own | None = None) -> Echo:
+        return Echo(word=repr(own))
+
+    assert make_env(make, own=5).reset(0)[1].text.endswith("5")
 
 
 WHOLE = "a whole number"
 WHOLES = "a whole number or a list of whole numbers"
+ROWS = "text or a list of texts or null"
 
 
 @pytest.mark.parametrize(
@@ -131,8 +152,9 @@ WHOLES = "a whole number or a list of whole numbers"
         *(("is_on", "yes", "true or false"), ("word", 5, "text"), ("word", None, "text")),
         *(("path", 5, "text or a path or null"), ("span", "34", WHOLES), ("span", True, WHOLES)),
         *(("span", [1, 2.5], WHOLES), ("span", None, WHOLES), ("bare_count", "4", WHOLE)),
-        *(("rows", [1, 2], "a list of texts or null"), ("rows", 3, "a list of texts or null")),
+        *(("rows", [1, 2], ROWS), ("rows", 3, ROWS), ("file", 5, "a path")),
         *(("view", "grit", "one of 'grid', 'image'"), ("table", [1], "a mapping or null")),
+        *(("hook", 5, "a function or null"), ("share", float, "a number")),
     ],
 )
 def test_option_values_of_another_kind_are_refused(option: str, value: object, kind: str) -> None:
