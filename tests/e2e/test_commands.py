@@ -141,7 +141,7 @@ for attempt in range(5):
         time.sleep(0.005)
         running = alive(child)
     assert running, "the run ended before it could be killed"
-    time.sleep(rng.random() * 0.3)
+    time.sleep(rng.random() * 0.1)
     os.kill(child, 9)
     os.waitpid(child, 0)
 others.append(launch("--resume", killed))
@@ -151,13 +151,14 @@ for child in others:
 
 
 def test_a_run_killed_at_five_random_moments_ends_like_one_that_was_not(tmp_path):
-    options = ["num_steps=14", "checkpoint_every=2", "rollout.group_size=2", "evaluation.every=0"]
-    options += ["rollout.max_response_tokens=16", "filter.rule=none", "stop.low_variance=0"]
+    options = ["num_steps=16", "checkpoint_every=2", "rollout.group_size=2", "evaluation.every=0"]
+    options += ["env=bandit", "rollout.max_response_tokens=32"]
+    options += ["filter.rule=none", "stop.low_variance=0"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     command = [sys.executable, "-c", KILL, str(whole), str(killed), *options]
     done = subprocess.run(command, capture_output=True, text=True, env=environ())
     assert done.returncode == 0, done.stderr
-    assert len(read_records(whole)) == 14
+    assert len(read_records(whole)) == 16
     for stream in ("metrics.jsonl", "collapse.jsonl"):
         assert (killed / stream).read_bytes() == (whole / stream).read_bytes()
 
