@@ -13,11 +13,15 @@ import typer
 from moored.cli.console import make_console
 from moored.cli.options import (
     AsJson,
+    Concurrency,
+    Endpoint,
     GroupColumn,
+    KeyVariable,
     Reader,
     RewardColumns,
     Rollouts,
     SkipBad,
+    Timeout,
 )
 from moored.errors import ConfigError, MooredError
 from moored.reply import THINK_TAGS
@@ -55,18 +59,9 @@ NumPrompts = Annotated[
 NumPairs = Annotated[int, typer.Option("--pairs", help="M, reasonings in each look.", min=2)]
 MaxTokens = Annotated[int | None, typer.Option(help="Score no more of each reasoning.", min=1)]
 NumDraws = Annotated[int, typer.Option(help="For intervals and p-values.", min=0)]
-Endpoint = Annotated[
-    str | None, typer.Option(metavar="URL", help="OpenAI-compatible server: http://host:8000/v1.")
-]
 TokenizerName = Annotated[
     str | None, typer.Option(help="For text at --endpoint: a folder or hub id.")
 ]
-KeyVariable = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="Variable with its key; default OPENAI_API_KEY."),
-]
-Concurrency = Annotated[int, typer.Option(help="Requests to it at a time.", min=1)]
-Timeout = Annotated[float, typer.Option(help="Seconds it may take for a reply.")]
 ByTurn = Annotated[
     bool | None,
     typer.Option(

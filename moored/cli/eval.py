@@ -10,63 +10,60 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from moored.cli.console import make_console
-from moored.cli.options import AsJson
+from moored.cli.options import AsJson, Concurrency, Endpoint, KeyVariable, Timeout
 from moored.errors import ConfigError
 
 if TYPE_CHECKING:
+    from moored.envs.mix import EnvMix
     from moored.evaluate import Evaluation
 
 
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN|MODEL",
+        help="A run directory, a model (see `moored models`), or its name at the endpoint.",
+    ),
+]
+EnvMixText = Annotated[
+    str | None, typer.Option(help="Environment, as in a config; default: the run's own.")
+]
+NumTasks = Annotated[
+    int | None, typer.Option("-n", "--num-tasks", min=1, show_default="as evaluation.num_tasks")
+]
+NumSamples = Annotated[int, typer.Option(help="Episodes per task, for pass@k.", min=1)]
+Temperature = Annotated[
+    float | None, typer.Option(min=0.0, show_default="as evaluation.temperature")
+]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(help="Longest reply.", min=1, show_default="as rollout.max_response_tokens"),
+]
+SplitName = Annotated[str, typer.Option(help="validation, test or train.")]
+
+
 def eval_command(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN|MODEL",
-            help="A run directory, a model (see `moored models`), or its name at the endpoint.",
-        ),
-    ],
-    env: Annotated[
-        str | None, typer.Option(help="Environment, as in a config; default: the run's own.")
-    ] = None,
-    num_tasks: Annotated[
-        int | None,
-        typer.Option("-n", "--num-tasks", min=1, show_default="as evaluation.num_tasks"),
-    ] = None,
-    samples: Annotated[int, typer.Option(help="Episodes a task, for pass@k.", min=1)] = 1,
-    temperature: Annotated[
-        float | None, typer.Option(min=0.0, show_default="as evaluation.temperature")
-    ] = None,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(help="Longest reply.", min=1, show_default="as rollout.max_response_tokens"),
-    ] = None,
-    split: Annotated[str, typer.Option(help="validation, test or train.")] = "validation",
-    seed: Annotated[int, typer.Option()] = 0,
-    endpoint: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="OpenAI-compatible server: http://host:8000/v1."),
-    ] = None,
-    api_key_env: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Variable with its key; default OPENAI_API_KEY."),
-    ] = None,
-    concurrency: Annotated[int, typer.Option(help="Requests to it at a time.", min=1)] = 64,
-    timeout: Annotated[float, typer.Option(help="Seconds it may take for a reply.")] = 300.0,
+    source: Source,
+    env: EnvMixText = None,
+    num_tasks: NumTasks = None,
+    samples: NumSamples = 1,
+    temperature: Temperature = None,
+    max_tokens: MaxTokens = None,
+    split: SplitName = "validation",
+    seed: int = 0,
+    endpoint: Endpoint = None,
+    api_key_env: KeyVariable = None,
+    concurrency: Concurrency = 64,
+    timeout: Timeout = 300.0,
     as_json: AsJson = False,
 ) -> None:
     """Measure success on held-out tasks, with a 95 % interval."""
-    from moored.config import EvaluationConfig, RolloutConfig, parse_value
+    from moored.config import EvaluationConfig, RolloutConfig
     from moored.envs.base import SPLIT_SEEDS
-    from moored.envs.mix import EnvMix
-    from moored.models.load import check_model_name
 
     if split not in SPLIT_SEEDS:
         raise ConfigError(f"split must be one of {', '.join(SPLIT_SEEDS)}, got {split!r}")
-    mix = None if env is None else EnvMix.parse(parse_value(env, env))  # pyright: ignore[reportArgumentType]
-    for made in () if mix is None else mix.make():
-        made.close()
-    if endpoint is None and not (Path(source) / "config.yaml").is_file():
-        check_model_name(source)
+    mix = _checked_mix(env)
     defaults = EvaluationConfig()
     num_tasks = num_tasks or defaults.num_tasks
     with _EpisodeBar(num_tasks * samples) as bar:
@@ -80,22 +77,40 @@ def eval_command(
             "on_replies": bar.on_replies,
         }
         if endpoint is None:
-            from moored.engine.build import evaluate_source
-
-            found = evaluate_source(source, mix, **plan)
+            found = _evaluate_here(source, mix, plan)
         else:
             from moored.engine.endpoint.sampler import EndpointSampler, read_api_key
             from moored.evaluate import evaluate_endpoint
 
+            key = read_api_key(api_key_env)
             sampler = EndpointSampler(
-                endpoint,
-                source,
-                api_key=read_api_key(api_key_env),
-                concurrency=concurrency,
-                timeout_s=timeout,
+                endpoint, source, api_key=key, concurrency=concurrency, timeout_s=timeout
             )
             found = evaluate_endpoint(sampler, mix, **plan)
     print(json.dumps(asdict(found), indent=2) if as_json else _summary(found))
+
+
+def _checked_mix(text: str | None) -> EnvMix | None:
+    """The environments that were named; a wrong name or option is told before torch is imported."""
+    from moored.config import parse_value
+    from moored.envs.mix import EnvMix
+
+    if text is None:
+        return None
+    mix = EnvMix.parse(parse_value(text, text))  # pyright: ignore[reportArgumentType]
+    for env in mix.make():
+        env.close()
+    return mix
+
+
+def _evaluate_here(source: str, mix: EnvMix | None, plan: dict[str, Any]) -> Evaluation:
+    from moored.models.load import check_model_name
+
+    if not (Path(source) / "config.yaml").is_file():
+        check_model_name(source)
+    from moored.engine.build import evaluate_source
+
+    return evaluate_source(source, mix, **plan)
 
 
 class _EpisodeBar:

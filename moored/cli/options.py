@@ -53,6 +53,16 @@ GroupColumn = Annotated[
 ]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Count bad rows and go on.")]
 
+Endpoint = Annotated[
+    str | None, typer.Option(metavar="URL", help="OpenAI-compatible server: http://host:8000/v1.")
+]
+KeyVariable = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Variable with its key; default OPENAI_API_KEY."),
+]
+Concurrency = Annotated[int, typer.Option(help="Requests to it at a time.", min=1)]
+Timeout = Annotated[float, typer.Option(help="Seconds it may take for a reply.")]
+
 
 def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Presets and files apart from `key=value` overrides."""

@@ -105,7 +105,7 @@ class EndpointSampler:
         self._has_key = bool(api_key)
         self._first_pause_s = first_pause_s
         self._limit_name = "max_tokens"
-        self._has_answered = self._has_warned = False
+        self.has_answered = self._has_warned = False
         self._num_failed = 0
         self._token_counts: list[int] = []
 
@@ -133,7 +133,7 @@ class EndpointSampler:
             raise outcome
         self._num_failed += 1
         is_hopeless = outcome.is_unreachable or outcome.status in (401, 404)
-        if not self._has_answered and (is_hopeless or self._num_failed >= num_first):
+        if not self.has_answered and (is_hopeless or self._num_failed >= num_first):
             raise self._explain(outcome) from outcome
         nothing = np.zeros(0, np.int64), np.zeros(0)
         return Completion(*nothing, FinishReason.ERROR, error=str(outcome))
@@ -151,13 +151,13 @@ class EndpointSampler:
         while True:
             try:
                 reply = self._read(self._client.post("/chat/completions", body))
-                self._has_answered = True
+                self.has_answered = True
                 return reply
             except HttpError as error:
                 if self._renames_limit(body, error):
                     continue
                 num_failed += 1
-                is_lost = error.is_unreachable and not self._has_answered
+                is_lost = error.is_unreachable and not self.has_answered
                 if is_lost or not error.is_transient or num_failed == NUM_ATTEMPTS:
                     raise
                 self._report(error)
@@ -231,6 +231,7 @@ class EndpointStream:
         self._done: SimpleQueue[tuple[int, ChatReply | Exception]] = SimpleQueue()
         self._stop = threading.Event()
         self._num_threads = self._num_under_way = 0
+        self._held: list[tuple[int, Completion]] = []
 
     def submit(self, request: Request) -> None:
         self._num_under_way += 1
@@ -250,7 +251,12 @@ class EndpointStream:
         while not self._done.empty():
             outcomes.append(self._done.get())
         self._num_under_way -= len(outcomes)
-        return [(s, self._sampler.take(outcome, self._num_threads)) for s, outcome in outcomes]
+        self._held += [(s, self._sampler.take(o, self._num_threads)) for s, o in outcomes]
+        if self._num_under_way and not self._sampler.has_answered:
+            # Failures wait for a first answer: if none comes, one error tells it.
+            return self.poll() if wait_s is None else []
+        found, self._held = self._held, []
+        return found
 
     def close(self) -> None:
         self._stop.set()
