@@ -21,6 +21,7 @@ from typing import Literal
 import numpy as np
 
 from moored.errors import RunLogError
+from moored.runlog.lock import FolderLock
 
 SCHEMA = 1
 Stream = Literal["metrics", "collapse", "timing"]
@@ -50,6 +51,7 @@ class RunLog:
         check_folder(self.path, resume=resume)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = FolderLock(self.path)
             for stream in STREAMS:
                 _drop_torn_line(self._file(stream))
         except OSError as error:

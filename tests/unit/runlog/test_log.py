@@ -34,6 +34,7 @@ def test_streams_are_separate_and_config_is_stored(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "collapse.jsonl",
         "config.yaml",
+        "lock",
         "metrics.jsonl",
     ]
 
