@@ -6,20 +6,21 @@ Numpy only. A tokenizer comes in as its `decode` function.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from moored.errors import MooredError
-from moored.reply import THINK_TAGS, Tags, find_think
+from moored.reply import THINK_TAGS, Tags, ends_open, find_think
 from moored.types import Group, Prompt, Span, StopReason, Trajectory, Turn
 
 TokenIds = Sequence[int] | np.ndarray
+Decode = Callable[[list[int]], str]
 
 
 def think_span(
     completion_ids: TokenIds,
-    decode: Callable[[list[int]], str],
+    decode: Decode,
     tags: Tags = THINK_TAGS,
     *,
     is_open: bool = False,
@@ -45,6 +46,21 @@ def think_span(
     return start, max(start, stop)
 
 
+def reasoning_after(
+    context: list[int], reply: list[int], decode: Decode | None, tags: Tags | None
+) -> Span | None:
+    """Where the reasoning of a reply to `context` lies; `tags=None` takes the whole reply."""
+    if tags is None:
+        return 0, len(reply)
+    if decode is None:
+        raise MooredError(
+            "finding the reasoning by its tags needs `decode`, the tokenizer's; give it, record "
+            "spans in the agent loop, or take whole replies with tags=None"
+        )
+    is_open = ends_open(decode(context[-2 * len(tags[0]) :]), tags)
+    return think_span(reply, decode, tags, is_open=is_open)
+
+
 def group_completions(
     prompts: Sequence[TokenIds],
     completions: Sequence[TokenIds],
@@ -60,14 +76,12 @@ def group_completions(
             f"give one prompt, one completion and one span for each row, got {len(prompts)}, "
             f"{len(completions)} and {len(spans)}"
         )
-    by_prompt: dict[Prompt, list[Turn]] = {}
-    for prompt, completion, span in zip(prompts, completions, spans, strict=True):
-        turn = _turn(prompt, completion, span)
-        by_prompt.setdefault(turn.prompt, []).append(turn)
-    return [_group(index, turns) for index, turns in enumerate(by_prompt.values())]
+    turns = [make_turn(*row) for row in zip(prompts, completions, spans, strict=True)]
+    return group_episodes("completions", [(turn.prompt, (turn,)) for turn in turns])
 
 
-def _turn(prompt: TokenIds, completion: TokenIds, span: Span | None) -> Turn:
+def make_turn(prompt: TokenIds, completion: TokenIds, span: Span | None) -> Turn:
+    """A turn of which ids and reasoning are known, and nothing else."""
     return Turn(
         prompt=Prompt(np.asarray(prompt, dtype=np.int64)),
         completion_ids=np.asarray(completion, dtype=np.int64),
@@ -77,11 +91,17 @@ def _turn(prompt: TokenIds, completion: TokenIds, span: Span | None) -> Turn:
     )
 
 
-def _group(index: int, turns: Sequence[Turn]) -> Group:
+def group_episodes(env: str, episodes: Iterable[tuple[Prompt, tuple[Turn, ...]]]) -> list[Group]:
+    """One group for every distinct first prompt, in order of first appearance."""
+    by_prompt: dict[Prompt, list[tuple[Turn, ...]]] = {}
+    for prompt, turns in episodes:
+        by_prompt.setdefault(prompt, []).append(turns)
+    return [_group(env, index, members) for index, members in enumerate(by_prompt.values())]
+
+
+def _group(env: str, index: int, members: Sequence[tuple[Turn, ...]]) -> Group:
     trajectories = tuple(
-        Trajectory(
-            env="completions", task_seed=index, episode_seed=k, turns=(turn,), stop=StopReason.DONE
-        )
-        for k, turn in enumerate(turns)
+        Trajectory(env=env, task_seed=index, episode_seed=k, turns=turns, stop=StopReason.DONE)
+        for k, turns in enumerate(members)
     )
-    return Group(group_id=index, env="completions", task_seed=index, trajectories=trajectories)
+    return Group(group_id=index, env=env, task_seed=index, trajectories=trajectories)

@@ -25,8 +25,8 @@ from trl.trainer.grpo_trainer import GRPOTrainer  # pyright: ignore[reportMissin
 from moored.diagnostics.monitor import CollapseMonitor
 from moored.diagnostics.watch import CollapseWatch
 from moored.errors import MooredError
-from moored.integrations.completions import group_completions, think_span
-from moored.reply import THINK_TAGS, Tags, ends_open
+from moored.integrations.completions import group_completions, reasoning_after
+from moored.reply import THINK_TAGS, Tags
 from moored.types import Prompt, Span
 
 logger = logging.getLogger(__name__)
@@ -125,8 +125,7 @@ class WatchedGRPOTrainer(GRPOTrainer):
         tags = self.collapse_options.think_tags
         if tags is None:
             return 0, len(reply) - (len(reply) > 0 and reply[-1] in self.eos_token_ids)
-        is_open = ends_open(self._decode(prompt[-2 * len(tags[0]) :]), tags)
-        return think_span(reply, self._decode, tags, is_open=is_open)
+        return reasoning_after(prompt, reply, self._decode, tags)
 
     def _decode(self, ids: list[int]) -> str:
         return self.processing_class.decode(ids, clean_up_tokenization_spaces=False)

@@ -14,13 +14,18 @@ import numpy as np
 
 from moored.diagnostics.scoring import ScoreFn
 from moored.errors import MooredError
-from moored.integrations.completions import TokenIds, think_span
+from moored.integrations.completions import (
+    Decode,
+    TokenIds,
+    group_episodes,
+    make_turn,
+    reasoning_after,
+)
 from moored.integrations.verl import DataProto
-from moored.reply import THINK_TAGS, Tags, ends_open
-from moored.types import Group, Prompt, StopReason, Trajectory, Turn
+from moored.reply import THINK_TAGS, Tags
+from moored.types import Group, Prompt, Turn
 
 SPANS_KEY = "moored_spans"
-Decode = Callable[[list[int]], str]
 
 
 class ReplySpans(TypedDict):
@@ -52,7 +57,9 @@ def reply_spans(
     turns = _runs(response_mask)
     thinks: list[list[int] | None] = []
     for start, stop in turns:
-        span = _reasoning(ids[: offset + start], ids[offset + start : offset + stop], decode, tags)
+        span = reasoning_after(
+            ids[: offset + start], ids[offset + start : offset + stop], decode, tags
+        )
         thinks.append(None if span is None else [start + span[0], start + span[1]])
     return {SPANS_KEY: {"turns": turns, "thinks": thinks}}
 
@@ -87,7 +94,7 @@ def batch_groups(
     attention = tensors["attention_mask"].cpu().numpy().astype(bool)
     width = prompts.shape[1]
     written = tensors["response_mask"].cpu().numpy() if "response_mask" in tensors else None
-    by_prompt: dict[bytes, list[tuple[Turn, ...]]] = {}
+    episodes: list[tuple[Prompt, tuple[Turn, ...]]] = []
     for row, spans in enumerate(read_spans(batch)):
         is_response = attention[row, width:]
         prompt = prompts[row][attention[row, :width]].astype(np.int64)
@@ -96,8 +103,8 @@ def batch_groups(
             mask = np.ones(len(response)) if written is None else written[row][is_response]
             spans = reply_spans(prompt, response, mask, decode, tags)[SPANS_KEY]
         _check_spans(row, spans, len(response))
-        by_prompt.setdefault(prompt.tobytes(), []).append(_turns(prompt, response, spans))
-    return [_group(index, members) for index, members in enumerate(by_prompt.values())]
+        episodes.append((Prompt(prompt), _turns(prompt, response, spans)))
+    return group_episodes("verl", episodes)
 
 
 def score_with(
@@ -153,20 +160,6 @@ def _runs(mask: TokenIds) -> list[list[int]]:
     return np.flatnonzero(steps).reshape(-1, 2).tolist()
 
 
-def _reasoning(
-    context: list[int], reply: list[int], decode: Decode | None, tags: Tags | None
-) -> tuple[int, int] | None:
-    if tags is None:
-        return 0, len(reply)
-    if decode is None:
-        raise MooredError(
-            "finding the reasoning by its tags needs `decode`, the tokenizer's; give it, record "
-            "spans in the agent loop, or take whole replies with tags=None"
-        )
-    is_open = ends_open(decode(context[-2 * len(tags[0]) :]), tags)
-    return think_span(reply, decode, tags, is_open=is_open)
-
-
 def _check_spans(row: int, spans: ReplySpans, length: int) -> None:
     last = max((stop for _, stop in spans["turns"]), default=0)
     if last > length:
@@ -179,21 +172,7 @@ def _check_spans(row: int, spans: ReplySpans, length: int) -> None:
 def _turns(prompt: np.ndarray, response: np.ndarray, spans: ReplySpans) -> tuple[Turn, ...]:
     turns = []
     for (start, stop), think in zip(spans["turns"], spans["thinks"], strict=True):
-        turns.append(
-            Turn(
-                prompt=Prompt(np.concatenate([prompt, response[:start]])),
-                completion_ids=response[start:stop],
-                logprobs=np.full(stop - start, np.nan),
-                think_span=None if think is None else (think[0] - start, think[1] - start),
-                reply="",
-            )
-        )
+        context = np.concatenate([prompt, response[:start]])
+        span = None if think is None else (think[0] - start, think[1] - start)
+        turns.append(make_turn(context, response[start:stop], span))
     return tuple(turns)
-
-
-def _group(index: int, members: Sequence[tuple[Turn, ...]]) -> Group:
-    trajectories = tuple(
-        Trajectory(env="verl", task_seed=index, episode_seed=k, turns=turns, stop=StopReason.DONE)
-        for k, turns in enumerate(members)
-    )
-    return Group(group_id=index, env="verl", task_seed=index, trajectories=trajectories)
