@@ -14,7 +14,7 @@ from fractions import Fraction
 from itertools import accumulate, pairwise
 
 MAX_CHARS = 512
-"""Longer text is no expression; also keeps every number below Python's 4300-digit limit."""
+"""Longer text is not an expression; also keeps every number below Python's 4300-digit limit."""
 
 SIGNS = str.maketrans("−×÷", "-*/")
 PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2}
@@ -41,7 +41,7 @@ class Arithmetic:
 
 
 def evaluate(text: str) -> Arithmetic | None:
-    """Evaluate `text`, e.g. `(3 + 5) × 2`; None when it is no such expression.
+    """Evaluate `text`, e.g. `(3 + 5) × 2`; None when it is anything else.
 
     Operators are binary: there is no sign in front of a number, and no power.
     """

@@ -167,7 +167,7 @@ def score(answer: str, numbers: Sequence[int], target: int) -> float:
 
 
 def _task_key(task: CountdownTask) -> str:
-    """Order is no difference: the same numbers shuffled are the same task."""
+    """Order does not count: the same numbers shuffled are the same task."""
     return f"{sorted(task.numbers)} {task.target}"
 
 

@@ -148,7 +148,7 @@ def _read_row(where: str, record: Mapping[str, object]) -> Row | None:
         if not isinstance(value, str):
             raise EnvError(
                 f"{where}: column {column} must be text, got {type(value).__name__}; "
-                f"mend or remove the row"
+                f"correct or remove the row"
             )
     question, solution = str(question).strip(), str(solution)
     parts = schema.marker.split(solution)
@@ -193,7 +193,7 @@ def _parquet_records(path: Path) -> Iterator[Record]:
                 yield f"row {number} of '{path}'", row
     except (pa.ArrowException, OSError) as error:
         raise EnvError(
-            f"'{path}' is no readable Parquet file ({error}); download or write it again"
+            f"'{path}' is not a readable Parquet file ({error}); download or write it again"
         ) from error
 
 
@@ -202,7 +202,7 @@ def _parse_json(where: str, data: bytes) -> object:
         return json.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise EnvError(
-            f"{where} is not complete JSON ({error}); mend or remove it, or download the file again"
+            f"{where} is not complete JSON ({error}); correct or remove it, or download the file again"
         ) from error
 
 

@@ -51,7 +51,7 @@ def make_env(source: EnvSource, /, **options: object) -> Environment:
         members = ("name", "is_stochastic", "max_turns", "reset", "step", "oracle", "close")
         missing = ", ".join(member for member in members if not hasattr(env, member))
         raise EnvError(
-            f"{source_name(source)} made a {type(env).__name__}, which is no environment: it "
+            f"{source_name(source)} made a {type(env).__name__}, which is not an environment: it "
             f"lacks {missing}"
         )
     return env

@@ -179,7 +179,7 @@ def test_an_instance_is_not_a_source() -> None:
 
 
 def test_what_is_made_must_be_an_environment() -> None:
-    with pytest.raises(EnvError, match="made a dict, which is no environment: it lacks name"):
+    with pytest.raises(EnvError, match="made a dict, which is not an environment: it lacks name"):
         make_env(lambda: {})
 
 

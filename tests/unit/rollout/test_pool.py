@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -264,59 +263,6 @@ def test_resources_are_closed_after_an_error_and_after_an_interrupt():
             pool.take(Client)
             raise error
     assert Server.log == ["open 1", "close 1"] * 2
-
-
-def test_a_resource_that_fails_to_close_loses_no_other(caplog):
-    @dataclass
-    class Stuck(Resource):
-        def close(self) -> None:
-            raise OSError("busy")
-
-    class Both(Client):
-        def resources(self) -> dict[str, Resource]:
-            return {**super().resources(), "stuck": Stuck()}
-
-    with caplog.at_level(logging.WARNING), EnvPool() as pool:
-        pool.take(Both)
-    assert Server.log == ["open 1", "close 1"]
-    assert "Stuck could not be closed: OSError: busy" in caplog.text
-
-
-def test_a_resource_that_cannot_be_opened_is_an_error():
-    @dataclass
-    class Missing(Resource):
-        def open(self) -> None:
-            raise FileNotFoundError("wiki.index")
-
-    class Search(Client):
-        def resources(self) -> dict[str, Resource]:
-            return {"index": Missing()}
-
-    message = "client: the resource 'index' could not be opened: FileNotFoundError: wiki.index"
-    with EnvPool() as pool, pytest.raises(EnvError, match=message):
-        pool.take(Search)
-
-
-def test_a_resource_that_equals_nothing_is_refused():
-    class Plain(Resource):
-        pass
-
-    class Search(Client):
-        def resources(self) -> dict[str, Resource]:
-            return {"index": Plain()}
-
-    with EnvPool() as pool, pytest.raises(EnvError, match="make Plain a @dataclass"):
-        pool.take(Search)
-
-
-@pytest.mark.parametrize("given", [[Server(1)], {"server": "localhost"}])
-def test_only_resources_can_be_declared(given):
-    class Wrong(Client):
-        def resources(self):
-            return given
-
-    with EnvPool() as pool, pytest.raises(EnvError, match=r"must map names to moored\.envs\.Reso"):
-        pool.take(Wrong)
 
 
 def test_a_resource_bounds_the_calls_that_use_it():
