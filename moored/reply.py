@@ -46,6 +46,7 @@ def parse_reply(text: str) -> Reply:
     return Reply(think, answer)
 
 
+@lru_cache(maxsize=512)  # an environment and the record of a turn ask for the same text
 def find_parts(text: str) -> tuple[Span, Span] | None:
     """Characters of reasoning and answer, tags excluded; None when `parse_reply` finds none."""
     if any(text.count(tag) != 1 for tag in TAGS):

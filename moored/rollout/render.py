@@ -12,7 +12,6 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate, pairwise, takewhile
 from typing import TYPE_CHECKING, cast
 
@@ -72,9 +71,11 @@ class Renderer:
         self._options = dict(template_options or {})
         self._image_text = image_text
         self._borders = self._find_borders()
+        self._has_plain_decode = _has_plain_decode(tokenizer)
         self._chunk_ids: dict[str, np.ndarray] = {}
+        self._ids_after: dict[tuple[str, bool], np.ndarray] = {}
         self._starts: dict[tuple[tuple[str, str], ...], Prompt] = {}
-        self._piece = lru_cache(CACHED_PIECES)(self._decode_piece)
+        self._pieces = _Pieces(self._decode_piece)
         self._anchor = self._encode("a").tolist()
         self._anchor_chars = len(self._decode(self._anchor))
         self._probe_template()
@@ -94,14 +95,16 @@ class Renderer:
         """Encode together what `extend` will be given one by one."""
         if not self.is_prefix_stable:
             return
-        texts = map(self._text_after_reply, observations)
-        wanted = dict.fromkeys(chunk for text in texts for chunk in self._chunks(text))
-        new = [chunk for chunk in wanted if chunk not in self._chunk_ids]
-        if new:
-            _bound(self._chunk_ids, CACHED_CHUNKS)
-            found = self.tokenizer(new, add_special_tokens=False)["input_ids"]
-            arrays = (np.array(ids, dtype=np.int64) for ids in cast(list[list[int]], found))
-            self._chunk_ids.update(zip(new, arrays, strict=True))
+        plain = dict.fromkeys(o for o in observations if isinstance(o, str))
+        texts = (self._text_after_reply(o) for o in plain if (o, True) not in self._ids_after)
+        chunks = (chunk for text in texts for chunk in self._chunks(text))
+        unknown = [chunk for chunk in dict.fromkeys(chunks) if chunk not in self._chunk_ids]
+        if not unknown:
+            return
+        _bound(self._chunk_ids, CACHED_CHUNKS)
+        found = cast(list[list[int]], self.tokenizer(unknown, add_special_tokens=False).input_ids)
+        arrays = (np.array(ids, dtype=np.int64) for ids in found)
+        self._chunk_ids.update(zip(unknown, arrays, strict=True))
 
     def extend(
         self,
@@ -115,9 +118,8 @@ class Renderer:
         if not self.is_prefix_stable:
             turn = Message("assistant", reply), Message("user", observation)
             return self.start([*history, *turn])
-        between = self._encode(self._text_after_reply(observation))
-        if len(completion_ids) and completion_ids[-1] == self._end_id:
-            between = between[np.argmax(between == self._end_id) + 1 :]
+        has_end = len(completion_ids) > 0 and completion_ids[-1] == self._end_id
+        between = self._encode_after_reply(observation, bool(has_end))
         return prompt.then(completion_ids, between, images=content_images(observation))
 
     def decode(self, completion_ids: np.ndarray) -> str:
@@ -137,20 +139,21 @@ class Renderer:
             return Spans()
         shift = len(self._opening)
         ends = self._ends(self._without_stop(completion_ids), text[shift:])
-        return Spans(*(_token_span(ends, part, shift) for part in parts))
+        return Spans(_token_span(ends, parts[0], shift), _token_span(ends, parts[1], shift))
 
     def _ends(self, ids: list[int], body: str) -> list[int]:
         """How many characters are whole after 0, 1, 2, … tokens, from cached texts of tokens."""
-        texts = [self._piece(token) for token in ids]
+        texts = list(map(self._pieces.__getitem__, ids))
         joined = "".join(texts)
         if _BROKEN in joined:
             self._join_broken(ids, texts)
             joined = "".join(texts)
         if not joined.endswith(body):
             return self._ends_by_prefix(ids, body)
+        ends = list(accumulate(map(len, texts), initial=0))
         # Some decoders strip the space before the first word.
         num_stripped = len(joined) - len(body)
-        return [max(end - num_stripped, 0) for end in accumulate(map(len, texts), initial=0)]
+        return [max(end - num_stripped, 0) for end in ends] if num_stripped else ends
 
     def _join_broken(self, ids: list[int], texts: list[str]) -> None:
         """Where several tokens make one character, give the text of all to the last of them."""
@@ -162,7 +165,7 @@ class Renderer:
             if run:
                 texts[index - 1] = ""
             run.append(ids[index])
-            texts[index] = self._piece(*run)
+            texts[index] = self._pieces[tuple(run)]
             if not texts[index].endswith(_BROKEN):
                 run = []
 
@@ -282,6 +285,18 @@ class Renderer:
         )
         return "".join(parts)
 
+    def _encode_after_reply(self, observation: Content, has_end: bool) -> np.ndarray:
+        """Ids between a reply and the next; a reply that `has_end` wrote the end of turn itself."""
+        if isinstance(observation, str) and (observation, has_end) in self._ids_after:
+            return self._ids_after[observation, has_end]
+        ids = self._encode(self._text_after_reply(observation))
+        if has_end:
+            ids = ids[np.argmax(ids == self._end_id) + 1 :]
+        if isinstance(observation, str):
+            _bound(self._ids_after, CACHED_CHUNKS)
+            self._ids_after[observation, has_end] = ids
+        return ids
+
     def _encode(self, text: str) -> np.ndarray:
         """Token ids, chunk by chunk: most of a dialogue was encoded before."""
         return np.concatenate([self._encode_chunk(chunk) for chunk in self._chunks(text)])
@@ -310,9 +325,10 @@ class Renderer:
 
     def _decode(self, ids: list[int]) -> str:
         # Special tokens are kept: the tags may be such tokens.
-        text = self.tokenizer.decode(
-            ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
+        options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+        # `decode` first looks at every id for what is not one, which takes longer than decoding.
+        decode = self.tokenizer._decode if self._has_plain_decode else self.tokenizer.decode
+        text = decode(ids, **options)
         assert isinstance(text, str)
         return text
 
@@ -323,6 +339,25 @@ class Renderer:
     def _without_stop(self, completion_ids: np.ndarray) -> list[int]:
         ids = np.asarray(completion_ids).tolist()
         return ids[:-1] if ids and ids[-1] in self.stop_ids else ids
+
+
+def _has_plain_decode(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """True when `decode` of a list of ids only calls `_decode`."""
+    from transformers import PreTrainedTokenizerBase
+
+    return type(tokenizer).decode is PreTrainedTokenizerBase.decode
+
+
+class _Pieces(dict[int | tuple[int, ...], str]):
+    """Texts of tokens, and of runs of tokens, each decoded when it is first asked for."""
+
+    def __init__(self, decode: Callable[..., str]) -> None:
+        self._decode = decode
+
+    def __missing__(self, key: int | tuple[int, ...]) -> str:
+        _bound(self, CACHED_PIECES)
+        self[key] = self._decode(*key) if isinstance(key, tuple) else self._decode(key)
+        return self[key]
 
 
 def _bound(cache: dict, size: int) -> None:
