@@ -42,6 +42,8 @@ Answer = list[Message] | StepResult | Exception
 """What an environment makes of `reset` or `step`."""
 POLL_S = 0.002
 """How long to wait for replies while environments are at work too."""
+QUICK_S = 0.001
+"""How long to wait for an environment while replies are written."""
 logger = logging.getLogger(__name__)
 
 
@@ -141,11 +143,17 @@ class _Rollout:
         self.pool.submit(session, call, env=episode.env)
 
     def _answers(self) -> list[tuple[int, Answer]]:
-        """What environments gave; in lockstep of all of them, in the order of the episodes."""
-        is_idle = self.num_stepping > 0 and self.num_writing == 0
-        found = self.pool.poll(wait=is_idle)
-        while self.stream.is_lockstep and len(found) < self.num_stepping:
-            found += self.pool.poll(wait=True)
+        """What environments gave, in the order of the episodes; in lockstep, of all of them.
+
+        Otherwise those that answer quickly are waited for, so that their next turns enter together.
+        """
+        if not self.num_stepping:
+            return []
+        is_idle = self.num_writing == 0
+        found = self.pool.poll(wait_s=None if is_idle else QUICK_S)
+        quiet_s = None if self.stream.is_lockstep else QUICK_S
+        while len(found) < self.num_stepping and (more := self.pool.poll(wait_s=quiet_s)):
+            found += more
         self.num_stepping -= len(found)
         return sorted(found, key=lambda answer: answer[0])
 

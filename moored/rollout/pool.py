@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -105,12 +106,13 @@ class EnvPool:
         uses = self._uses.get(id(env), ())
         self._threads.put(_Call(key, call, env, uses))
 
-    def poll(self, *, wait: bool = True) -> Finished:
-        """What has finished or expired; `wait` blocks until something has. [] if none is pending.
+    def poll(self, *, wait_s: float | None = None) -> Finished:
+        """What has finished or expired; [] if no call is pending.
 
-        A result is what the call returned, or the Exception it raised.
+        Waits until something has, or for `wait_s` seconds. A result is what the call returned, or
+        the Exception it raised.
         """
-        finished, expired = self._threads.collect(wait=wait)
+        finished, expired = self._threads.collect(wait_s)
         self._hung += [call.env for call in expired]
         for call in expired:
             error = EnvTimeoutError(
@@ -212,12 +214,16 @@ class _Threads:
             elif len(self._workers) < self.max_workers:
                 self._start_worker()
 
-    def collect(self, *, wait: bool) -> tuple[Finished, list[_Call]]:
+    def collect(self, wait_s: float | None) -> tuple[Finished, list[_Call]]:
         """Results that are there, and calls that were given up."""
+        end_s = math.inf if wait_s is None else time.monotonic() + wait_s
         with self._news:
             expired = self._expire()
-            while wait and self.num_pending and not self._done and not expired:
-                self._news.wait(self._patience_s())
+            while self.num_pending and not self._done and not expired:
+                left_s = end_s - time.monotonic()
+                if left_s <= 0.0:
+                    break
+                self._news.wait(min(left_s, self._patience_s()))
                 expired = self._expire()
             done, self._done = self._done, []
             self.num_pending -= len(done) + len(expired)

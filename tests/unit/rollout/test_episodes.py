@@ -465,3 +465,67 @@ def test_an_environment_that_cannot_be_made_is_an_error(renderer):
     sampler = FakeSampler(renderer, say("on"))
     with pytest.raises(EnvError, match="max_turns"):
         play(tasks_of(lambda: make_env("sokoban", max_turns=0), [1], 1), sampler)
+
+
+class OneByOne:
+    """A stream whose replies are finished one at a time, the newest request first."""
+
+    is_lockstep = False
+
+    def __init__(self, sampler: FakeSampler, params: SamplingParams) -> None:
+        self.sampler, self.params = sampler, params
+        self.requests: list[Request] = []
+
+    def submit(self, request: Request) -> None:
+        self.requests.append(request)
+
+    def poll(self, wait_s: float | None = None) -> list[tuple[int, Completion]]:
+        if not self.requests:
+            return []
+        request = self.requests.pop()
+        (completion,) = self.sampler.generate([request], self.params)
+        return [(request.session, completion)]
+
+    def close(self) -> None:
+        self.requests.clear()
+
+
+class StreamSampler(FakeSampler):
+    def stream(self, params: SamplingParams) -> OneByOne:
+        return OneByOne(self, params)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_trajectories_over_a_stream_equal_those_in_lockstep(renderer, workers):
+    def reply(request: Request) -> str:
+        actions = ("Up", "Down", "Left", "Right")
+        return format_reply(f"{request.seed % 997}", actions[request.seed % 4])
+
+    def rolled(kind: type[FakeSampler]) -> list[list[object]]:
+        tasks = tasks_of(lambda: make_env("frozen_lake"), [7, 8, 9], 4, "frozen_lake")
+        with EnvPool(workers=workers) as pool:
+            return [facts(group) for group in play(tasks, kind(renderer, reply), pool=pool)]
+
+    assert rolled(StreamSampler) == rolled(FakeSampler)
+
+
+def test_over_a_stream_a_slow_environment_holds_up_its_own_episode_only(renderer):
+    is_over = threading.Event()
+
+    class Slow(Walk):
+        def step(self, reply: str) -> StepResult:
+            assert is_over.wait(10), "the other episode did not go on"
+            return super().step(reply)
+
+    class Quick(Walk):
+        def step(self, reply: str) -> StepResult:
+            result = super().step(reply)
+            if self.turn == 3:
+                is_over.set()
+            return result
+
+    kinds = iter([Slow, Quick])
+    with EnvPool(workers=2) as pool:
+        tasks = tasks_of(lambda: next(kinds)(), [1], 2)
+        (group,) = play(tasks, StreamSampler(renderer, say("on")), pool=pool)
+    assert group.rewards.tolist() == [3.0, 3.0]

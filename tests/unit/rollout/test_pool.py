@@ -113,13 +113,13 @@ def test_results_are_polled_under_their_keys():
 
 def test_polling_without_pending_calls_gives_nothing():
     with EnvPool() as pool:
-        assert pool.poll() == [] and pool.poll(wait=False) == []
+        assert pool.poll() == [] and pool.poll(wait_s=0.0) == []
 
 
 def test_polling_without_waiting_returns_at_once(hang):
     with EnvPool() as pool:
         pool.submit("a", hang)
-        assert pool.poll(wait=False) == []
+        assert pool.poll(wait_s=0.0) == []
 
 
 def test_what_a_call_raises_is_data():

@@ -19,12 +19,9 @@ from moored.types import Completion, FinishReason, Prompt
 VOCABULARY = 64
 STOPS = (1, 2)
 PARAMS = SamplingParams(max_tokens=20, stop_ids=STOPS)
-GPU = pytest.param(
-    "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-)
 
 
-@pytest.fixture(scope="module", params=["cpu", GPU])
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def model(request):
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
