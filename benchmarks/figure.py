@@ -1,6 +1,8 @@
 """Draw the curves of `benchmarks/bottle.py`: means over seeds with their 95 % intervals.
 
 python benchmarks/figure.py benchmarks/results/bottle_cpu.json --out docs/results/bottle_cpu.svg
+
+`--panels` and `--arms` choose what is drawn. Colours follow the reader's light or dark mode.
 """
 
 from __future__ import annotations
@@ -17,14 +19,43 @@ from bottle import FIGURES, interval, up_to_shortest
 
 from moored.analysis.svg import Axis
 
-COLORS = {"no filter": "#c62f3b", "top-p 0.9": "#1f6feb", "lowest half": "#d9822b"}
-OTHER = "#5b6676"
-SHOWN = ("MI", "retrieval", "H(Z|X)", "success", "validity", "reply tokens")
+ARMS = {
+    "no filter": ("without filter", "red"),
+    "top-p 0.9": ("with top-p filter", "blue"),
+    "lowest half": ("lowest half only", "orange"),
+}
+"""How an arm is called, and its colour; others keep their name and are grey."""
+PANELS = {
+    "MI": "input dependence (MI, nats/token)",
+    "retrieval": "retrieval accuracy",
+    "H(Z|X)": "entropy H(Z|X), nats/token",
+    "success": "success rate",
+    "validity": "well-formed replies",
+    "reply tokens": "reply length, tokens",
+}
 NUM_POINTS = 20
 """Curves with a value for every step are averaged over stretches, so many a run."""
-PANEL_WIDTH, PANEL_HEIGHT, PER_ROW = 300, 190, 3
-STYLE = """text { font: 11px system-ui, sans-serif; fill: #5b6676 } .name { font-size: 13px }
-.grid { stroke: #8884; fill: none } .band { opacity: .15 } .line { fill: none; stroke-width: 2 }"""
+PANEL_WIDTH, PANEL_HEIGHT, PER_ROW = 300, 210, 3
+LEFT, RIGHT, TOP, BOTTOM = 40, 12, 24, 42
+"""Room for labels on each side of a panel's frame."""
+LEGEND_HEIGHT = 36
+# The background comes with the picture, because a page may be light while the browser asks for
+# dark, or the reverse.
+STYLE = """
+.page { fill: #ffffff } text { font: 12px system-ui, sans-serif; fill: #4a5361 }
+.name { font-size: 13px; font-weight: 600 } .legend { font-size: 13px }
+.grid { stroke: #8884; fill: none } .band { opacity: .16; stroke: none }
+.line { fill: none; stroke-width: 2 }
+.red { fill: #c62f3b; stroke: #c62f3b } .blue { fill: #1f6feb; stroke: #1f6feb }
+.orange { fill: #d9822b; stroke: #d9822b } .grey { fill: #6b7686; stroke: #6b7686 }
+.line, .key { fill: none }
+@media (prefers-color-scheme: dark) {
+.page { fill: #0d1117 } text { fill: #b8c1cc } .band { opacity: .22 }
+.red { fill: #ff6b70; stroke: #ff6b70 } .blue { fill: #58a6ff; stroke: #58a6ff }
+.orange { fill: #f0a050; stroke: #f0a050 } .grey { fill: #95a1b0; stroke: #95a1b0 }
+.line, .key { fill: none }
+}
+"""
 
 Curve = Sequence[Sequence[float]]
 Points = list[tuple[float, float, float]]
@@ -46,63 +77,93 @@ def over_seeds(curves: Sequence[Curve]) -> Points:
 
 
 def panel(name: str, arms: dict[str, Points], left: float, top: float) -> str:
-    """One figure over the steps, a line an arm."""
+    """One figure over the steps, one line for each arm."""
     points = [point for found in arms.values() for point in found]
-    right, bottom = left + PANEL_WIDTH - 14, top + PANEL_HEIGHT - 30
-    x_axis = Axis.over([0.0, *(step for step, *_ in points)], left + 36, right)
-    # Intervals of few seeds are wide: they may be cut off, means not.
-    middle = [value for _, value, _ in points]
-    room = 0.25 * (max(middle) - min(middle) or 1.0)
-    y_axis = Axis(min(middle) - room, max(middle) + room, bottom, top + 18)
-    drawn = [f'<text class="name" x="{left + 36}" y="{top + 10}">{escape(name)}</text>']
+    x_low, x_high = left + LEFT, left + PANEL_WIDTH - RIGHT
+    y_low, y_high = top + PANEL_HEIGHT - BOTTOM, top + TOP
+    x_axis = Axis(0.0, max(step for step, *_ in points), x_low, x_high)
+    y_axis = Axis(*_range(points), y_low, y_high)
+    drawn = [_text(x_low, top + 12, PANELS.get(name, name), "start", "name")]
     for value in y_axis.ticks(4):
         y = y_axis(value)
-        drawn.append(f'<path class="grid" d="M{left + 36} {y}H{right}"/>')
-        drawn.append(f'<text x="{left + 32}" y="{y + 4}" text-anchor="end">{value:.4g}</text>')
-    for step in x_axis.ticks():
-        place = f'x="{x_axis(step)}" y="{bottom + 14}"'
-        drawn.append(f'<text {place} text-anchor="middle">{step:.4g}</text>')
+        drawn.append(f'<path class="grid" d="M{x_low} {y}H{x_high}"/>')
+        drawn.append(_text(x_low - 5, y + 4, f"{value:.4g}", "end"))
+    drawn += [_text(x_axis(s), y_low + 15, f"{s:.4g}", "middle") for s in x_axis.ticks(4)]
+    drawn.append(_text((x_low + x_high) / 2, y_low + 31, "training step", "middle"))
     clip = f"clip{left:.0f}-{top:.0f}"
-    box = f'x="{left + 36}" y="{top + 14}" width="{right - left - 36}" height="{bottom - top - 14}"'
+    box = f'x="{x_low}" y="{y_high}" width="{x_high - x_low}" height="{y_low - y_high}"'
     drawn.append(f'<clipPath id="{clip}"><rect {box}/></clipPath><g clip-path="url(#{clip})">')
-    for arm, found in arms.items():
-        color = COLORS.get(arm, OTHER)
-        upper = [f"{x_axis(s)},{y_axis(v + h)}" for s, v, h in found]
-        lower = [f"{x_axis(s)},{y_axis(v - h)}" for s, v, h in reversed(found)]
-        line = " ".join(f"{x_axis(s)},{y_axis(v)}" for s, v, _ in found)
-        edge = " ".join([*upper, *lower])
-        drawn.append(f'<polygon class="band" fill="{color}" points="{edge}"/>')
-        drawn.append(f'<polyline class="line" stroke="{color}" points="{line}"/>')
+    drawn += [_curve(arm, found, x_axis, y_axis) for arm, found in arms.items()]
     return "".join([*drawn, "</g>"])
 
 
-def figure(record: dict) -> str:
-    """All panels and a legend."""
-    runs = up_to_shortest(record["runs"])
-    width, rows = PER_ROW * PANEL_WIDTH, math.ceil(len(SHOWN) / PER_ROW)
-    height = rows * PANEL_HEIGHT + 30
-    drawn = [f'<rect width="{width}" height="{height}" fill="#fff"/>']
-    for place, arm in enumerate(runs):
-        x = 40 + 170 * place
-        color, seeds = COLORS.get(arm, OTHER), len(runs[arm])
-        drawn.append(f'<path d="M{x} 14h24" stroke="{color}" stroke-width="3"/>')
-        drawn.append(f'<text x="{x + 30}" y="18">{escape(arm)}, {seeds} seeds</text>')
-    for place, name in enumerate(SHOWN):
-        assert name in FIGURES
-        arms = {arm: over_seeds([run["curves"][name] for run in runs[arm]]) for arm in runs}
+def figure(record: dict, panels: Sequence[str], arms: Sequence[str]) -> str:
+    """The panels in rows under a legend."""
+    runs = up_to_shortest({arm: record["runs"][arm] for arm in arms})
+    width = min(PER_ROW, len(panels)) * PANEL_WIDTH
+    height = math.ceil(len(panels) / PER_ROW) * PANEL_HEIGHT + LEGEND_HEIGHT
+    drawn = [f'<rect class="page" width="{width}" height="{height}" rx="6"/>', _legend(runs)]
+    for place, name in enumerate(panels):
+        found = {arm: over_seeds([run["curves"][name] for run in runs[arm]]) for arm in arms}
         row, column = divmod(place, PER_ROW)
-        drawn.append(panel(name, arms, column * PANEL_WIDTH, 30 + row * PANEL_HEIGHT))
+        drawn.append(panel(name, found, column * PANEL_WIDTH, LEGEND_HEIGHT + row * PANEL_HEIGHT))
     size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
     inner = "".join(drawn)
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size}><style>{STYLE}</style>{inner}</svg>\n'
 
 
-def main() -> None:
+def _range(points: Points) -> tuple[float, float]:
+    """The means with their intervals, which are cut off where they are very wide; what is never
+    negative starts a little below 0."""
+    means = [value for _, value, _ in points]
+    room = 0.6 * (max(means) - min(means) or 1.0)
+    low = max(min(means) - room, min(value - half for _, value, half in points))
+    high = min(max(means) + room, max(value + half for _, value, half in points))
+    return max(low, -0.03 * high) if min(means) >= 0.0 else low, high
+
+
+def _curve(arm: str, found: Points, x_axis: Axis, y_axis: Axis) -> str:
+    """The band of intervals, and the means over it."""
+    _, color = ARMS.get(arm, (arm, "grey"))
+    upper = [f"{x_axis(s)},{y_axis(v + h)}" for s, v, h in found]
+    lower = [f"{x_axis(s)},{y_axis(v - h)}" for s, v, h in reversed(found)]
+    line = " ".join(f"{x_axis(s)},{y_axis(v)}" for s, v, _ in found)
+    edge = " ".join([*upper, *lower])
+    return (
+        f'<polygon class="{color} band" points="{edge}"/>'
+        f'<polyline class="{color} line" points="{line}"/>'
+    )
+
+
+def _legend(runs: dict[str, list[dict]]) -> str:
+    """The arms by colour, and how many seeds each has."""
+    drawn, x = [], LEFT
+    for arm, found in runs.items():
+        label, color = ARMS.get(arm, (arm, "grey"))
+        drawn.append(f'<path class="{color} key" d="M{x} 16h24" stroke-width="3"/>')
+        drawn.append(_text(x + 30, 20, f"{label}, {len(found)} seeds", "start", "legend"))
+        x += 215
+    drawn.append(_text(x, 20, "bands: 95 % intervals", "start", "legend"))
+    return "".join(drawn)
+
+
+def _text(x: float, y: float, text: str, anchor: str, kind: str = "tick") -> str:
+    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+    return f'<text class="{kind}" {place}>{escape(text)}</text>'
+
+
+def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Draw the bottle's curves.")
     parser.add_argument("record", type=Path)
     parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args()
-    given.out.write_text(figure(json.loads(given.record.read_text())))
+    parser.add_argument("--panels", nargs="+", choices=FIGURES, default=list(PANELS))
+    parser.add_argument("--arms", nargs="+", help="default: all that the record has")
+    given = parser.parse_args(words)
+    record = json.loads(given.record.read_text())
+    arms = given.arms or list(record["runs"])
+    if unknown := sorted(set(arms) - set(record["runs"])):
+        parser.error(f"no arm {unknown} in {given.record}; it has {list(record['runs'])}")
+    given.out.write_text(figure(record, given.panels, arms))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,55 @@
+"""The stored pictures are what `benchmarks/figure.py` draws from the stored results."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "results" / "collapse.md").read_text()
+
+
+@pytest.fixture
+def figure(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.chdir(ROOT)
+    return importlib.import_module("figure")
+
+
+def commands() -> list[list[str]]:
+    """Arguments of the commands of the results page."""
+    lines = PAGE.replace("\\\n", " ").splitlines()
+    found = [shlex.split(line) for line in lines if "benchmarks/figure.py" in line]
+    return [words[2:] for words in found]
+
+
+@pytest.mark.parametrize("words", commands(), ids=lambda words: Path(words[-1]).name)
+def test_a_command_of_the_results_page_draws_the_stored_picture(figure, tmp_path, words):
+    assert words[-2] == "--out"
+    drawn = tmp_path / "drawn.svg"
+    figure.main([*words[:-1], str(drawn)])
+    assert drawn.read_text() == (ROOT / words[-1]).read_text()
+
+
+@pytest.mark.parametrize("name", re.findall(r"!\[curves\]\((\w+)\.svg\)", PAGE))
+def test_every_picture_of_the_results_page_is_up_to_date(figure, tmp_path, name):
+    drawn = tmp_path / "drawn.svg"
+    figure.main([f"benchmarks/results/{name}.json", "--out", str(drawn)])
+    assert drawn.read_text() == (ROOT / "docs" / "results" / f"{name}.svg").read_text()
+
+
+def test_a_band_is_students_interval_of_the_mean(figure):
+    # Two seeds, 0 and 2: mean 1, standard deviation sqrt(2), over sqrt(2) seeds, times t = 12.706.
+    (point,) = figure.over_seeds([[(5, 0.0)], [(5, 2.0)]])
+    assert point == pytest.approx((5, 1.0, 12.706))
+
+
+def test_an_unknown_arm_is_refused_with_those_that_exist(figure, tmp_path, capsys):
+    words = ["benchmarks/results/bottle_cpu.json", "--arms", "top-p", "--out", str(tmp_path / "x")]
+    with pytest.raises(SystemExit):
+        figure.main(words)
+    assert "it has ['no filter', 'top-p 0.9', 'lowest half']" in capsys.readouterr().err
