@@ -202,7 +202,7 @@ def _parse_json(where: str, data: bytes) -> object:
         return json.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise EnvError(
-            f"{where} is not complete JSON ({error}); correct or remove it, or download the file again"
+            f"{where} is not complete JSON ({error}); correct, remove or download it again"
         ) from error
 
 

@@ -320,7 +320,7 @@ GOOD = json.dumps(metamath_rows(1)[0])
         ('{"query": "a", "response": "b"}', ["no final answer in any row", "The answer is"]),
         ("[" * 100_000, ["not complete JSON"]),
         (b'{"query": "\xff"}', ["line 1", "not complete JSON"]),
-        (b"PAR1 and then nothing", ["no readable Parquet file", "again"]),
+        (b"PAR1 and then nothing", ["not a readable Parquet file", "again"]),
     ],
 )
 def test_broken_files_are_explained(tmp_path, text, parts):
