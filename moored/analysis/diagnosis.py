@@ -13,14 +13,12 @@ import numpy as np
 from moored.analysis.encode import encode_step, too_few_prompts
 from moored.analysis.sample import Draw, RewardStats, StepDraw
 from moored.analysis.scorers import Scorer
-from moored.diagnostics.alarm import SMOOTH, Alarm
 from moored.diagnostics.information import information
+from moored.diagnostics.likelihood import Likelihood
 from moored.diagnostics.pairs import PairSet
-from moored.diagnostics.regimes import Regime
-from moored.diagnostics.report import CollapseReport
+from moored.diagnostics.report import CollapseReport, Regime
 from moored.diagnostics.scoring import ScoreFn, cross_score
-from moored.diagnostics.views import Likelihood
-from moored.diagnostics.watch import CollapseWatch, Watched
+from moored.diagnostics.watch import SMOOTH, Alarm, CollapseWatch, Watched
 from moored.errors import MooredError, TooFewPromptsError
 from moored.types import Prompt
 

@@ -9,8 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from moored.analysis.diagnosis import MIN_LOOKS, Diagnosis, Look
-from moored.diagnostics.regimes import Regime
-from moored.diagnostics.report import CollapseReport
+from moored.diagnostics.report import CollapseReport, Regime
 
 if TYPE_CHECKING:
     from rich.table import Table

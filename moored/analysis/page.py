@@ -27,8 +27,7 @@ from moored.analysis.findings import (
     turn_grid,
 )
 from moored.analysis.svg import SHADES, Cuts, Placed, Point, heat_map, line_chart, plane
-from moored.diagnostics.regimes import DEFAULT_THRESHOLDS, Regime
-from moored.diagnostics.report import CollapseReport
+from moored.diagnostics.report import DEFAULT_THRESHOLDS, CollapseReport, Regime
 from moored.errors import ConfigError
 from moored.runlog.log import write_atomically
 

@@ -1,6 +1,5 @@
 """Is reasoning still tied to its input? Numpy only; a model arrives as a `ScoreFn`."""
 
-from moored.diagnostics.alarm import Alarm, CollapseAlarm, find_alarm
 from moored.diagnostics.chain import action_information, reasoning_action_information
 from moored.diagnostics.information import information
 from moored.diagnostics.pairs import (
@@ -10,10 +9,17 @@ from moored.diagnostics.pairs import (
     turn_pairs,
     turn_position_pairs,
 )
-from moored.diagnostics.regimes import Regime, RegimeThresholds, RegimeTracker, classify
-from moored.diagnostics.report import CollapseReport, Interval, ZScoreEMA
+from moored.diagnostics.report import CollapseReport, Interval, Regime, RegimeThresholds, classify
 from moored.diagnostics.scoring import ScoreFn, cross_score
-from moored.diagnostics.watch import CollapseWatch, Watched
+from moored.diagnostics.watch import (
+    Alarm,
+    CollapseAlarm,
+    CollapseWatch,
+    RegimeTracker,
+    Watched,
+    ZScoreEMA,
+    find_alarm,
+)
 
 __all__ = [
     "Alarm",

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
+from moored.diagnostics.likelihood import Likelihood, check_draws
 from moored.diagnostics.report import Interval
-from moored.diagnostics.resampling import check_draws
-from moored.diagnostics.views import Likelihood
 from moored.errors import MooredError, TooFewPromptsError
 
 

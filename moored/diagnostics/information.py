@@ -15,16 +15,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from moored.diagnostics.regimes import Regime, classify
-from moored.diagnostics.report import STD_EPS, CollapseReport, Interval
-from moored.diagnostics.resampling import (
+from moored.diagnostics.likelihood import (
+    Likelihood,
+    Retrieval,
     bootstrap_means,
     check_can_bootstrap,
     check_draws,
+    hit_if_MN,
+    hit_without_MN,
     permutation_p_values,
     prompt_influence,
 )
-from moored.diagnostics.views import Likelihood, Retrieval, hit_if_MN, hit_without_MN
+from moored.diagnostics.report import STD_EPS, CollapseReport, Interval, Regime, classify
 from moored.errors import MooredError, TooFewPromptsError
 
 INTERVAL = (0.025, 0.975)

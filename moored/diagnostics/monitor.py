@@ -12,7 +12,6 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from moored.diagnostics.alarm import Alarm
 from moored.diagnostics.chain import action_information, reasoning_action_information
 from moored.diagnostics.information import information
 from moored.diagnostics.pairs import (
@@ -21,10 +20,9 @@ from moored.diagnostics.pairs import (
     trajectory_pairs,
     turn_position_pairs,
 )
-from moored.diagnostics.regimes import Regime
-from moored.diagnostics.report import CollapseReport
+from moored.diagnostics.report import CollapseReport, Regime
 from moored.diagnostics.scoring import ScoreFn, cross_score
-from moored.diagnostics.watch import CollapseWatch, Watched
+from moored.diagnostics.watch import Alarm, CollapseWatch, Watched
 from moored.errors import TooFewPromptsError
 from moored.names import check_name
 from moored.types import Group, Prompt, Turn

@@ -1,11 +1,21 @@
-"""What one measurement of input dependence says: `CollapseReport`, and its smoothing over a run."""
+"""What one measurement of input dependence says: `CollapseReport`, and its regime.
+
+|  | input dependence high | input dependence low |
+|---|---|---|
+| diversity high | diverse | template collapse |
+| diversity low | compressed | low-entropy collapse |
+
+Thresholds are relative to chance and to the run's own start, and have hysteresis: a regime that
+was entered at a threshold is left only well beyond it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Protocol
 
-from moored.diagnostics.regimes import Regime
 from moored.errors import MooredError
 
 STD_EPS = 1e-3
@@ -31,6 +41,22 @@ LOGGED = (
     "mi_zscore_ema_seq",
 )
 """Fields that are logged as they are, under RAGEN's names; retrieval is logged beside them."""
+
+
+class Regime(StrEnum):
+    DIVERSE = "diverse"
+    TEMPLATE_COLLAPSE = "template_collapse"
+    COMPRESSED = "compressed"
+    LOW_ENTROPY_COLLAPSE = "low_entropy_collapse"
+
+    @property
+    def is_grounded(self) -> bool:
+        """True where reasoning still depends on its input."""
+        return self in (Regime.DIVERSE, Regime.COMPRESSED)
+
+    @property
+    def is_diverse(self) -> bool:
+        return self in (Regime.DIVERSE, Regime.TEMPLATE_COLLAPSE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,33 +134,59 @@ class CollapseReport:
         }
 
 
-class ZScoreEMA:
-    """Running marginal std of a run: sigma_t = decay * sigma_(t-1) + (1 - decay) * sigma."""
+class Measured(Protocol):
+    """What a regime is read from; `CollapseReport` has it."""
 
-    def __init__(self, decay: float = 0.9) -> None:
-        if not 0.0 <= decay < 1.0:
-            raise MooredError(f"decay must lie in [0, 1), got {decay}")
-        self.decay = decay
-        self._std: float | None = None
-        self._std_seq: float | None = None
+    @property
+    def mi_estimate(self) -> float: ...
+    @property
+    def conditional_entropy_est(self) -> float: ...
+    @property
+    def dependence(self) -> float: ...
 
-    def update(self, report: CollapseReport) -> CollapseReport:
-        """Take in a report; return it with its `*_ema` fields filled."""
-        self._std = self._smooth(self._std, report.marginal_std)
-        self._std_seq = self._smooth(self._std_seq, report.marginal_std_seq)
-        return replace(
-            report,
-            marginal_std_ema=self._std,
-            marginal_std_ema_seq=self._std_seq,
-            mi_zscore_ema=report.mi_estimate / (self._std + STD_EPS),
-            mi_zscore_ema_seq=report.mi_seq_estimate / (self._std_seq + STD_EPS),
-        )
 
-    def _smooth(self, before: float | None, now: float) -> float:
-        return float(now if before is None else self.decay * before + (1.0 - self.decay) * now)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegimeThresholds:
+    """Where the axes are cut. The entropy is per token, in nats."""
 
-    def state_dict(self) -> dict[str, float | None]:
-        return {"std": self._std, "std_seq": self._std_seq}
+    min_dependence: float = 0.1
+    """Chance-corrected retrieval below which reasoning does not tell its prompt."""
+    min_mi_of_start: float = 0.2
+    """Share of the run's first MI below which input dependence counts as lost."""
+    min_entropy_of_start: float = 0.5
+    """Share of the run's first H(Z|X) below which diversity counts as lost."""
+    min_entropy_nats: float = 0.05
+    """H(Z|X) per token that is low whatever the start was."""
+    hysteresis: float = 1.5
+    """To leave a low state a quantity must exceed its threshold by this factor."""
 
-    def load_state_dict(self, state: Mapping[str, float | None]) -> None:
-        self._std, self._std_seq = state["std"], state["std_seq"]
+    def __post_init__(self) -> None:
+        if self.hysteresis < 1.0:
+            raise MooredError(f"hysteresis must be >= 1, got {self.hysteresis}")
+
+
+DEFAULT_THRESHOLDS = RegimeThresholds()
+
+
+def classify(
+    report: Measured,
+    *,
+    start_mi: float | None = None,
+    start_entropy: float | None = None,
+    previous: Regime | None = None,
+    thresholds: RegimeThresholds = DEFAULT_THRESHOLDS,
+) -> Regime:
+    """Name the regime of one measurement, given the run's start and its previous regime."""
+    leave = thresholds.hysteresis
+    mi_factor = leave if previous is not None and not previous.is_grounded else 1.0
+    entropy_factor = leave if previous is not None and not previous.is_diverse else 1.0
+    is_grounded = report.dependence >= thresholds.min_dependence * mi_factor
+    if start_mi is not None:
+        is_grounded &= report.mi_estimate >= thresholds.min_mi_of_start * start_mi * mi_factor
+    floor = thresholds.min_entropy_nats
+    if start_entropy is not None:
+        floor = max(floor, thresholds.min_entropy_of_start * start_entropy)
+    is_diverse = report.conditional_entropy_est >= floor * entropy_factor
+    if is_grounded:
+        return Regime.DIVERSE if is_diverse else Regime.COMPRESSED
+    return Regime.TEMPLATE_COLLAPSE if is_diverse else Regime.LOW_ENTROPY_COLLAPSE

@@ -14,7 +14,7 @@ from moored.analysis.encode import Encoder
 from moored.analysis.findings import curve_table, step_table, summary
 from moored.analysis.sample import draw
 from moored.analysis.scorers import Scorer
-from moored.diagnostics.regimes import Regime
+from moored.diagnostics.report import Regime
 from moored.errors import TooFewPromptsError
 from moored.files.records import Record
 from moored.types import Prompt

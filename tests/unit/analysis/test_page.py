@@ -25,8 +25,8 @@ from moored.analysis.page import (
 from moored.analysis.sample import draw
 from moored.analysis.scorers import Scorer
 from moored.analysis.svg import BOTTOM, LEFT, RIGHT, TOP, Axis, Cuts, Placed, heat_map, plane
-from moored.diagnostics.regimes import Regime
-from moored.diagnostics.views import Likelihood
+from moored.diagnostics.likelihood import Likelihood
+from moored.diagnostics.report import Regime
 from moored.errors import ConfigError, RunLogError
 from moored.files.records import Record
 

@@ -5,8 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moored.diagnostics.resampling import bootstrap_means, prompt_influence
-from moored.diagnostics.views import Likelihood, Retrieval, hit_if_MN, hit_without_MN
+from moored.diagnostics.likelihood import (
+    Likelihood,
+    Retrieval,
+    bootstrap_means,
+    hit_if_MN,
+    hit_without_MN,
+    prompt_influence,
+)
 
 
 @pytest.mark.parametrize("scale", [1.0, 50.0])
