@@ -14,7 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol, cast
 
-from moored.errors import MooredError
+from moored.errors import MooredError, close_match_hint
+from moored.files.own import OWN
 from moored.files.records import (
     BadRow,
     Convert,
@@ -30,7 +31,6 @@ from moored.files.records import (
     weighted_rewards,
 )
 from moored.files.tables import Rows, Table, open_table
-from moored.registry import Registry
 
 
 class Format(Protocol):
@@ -45,18 +45,6 @@ class Format(Protocol):
         ...
 
 
-FORMATS = Registry(
-    "reader",
-    {
-        "moored": "moored.files.own:OWN",
-        "trl": "moored.files.formats:TRL",
-        "verl": "moored.files.formats:VERL",
-        "plain": "moored.files.formats:PLAIN",
-    },
-)
-"""In the order in which a file is tried; the last one fits always."""
-
-
 def read_records(file: Path, options: ReadOptions) -> Iterator[Record | BadRow]:
     """The rows of one file, one after the other, so that its size does not matter."""
     table = open_table(file)
@@ -68,15 +56,20 @@ def read_records(file: Path, options: ReadOptions) -> Iterator[Record | BadRow]:
             yield BadRow(where, str(error))
 
 
-def find_format(source: Table | Path) -> str:
+def find_format(table: Table) -> str:
     """The name of a file's format, by its columns."""
-    table = open_table(source) if isinstance(source, Path) else source
-    return next(name for name in FORMATS if get_format(name).fits(table))
+    return next(name for name, each in FORMATS.items() if each.fits(table))
 
 
 def get_format(name: str) -> Format:
     """A format by name, or by `module:attribute`."""
-    return cast(Format, FORMATS.get_object(name))
+    if ":" in name:
+        from moored.registry import import_object
+
+        return cast(Format, import_object(name, kind="reader"))
+    if name not in FORMATS:
+        raise MooredError(f"unknown reader {name!r}; {close_match_hint(name, FORMATS)}")
+    return FORMATS[name]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,3 +220,5 @@ PLAIN = ColumnFormat(
     group=("group", "group_id"),
     reward=("reward", "score"),
 )
+FORMATS: dict[str, Format] = {"moored": OWN, "trl": TRL, "verl": VERL, "plain": PLAIN}
+"""In the order in which a file is tried; the last one always fits."""
