@@ -25,7 +25,7 @@ from moored.types import Prompt
 SCHEMA = 1
 PROBE_PAIRS = 4
 MIN_LOOKS = SMOOTH
-"""Steps without which there is no alarm."""
+"""An alarm needs at least as many steps."""
 MOST_TURNS = 10
 """Positions looked at; each costs as much as a step."""
 

@@ -137,14 +137,14 @@ def _passed_over(diagnosis: Diagnosis) -> list[Finding]:
     lines = [f"step {step} not measured: {why}" for step, why in diagnosis.skipped.items()]
     lines += [f"turn {turn} not measured: {why}" for turn, why in diagnosis.skipped_turns.items()]
     if diagnosis.num_bad_rows:
-        lines.append(f"{diagnosis.num_bad_rows} bad row(s) passed over")
+        lines.append(f"{diagnosis.num_bad_rows} bad row(s) skipped")
     if diagnosis.num_torn_rows:
-        lines.append(f"{diagnosis.num_torn_rows} torn last line(s) passed over")
+        lines.append(f"{diagnosis.num_torn_rows} torn last line(s) skipped")
     return [Finding(line) for line in lines]
 
 
 def number(value: float) -> str:
-    """Three decimals, one where the figure is large; no minus before nought."""
+    """Three decimals, one where the figure is large; no minus sign before zero."""
     is_small = abs(value) < 100 or not math.isfinite(value)
     return f"{round(value, 3) + 0.0:.3f}" if is_small else f"{value:.1f}"
 

@@ -1,4 +1,4 @@
-"""A bounded, seeded draw from any number of rows: N prompts a step, M reasonings spread over them.
+"""A bounded, seeded draw from any number of rows: of each step N prompts and M reasonings.
 
 Prompts have a keyed digest; the N lowest of a step are kept. That is a uniform draw over distinct
 prompts, whatever the order of rows, and takes the same prompts in every step that has them. Of each
@@ -30,7 +30,7 @@ V = TypeVar("V")
 
 
 class LowestKeys(Generic[V]):
-    """Values of the `size` lowest keys ever seen; whoever falls out never comes back."""
+    """Values of the `size` lowest keys ever seen; a key that was dropped never comes back."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -163,7 +163,7 @@ class StepDraw:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """All steps, in order, and what was passed over."""
+    """All steps, in order, and how many rows were skipped."""
 
     steps: tuple[StepDraw, ...]
     num_bad: int

@@ -1,8 +1,9 @@
-"""Rollouts on disk: the groups of a step as one Parquet file, a row a turn, a row group a group.
+"""Rollouts on disk: the groups of a step as one Parquet file.
 
-Every row stands alone: whole prompts, and the facts of its trajectory and group beside it. (Whole
-prompts cost little: a later turn repeats the earlier one, and zstd sees that.) An episode that
-ended before its first turn has one row whose `turn` is null. Images are stored as PNG.
+Each turn is a row, each group a row group. Every row stands alone: whole prompts, and the facts of
+its trajectory and group beside it. (Whole prompts cost little: a later turn repeats the earlier
+one, and zstd sees that.) An episode that ended before its first turn has one row whose `turn` is
+null. Images are stored as PNG.
 """
 
 from __future__ import annotations
