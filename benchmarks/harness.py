@@ -228,7 +228,7 @@ def describe_machine(device: torch.device, *, bf16: bool) -> dict[str, object]:
 
 
 def make_console() -> Console:
-    """At least as wide as the tables, also where the output is no terminal."""
+    """At least as wide as the tables, also where the output is not a terminal."""
     return Console(width=max(Console().width, 110))
 
 

@@ -16,6 +16,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -156,7 +157,7 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--group-size", type=int, default=16)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=7, help="measured rounds, after one apart")
-    parser.add_argument("--out", metavar="FILE", help="also write the figures here")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="also write the figures here")
     return parser.parse_args(words)
 
 

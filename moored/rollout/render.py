@@ -326,7 +326,7 @@ class Renderer:
     def _decode(self, ids: list[int]) -> str:
         # Special tokens are kept: the tags may be such tokens.
         options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
-        # `decode` first looks at every id for what is not one, which takes longer than decoding.
+        # `decode` first checks the type of every id, which takes longer than decoding.
         decode = self.tokenizer._decode if self._has_plain_decode else self.tokenizer.decode
         text = decode(ids, **options)
         assert isinstance(text, str)

@@ -46,7 +46,8 @@ class SlotSampler:
     """Writes replies; the same weights, prompt and seed give the same reply.
 
     `streams` says whether `stream` overlaps replies or writes them in lockstep: by default it
-    overlaps on a GPU, where that is faster, and not on a CPU, where runs repeat bit by bit.
+    overlaps on a GPU, where that is faster, and not on a CPU. Which rows are computed together
+    then depends on the time environments take, so replies repeat up to rounding only.
     """
 
     cache: torch.Tensor

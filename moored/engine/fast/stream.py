@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from moored.engine.fast.sampler import SlotSampler
 
 STEPS_PER_CHUNK = 8
-"""Decoding steps between looks at which rows still run."""
+"""Decoding steps between checks which rows still run: a row that ended idles for at most 15."""
 PREFILL_TOKENS = 32768
 """Bound on the tokens of one forward pass."""
 
@@ -92,6 +92,7 @@ class SlotStream:
         while True:
             has_entered = self._admit()
             previous, self._chunk = self._chunk, self._launch(has_entered)
+            assert previous or self._chunk, "replies are under way, but nothing is left to compute"
             finished = self._finish(previous)
             if finished or (wait_s is not None and time.monotonic() - start >= wait_s):
                 return finished

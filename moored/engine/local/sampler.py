@@ -23,7 +23,7 @@ from moored.errors import MooredError
 from moored.types import Completion, FinishReason
 
 STEPS_BETWEEN_CHECKS = 8
-"""Tokens between looks at whether rows are done: on a GPU each look waits for the device."""
+"""Tokens between checks whether rows are done: on a GPU each check waits for the device."""
 MIN_ROWS_TO_COMPACT = 8
 
 

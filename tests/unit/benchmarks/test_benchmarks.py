@@ -32,6 +32,16 @@ def test_both_samplers_write_equally_many_forced_tokens(benchmark, tmp_path):
     assert figures["moored"]["tokens"] == figures["plain generate"]["tokens"] == [40]
 
 
+def test_parts_of_the_hosts_time_add_up_to_everything(benchmark, tmp_path):
+    out = tmp_path / "host.json"
+    words = "--model nano --groups 2 --group-size 2 --turns 2 --repeats 1"
+    benchmark("host").main([*words.split(), "--out", str(out)])
+    figures = json.loads(out.read_text())["figures"]
+    everything = figures.pop("everything")
+    assert sum(figures.values()) == pytest.approx(everything)
+    assert {"renderer: decode", "renderer: extend", "environment: step"} < figures.keys()
+
+
 def test_an_endless_game_goes_on_after_it_was_solved(benchmark):
     env = benchmark("rollout").EndlessSokoban(max_turns=9)
     env.reset(3)
