@@ -40,7 +40,7 @@ ARMS = {
         "filter.eps=0",
     ],
 }
-ENGINE = {"plain engine": ["plain=true"]}
+ENGINE = {"plain engine": ["engine.sampler=plain", "engine.learner=plain"]}
 """For a look at moored's engine, with the filter, rather than at the filter."""
 VIEW = "collapse_first_turn_sample"
 FIGURES = {
@@ -61,14 +61,13 @@ def one_run(
 ) -> dict:
     """Train once; curves of all figures as (step, value), the alarm's step, seconds."""
     from moored.config import load_config
-    from moored.engine.build import build
     from moored.presets import read_presets
     from moored.runlog.log import read_records
-    from moored.train import start, train
+    from moored.train import build_run, start, train
 
     begin = time.perf_counter()
     config = load_config(read_presets(presets), [*options, f"seed={seed}"])
-    run = build(config, folder)
+    run = build_run(config, folder)
     start(run)
     end = train(run, lambda _: time.time() > deadline)
     run.close()

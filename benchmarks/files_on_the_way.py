@@ -27,7 +27,7 @@ PACKAGE = Path(moored.__file__).parent
 MOST_FOR_A_STEP = 29
 MOST_FOR_A_DIAGNOSIS = 21
 TRAIN = (
-    *("train", "sokoban", "grpo", "model=nano", "device=cpu", "num_steps=2"),
+    *("train", "sokoban", "grpo", "model=nano", "engine.device=cpu", "num_steps=2"),
     *("rollout.num_groups=4", "rollout.group_size=4", "rollout.max_response_tokens=32"),
     *("collapse.every=1", "log.rollouts_every=1"),
 )

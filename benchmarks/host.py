@@ -22,8 +22,9 @@ import numpy as np
 import torch
 from harness import describe_machine, make_console, show_machine, write_record
 from rich.table import Table
-from rollout import MAX_CONTEXT, EndlessSokoban, make_tasks
+from rollout import MAX_CONTEXT, EndlessSokoban, Pen, make_tasks
 
+from moored.config import RolloutConfig
 from moored.engine.base import LockstepStream, Request, SamplingParams
 from moored.envs.base import StepResult
 from moored.models.load import load_model
@@ -92,9 +93,6 @@ class CannedSampler:
     def end_sessions(self, sessions: Sequence[int]) -> None:
         """Nothing is kept."""
 
-    def load_weights(self, weights: object, version: int) -> None:
-        """There are none."""
-
 
 def canned_replies() -> list[str]:
     """64 replies: every thought before every pair of actions."""
@@ -120,10 +118,8 @@ def measure(renderer: Renderer, arguments: argparse.Namespace) -> list[dict[str,
         make_tasks(
             arguments.groups, arguments.group_size, partial(TimedSokoban, arguments.turns, clock)
         ),
-        sampler=CannedSampler(renderer, clock),
-        renderer=_timed_renderer(renderer, clock),
-        params=SamplingParams(max_tokens=80, stop_ids=renderer.stop_ids),
-        max_context=MAX_CONTEXT,
+        engine=Pen(CannedSampler(renderer, clock), _timed_renderer(renderer, clock)),
+        options=RolloutConfig(max_response_tokens=80, max_context=MAX_CONTEXT),
     )
     rounds = []
     with EnvPool() as pool:

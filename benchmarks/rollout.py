@@ -15,7 +15,7 @@ import argparse
 import itertools
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
@@ -34,8 +34,9 @@ from harness import (
     write_record,
 )
 
-from moored.engine.base import Sampler, SamplingParams
-from moored.engine.build import make_sampler
+from moored.config import RolloutConfig
+from moored.engine.base import Sampler
+from moored.engine.local.engine import make_sampler
 from moored.envs.base import Environment, StepResult
 from moored.envs.mix import make_env
 from moored.models.load import LoadedModel, load_model
@@ -45,6 +46,14 @@ from moored.rollout.render import Renderer
 from moored.types import Message
 
 MAX_CONTEXT = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Pen:
+    """What episodes need of an engine."""
+
+    sampler: Sampler
+    renderer: Renderer
 
 
 class EndlessSokoban:
@@ -95,13 +104,13 @@ def compare(
 ) -> dict[str, Timing]:
     """Time both samplers on the same episodes."""
     renderer = Renderer(loaded.tokenizer)
+    if forced:
+        renderer.stop_ids = ()
     make: Callable[[], Environment] = partial(make_env, "sokoban", max_turns=arguments.turns)
     if forced:
         make = partial(EndlessSokoban, arguments.turns)
     tasks = make_tasks(arguments.groups, arguments.group_size, make)
-    params = SamplingParams(
-        max_tokens=arguments.reply_tokens, stop_ids=() if forced else renderer.stop_ids
-    )
+    options = RolloutConfig(max_response_tokens=arguments.reply_tokens, max_context=MAX_CONTEXT)
     samplers: dict[str, Sampler] = {
         "moored": make_sampler(loaded.model, bf16=bf16, max_context=MAX_CONTEXT),
         "plain generate": PlainSampler(plain_model(loaded.model, bf16=bf16)),
@@ -109,18 +118,14 @@ def compare(
     torch.manual_seed(0)
     with EnvPool() as pool:
         calls = {
-            name: _rollout_call(sampler, renderer, tasks, params, pool)
+            name: _rollout_call(Pen(sampler, renderer), tasks, options, pool)
             for name, sampler in samplers.items()
         }
         return interleave(calls, arguments.repeats, loaded.model.device)
 
 
 def _rollout_call(
-    sampler: Sampler,
-    renderer: Renderer,
-    tasks: Sequence[Task],
-    params: SamplingParams,
-    pool: EnvPool,
+    engine: Pen, tasks: Sequence[Task], options: RolloutConfig, pool: EnvPool
 ) -> Callable[[], int]:
     """A function that plays all tasks with fresh randomness and counts the sampled tokens."""
     numbers = itertools.count()
@@ -128,10 +133,8 @@ def _rollout_call(
     def call() -> int:
         groups = roll_out(
             tasks,
-            sampler=sampler,
-            renderer=renderer,
-            params=params,
-            max_context=MAX_CONTEXT,
+            engine=engine,
+            options=options,
             seed=(next(numbers),),
             pool=pool,
         )

@@ -35,7 +35,7 @@ from rich.table import Table
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from moored.engine.base import Request, Sampler, SamplingParams, write_replies
-from moored.engine.build import make_sampler
+from moored.engine.local.engine import make_sampler
 from moored.types import Prompt
 
 SHAPES = {

@@ -32,9 +32,10 @@ from sampler import SHAPES
 from torch import nn
 from transformers import LlamaForCausalLM
 
-from moored.engine.local.learner import MICRO_BATCH_TOKENS, LearnerOptions, LocalLearner
+from moored.config import load_config
+from moored.engine.local.learner import MICRO_BATCH_TOKENS, LocalLearner
 from moored.models.load import load_model
-from moored.types import Prompt
+from moored.types import Prompt, ScoreRequest
 
 Scores = dict[tuple[int, int], np.ndarray]
 
@@ -43,9 +44,8 @@ def shared(
     learner: LocalLearner, prompts: Sequence[Prompt], replies: Sequence[np.ndarray], found: Scores
 ) -> int:
     """moored's way; returns the scored tokens."""
-    for i, prompt in enumerate(prompts):
-        for j, logp in enumerate(learner.score(prompt, replies)):
-            found[i, j] = logp
+    scored = learner.score([ScoreRequest(prompt, replies) for prompt in prompts])
+    found.update(((i, j), logp) for i, row in enumerate(scored) for j, logp in enumerate(row))
     return sum(map(len, replies)) * len(prompts)
 
 
@@ -138,7 +138,12 @@ def main(words: Sequence[str] | None = None) -> int:
     prompts = [Prompt(ids) for ids in some(given.prompts, given.prompt_tokens)]
     replies = some(given.reasonings, given.reasoning_tokens)
     budget = MICRO_BATCH_TOKENS[device.type != "cpu"]
-    learner = LocalLearner(model, LearnerOptions(bf16=bf16, micro_batch_tokens=budget))
+    learner = LocalLearner(
+        model,
+        load_config(
+            {"engine": {"dtype": "bfloat16" if bf16 else "float32", "micro_batch_tokens": budget}}
+        ),
+    )
     plain = plain_model(model, bf16=bf16).eval()
     plain.set_attn_implementation("sdpa")  # pyright: ignore[reportCallIssue]
     ours: Scores = {}

@@ -46,9 +46,9 @@ from trl_side import (
 )
 
 from moored.config import Config, load_config
-from moored.engine.build import build
 from moored.envs.mix import make_env
-from moored.train import Run, _plan, train_step
+from moored.rollout.render import Renderer
+from moored.train import Run, _plan, build_run, train_step
 
 WARM_UP = 2
 """Rounds before measuring; the first one's time is the start-up."""
@@ -83,9 +83,11 @@ class MooredSide:
     """Steps of `moored train`, as its configuration builds them."""
 
     def __init__(self, arguments: argparse.Namespace, folder: Path) -> None:
-        self.run = build(make_config(arguments), folder)
+        self.run = build_run(make_config(arguments), folder)
+        renderer = self.run.engine.renderer
+        assert isinstance(renderer, Renderer)
         # Forced replies: no token ends one.
-        self.run.renderer.stop_ids = ()
+        renderer.stop_ids = ()
         self.timing = Timing()
         self._step = 0
 
@@ -95,7 +97,7 @@ class MooredSide:
         return int(train_step(self.run, self._step).metrics["tokens/trained"])
 
     def measure(self) -> None:
-        seconds, tokens = timed(self.step, torch.device(self.run.config.device))
+        seconds, tokens = timed(self.step, torch.device(self.run.config.engine.device))
         self.timing.add(seconds, tokens, self.run.seconds)
 
 
@@ -104,8 +106,7 @@ def make_config(arguments: argparse.Namespace) -> Config:
     device, bf16 = device_of(arguments)
     settings: dict[str, object] = {
         "model": arguments.model,
-        "device": str(device),
-        "dtype": "bfloat16" if bf16 else "float32",
+        "engine": {"device": str(device), "dtype": "bfloat16" if bf16 else "float32"},
         "env": {"name": "sokoban", "options": ENV_OPTIONS},
         "rollout": {
             "num_groups": arguments.groups,

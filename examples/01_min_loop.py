@@ -9,19 +9,14 @@ Run: python examples/01_min_loop.py [--steps 3] [--no-filter]
 import argparse
 
 import numpy as np
-import torch
 
 from moored.algo import grpo, select_groups
+from moored.config import load_config
 from moored.diagnostics import cross_score, first_turn_pairs, information
-from moored.engine.base import SamplingParams
-from moored.engine.local.learner import LearnerOptions, LocalLearner
-from moored.engine.local.sampler import LocalSampler
+from moored.engine.build import build_engine
 from moored.envs.mix import EnvSpec
-from moored.models.load import load_model
 from moored.rollout.episodes import Task, roll_out
-from moored.rollout.render import Renderer
 from moored.training.batch import LossSample, build_samples, token_weights
-from moored.training.losses import LossOptions
 
 arguments = argparse.ArgumentParser(description=__doc__)
 arguments.add_argument("--steps", type=int, default=3)
@@ -30,11 +25,16 @@ arguments.add_argument("--size", type=int, default=8, help="G, rollouts per prom
 arguments.add_argument("--no-filter", action="store_true")
 options = arguments.parse_args()
 
-loaded = load_model("nano", torch.device("cpu"))
-renderer = Renderer(loaded.tokenizer)
-sampler = LocalSampler(loaded.model)
-learner = LocalLearner(loaded.model, LearnerOptions(lr=2e-4), LossOptions(entropy_coef=0.03))
-params = SamplingParams(max_tokens=80, stop_ids=renderer.stop_ids)
+config = load_config(
+    {
+        "model": "nano",
+        "engine": {"device": "cpu"},
+        "optimizer": {"lr": 2e-4},
+        "algorithm": {"entropy_coef": 0.03},
+        "rollout": {"max_response_tokens": 80, "max_context": 1024},
+    }
+)
+engine = build_engine(config)
 sokoban = EnvSpec("sokoban", options={"max_turns": 1, "max_actions_per_turn": 10})
 
 for step in range(1, options.steps + 1):
@@ -49,13 +49,11 @@ for step in range(1, options.steps + 1):
         )
         for i in range(options.groups)
     ]
-    groups = roll_out(
-        tasks, sampler=sampler, renderer=renderer, params=params, max_context=1024, seed=(0, step)
-    )
+    groups = roll_out(tasks, engine=engine, options=config.rollout, seed=(0, step))
 
     # 3 measure, before the filter: does reasoning still tell its prompt?
     pairs = first_turn_pairs(groups, seed=step)
-    report = information(cross_score(pairs, learner.score), pairs.columns, pairs.lengths)
+    report = information(cross_score(pairs, engine.scorer.score), pairs.columns, pairs.lengths)
 
     # 4 select the prompts whose rollouts differ in reward.
     rewards = np.stack([group.rewards for group in groups])
@@ -64,7 +62,9 @@ for step in range(1, options.steps + 1):
     # 5 advantages, 6 samples, 7 update: each sampled token brings its advantage and its weight.
     advantages = grpo(rewards).ravel()
     samples = [s for s in build_samples(groups) if s.group in set(selection.kept.tolist())]
-    weights = token_weights(samples, "seq_mean_token_mean", max_length=params.max_tokens)
+    weights = token_weights(
+        samples, "seq_mean_token_mean", max_length=config.rollout.max_response_tokens
+    )
     batch = [
         LossSample(
             sample=sample,
@@ -73,10 +73,10 @@ for step in range(1, options.steps + 1):
         )
         for sample, weights_T in zip(samples, weights, strict=True)
     ]
-    stats = learner.step(batch) if batch else {"grad_norm": 0.0}
+    stats = engine.learner.step(batch) if batch else {"grad_norm": 0.0}
 
-    # 8 the sampler reads the learner's own weights; only what it kept of the old ones must go.
-    sampler.load_weights(learner.weights(), learner.version)
+    # 8 make the learner's weights the sampler's.
+    engine.publish()
 
     won = np.mean([t.success for group in groups for t in group.trajectories])
     print(

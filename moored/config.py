@@ -70,6 +70,8 @@ class RolloutConfig(Section):
     """Calls of environments at a time; more help where they wait, e.g. for a server."""
     env_timeout_s: float = Field(default=60.0, gt=0.0)
     """A call of an environment that takes longer is given up, and its episode is an error."""
+    max_context: int = Field(default=2048, ge=16)
+    """Longest dialogue in tokens; an episode that outgrows it is cut off."""
 
 
 class AlgorithmConfig(Section):
@@ -97,6 +99,9 @@ class AlgorithmConfig(Section):
     kl_coef: float = Field(default=0.0, ge=0.0)
     """0 turns KL off, and no reference model is loaded."""
     kl_estimator: KLEstimator = "k3"
+    old_logprobs: typing.Literal["sampler", "learner"] = "sampler"
+    """Whose log-probabilities the ratio starts from: the sampler's own, or the learner's, computed
+    once before the update, where the two engines differ too much."""
     entropy_coef: float = Field(default=0.001, ge=0.0)
     overlong_buffer: int = Field(default=0, ge=0)
     """DAPO: tokens before max_response_tokens over which a reply loses up to 1 of its reward."""
@@ -125,16 +130,49 @@ class OptimizerConfig(Section):
     num_minibatches: int = Field(default=4, ge=1)
     """Updates per epoch; the samples of a step are dealt out among them."""
     num_epochs: int = Field(default=1, ge=1)
-    micro_batch_tokens: int | None = Field(default=None, ge=1)
-    """Bound on the tokens of one forward pass; changes no result. null: by device."""
-    row_tokens: int = Field(default=2048, ge=1)
-    """Bound on one packed row where attention needs a mask; changes no result."""
     lora_rank: int = Field(default=0, ge=0)
     """0 trains all weights."""
     lora_alpha: float = Field(default=64.0, gt=0.0)
+
+
+class EndpointConfig(Section):
+    """An OpenAI-compatible server."""
+
+    url: str | None = None
+    """E.g. http://host:8000/v1."""
+    api_key_env: str | None = None
+    """Variable with the key; null: OPENAI_API_KEY, if it is set."""
+    concurrency: int = Field(default=64, ge=1)
+    """Requests at a time."""
+    timeout_s: float = Field(default=300.0, gt=0.0)
+    """How long a reply may take."""
+
+
+class EngineConfig(Section):
+    """Where and how the model is computed; nothing here changes a result, rounding apart."""
+
+    kind: str = "local"
+    """`local` (this process), `endpoint` (a server; evaluates and scores only), or `module:attr`:
+    called with the configuration, returns an `Engine`."""
+    sampler: typing.Literal["auto", "fast", "plain"] = "auto"
+    """`fast` is for Llama-shaped models; `plain` runs any model through its own code: slow, to
+    compare with; `auto` takes the fast one where it can."""
+    learner: typing.Literal["auto", "plain"] = "auto"
+    """`plain` does without tree attention and CUDA graphs: slow, to compare with."""
+    device: str = "auto"
+    """`auto` takes a GPU when there is one."""
+    dtype: typing.Literal["auto", "float32", "bfloat16"] = "auto"
+    """What is computed in; `auto` is bfloat16 on a GPU."""
+    micro_batch_tokens: int | None = Field(default=None, ge=1)
+    """Bound on the tokens of one forward pass. null: by device."""
+    row_tokens: int = Field(default=2048, ge=1)
+    """Bound on one packed row where attention needs a mask."""
     gradient_checkpointing: bool = False
+    """Compute activations twice instead of keeping them: slower, in less memory."""
     compile: bool = False
     """Compile the layers with torch.compile: slow to start, then faster."""
+    endpoint: EndpointConfig = EndpointConfig()
+    """For kind `endpoint`."""
 
 
 class FilterConfig(Section):
@@ -190,7 +228,10 @@ class EvaluationConfig(Section):
     every: int = Field(default=0, ge=0)
     """Steps between evaluations, the last step included; 0 turns them off."""
     num_tasks: int = Field(default=512, ge=1)
+    num_samples: int = Field(default=1, ge=1)
+    """Episodes of each task, for pass@k."""
     temperature: float = Field(default=0.5, ge=0.0)
+    split: typing.Literal["train", "validation", "test"] = "validation"
 
 
 class StopConfig(Section):
@@ -222,15 +263,6 @@ class Config(Section):
     num_steps: int = Field(default=400, ge=1)
     model: str = "nano"
     """`nano`, `mini`, `smollm2`, a folder, or a hub id."""
-    device: str = "auto"
-    """`auto` takes a GPU when there is one."""
-    dtype: typing.Literal["auto", "float32", "bfloat16"] = "auto"
-    """What is computed in; `auto` is bfloat16 on a GPU."""
-    plain: bool = False
-    """Run the model through its own code, without slots, tree attention and CUDA graphs: slow, and
-    the same but for rounding; to compare with, or when in doubt."""
-    max_context: int = Field(default=2048, ge=16)
-    """Longest dialogue in tokens; an episode that outgrows it is cut off."""
     checkpoint_every: int = Field(default=50, ge=1)
     profile: bool = False
     """Print seconds and token rates of each phase; write a Chrome trace of step 4 to trace.json."""
@@ -238,6 +270,7 @@ class Config(Section):
     rollout: RolloutConfig = RolloutConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
+    engine: EngineConfig = EngineConfig()
     filter: FilterConfig = FilterConfig()
     collapse: CollapseConfig = CollapseConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -361,13 +394,31 @@ def _unknown_keys(model: type[BaseModel], data: object, path: str) -> Iterator[s
     for key, value in data.items():
         here = f"{path}{key}"
         if key not in model.model_fields:
-            yield f"unknown option {here!r}; {close_match_hint(str(key), model.model_fields)}"
+            yield f"unknown option {here!r}; {_hint(str(key), model)}"
             continue
         section = _section_of(model.model_fields[str(key)].annotation)
         items = list(enumerate(value)) if isinstance(value, list) else [(None, value)]
         for position, item in items if section else []:
             inner = here if position is None else f"{here}.{position}"
             yield from _unknown_keys(typing.cast(type[BaseModel], section), item, f"{inner}.")
+
+
+def _hint(key: str, model: type[BaseModel]) -> str:
+    """Where an option of this name stands in another section, or what is close in this one."""
+    elsewhere = [name for name in _option_names(Config) if name.rpartition(".")[2] == key]
+    if elsewhere:
+        return f"did you mean {' or '.join(map(repr, elsewhere))}?"
+    return close_match_hint(key, model.model_fields)
+
+
+def _option_names(model: type[BaseModel], path: str = "") -> Iterator[str]:
+    """Dotted names of all options, those of lists left out."""
+    for name, field in model.model_fields.items():
+        section = field.annotation
+        if isinstance(section, type) and issubclass(section, BaseModel):
+            yield from _option_names(section, f"{path}{name}.")
+        else:
+            yield f"{path}{name}"
 
 
 def _section_of(annotation: object) -> type[BaseModel] | None:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from moored.engine.base import Sampler, SamplingParams
-from moored.engine.endpoint.sampler import EndpointSampler, TextRenderer
-from moored.envs.base import SPLIT_SEEDS, Split
+from moored.config import Config
+from moored.envs.base import SPLIT_SEEDS
 from moored.envs.mix import EnvMix
-from moored.errors import MooredError
-from moored.rollout.episodes import DialogueRenderer, Task, roll_out
+from moored.rollout.episodes import Task, Writer, roll_out
 from moored.rollout.pool import EnvPool
 from moored.types import Group
 
@@ -49,78 +46,37 @@ class Evaluation:
 
 
 def evaluate(
+    engine: Writer,
     mix: EnvMix,
+    config: Config,
     *,
-    sampler: Sampler,
-    renderer: DialogueRenderer,
-    params: SamplingParams,
-    max_context: int,
-    num_tasks: int,
-    num_samples: int = 1,
-    split: Split = "validation",
-    seed: int = 0,
     pool: EnvPool | None = None,
     on_replies: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
-    """Play `num_samples` episodes of each of the first `num_tasks` tasks of a split."""
-    if num_tasks < 1 or num_samples < 1:
-        raise MooredError(
-            f"an evaluation needs at least 1 task and 1 sample, got {num_tasks} and {num_samples}"
-        )
-    first = SPLIT_SEEDS[split].start
+    """Play episodes of the first tasks of a split, as `evaluation` and `rollout` say."""
+    options, first = config.evaluation, SPLIT_SEEDS[config.evaluation.split].start
     tasks = []
-    for index in range(num_tasks):
-        spec = mix.spec_of_group(index, seed=seed)
+    for index in range(options.num_tasks):
+        spec = mix.spec_of_group(index, seed=config.seed)
         tasks.append(
             Task(
                 group_id=index,
                 env=spec.name,
                 make_env=spec.make,
                 task_seed=first + index,
-                episode_seeds=tuple(range(num_samples)),
+                episode_seeds=tuple(range(options.num_samples)),
             )
         )
     groups = roll_out(
         tasks,
-        sampler=sampler,
-        renderer=renderer,
-        params=params,
-        max_context=max_context,
-        seed=(seed, 1),
+        engine=engine,
+        options=config.rollout,
+        temperature=options.temperature,
+        seed=(config.seed, 1),
         pool=pool,
         on_replies=on_replies,
     )
-    return summarize(groups, num_samples)
-
-
-def evaluate_endpoint(
-    sampler: EndpointSampler,
-    mix: EnvMix | None,
-    *,
-    num_tasks: int,
-    num_samples: int,
-    temperature: float,
-    max_tokens: int,
-    split: Split,
-    seed: int,
-    on_replies: Callable[[int, int], None] | None = None,
-) -> Evaluation:
-    """Evaluate what a server serves; the context limit and the tokens are the server's own."""
-    if mix is None:
-        raise MooredError("a model has no environment of its own; give --env, e.g. --env sokoban")
-    found = evaluate(
-        mix,
-        sampler=sampler,
-        renderer=TextRenderer(),
-        params=SamplingParams(max_tokens=max_tokens, temperature=temperature),
-        max_context=sys.maxsize,
-        num_tasks=num_tasks,
-        num_samples=num_samples,
-        split=split,
-        seed=seed,
-        on_replies=on_replies,
-    )
-    return replace(found, mean_reply_tokens=sampler.mean_reply_tokens)
+    return summarize(groups, options.num_samples)
 
 
 def summarize(groups: Sequence[Group], num_samples: int) -> Evaluation:

@@ -7,26 +7,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
 
+from moored.algo import check_filter
 from moored.config import Config, dump_config
 from moored.diagnostics.monitor import CollapseMonitor, Measurement
-from moored.engine.base import Learner, Sampler, SamplingParams
+from moored.engine.base import Engine
+from moored.engine.build import build_engine
 from moored.engine.checkpoint import load_checkpoint, save_checkpoint
 from moored.envs.mix import EnvMix
 from moored.errors import MooredError
 from moored.evaluate import Evaluation, evaluate
 from moored.rollout.episodes import Task, roll_out
 from moored.rollout.pool import EnvPool
-from moored.rollout.render import Renderer
 from moored.runlog.log import RunLog, written_whole
 from moored.runlog.rollouts import write_groups
-from moored.runlog.sinks import RunInfo, Sinks
-from moored.training.algorithms import Algorithm
+from moored.runlog.sinks import RunInfo, Sinks, require_sinks
+from moored.training.algorithms import Algorithm, load_algorithm
 from moored.training.failures import keep_failure
 from moored.training.metrics import step_metrics
 from moored.training.stopping import LoopState, stop_reason
@@ -35,6 +36,7 @@ from moored.training.update import (
     score_groups,
     select_samples,
     update,
+    with_learner_logprobs,
 )
 from moored.types import Group, Selection
 
@@ -46,9 +48,7 @@ class Run:
     config: Config
     algorithm: Algorithm
     mix: EnvMix
-    renderer: Renderer
-    sampler: Sampler
-    learner: Learner
+    engine: Engine
     monitor: CollapseMonitor
     log: RunLog
     sinks: Sinks = field(default_factory=Sinks)
@@ -69,11 +69,10 @@ class Run:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
 
     def close(self) -> None:
-        """Close environments, what they share, and sinks."""
-        try:
-            self.pool.close()
-        finally:
-            self.sinks.close()
+        """Close environments, what they share, sinks and the engine."""
+        with ExitStack() as stack:
+            for part in (self.engine, self.sinks, self.pool):
+                stack.callback(part.close)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +84,36 @@ class StepRecord:
     collapse: Measurement | None
     evaluation: Evaluation | None
     seconds: Mapping[str, float]
+
+
+def build_run(config: Config, folder: Path, *, resume: bool = False) -> Run:
+    """Assemble a run: environments, engine, monitor and run directory."""
+    require_sinks(config.log.sinks)
+    algorithm = load_algorithm(config.algorithm)
+    check_filter(config.filter.score, config.filter.rule)
+    mix = EnvMix.parse([env.model_dump() for env in config.env])
+    for env in mix.make():
+        env.close()
+    engine = build_engine(config)
+    engine.check()
+    monitor = CollapseMonitor(
+        score=engine.scorer.score,
+        views=config.collapse.views,
+        num_pairs=config.collapse.num_pairs,
+        num_prompts=config.collapse.num_prompts or config.rollout.num_groups,
+        bootstrap=config.collapse.bootstrap,
+        permutations=config.collapse.permutations,
+        ema_decay=config.collapse.ema_decay,
+        seed=config.seed,
+    )
+    return Run(
+        config=config,
+        algorithm=algorithm,
+        mix=mix,
+        engine=engine,
+        monitor=monitor,
+        log=RunLog(folder, resume=resume),
+    )
 
 
 def train_step(run: Run, step: int) -> StepRecord:
@@ -103,18 +132,23 @@ def train_step(run: Run, step: int) -> StepRecord:
             write_groups(run.log.rollouts_file(step), groups, step=step, kept=selection.group_mask)
     with run.timed("advantages"):
         samples = select_samples(config.filter, groups, selection)
-        advantages = estimate_advantages(config, run.algorithm, run.learner, groups, samples)
+        mismatch = {}
+        if config.algorithm.old_logprobs == "learner":
+            samples, mismatch = with_learner_logprobs(run.engine.learner, samples)
+        advantages = estimate_advantages(config, run.algorithm, run.engine.learner, groups, samples)
     with run.timed("update"):
-        stats = update(config, run.algorithm, run.learner, samples, advantages, selection, step)
-    with run.timed("weights"):
-        run.sampler.load_weights(run.learner.weights(), run.learner.version)
+        stats = update(
+            config, run.algorithm, run.engine.learner, samples, advantages, selection, step
+        )
+    with run.timed("publish"):
+        run.engine.publish()
     evaluation = None
     if _is_due(step, config.evaluation.every) or (
         config.evaluation.every and step == config.num_steps
     ):
         with run.timed("evaluation"):
             evaluation = _evaluate(run)
-    metrics = step_metrics(groups, selection, samples, stats)
+    metrics = step_metrics(groups, selection, samples, {**stats, **mismatch})
     metrics |= {} if evaluation is None else evaluation.metrics()
     record = StepRecord(
         step=step, metrics=metrics, collapse=collapse, evaluation=evaluation, seconds=run.seconds
@@ -130,8 +164,7 @@ def train(run: Run, on_step: Callable[[StepRecord], bool | None] | None = None) 
     """
     reason = _train(run, on_step)
     with written_whole(run.log.path / "model") as folder:
-        run.learner.export(folder)
-        run.renderer.tokenizer.save_pretrained(folder)
+        run.engine.export(folder)
     return reason
 
 
@@ -142,7 +175,7 @@ def _train(run: Run, on_step: Callable[[StepRecord], bool | None] | None) -> str
             record = train_step(run, step)
         except MooredError as error:
             tasks = _plan(run, step, 0, config.rollout.num_groups)
-            raise keep_failure(run.log.path, step, error, run.learner, tasks) from error
+            raise keep_failure(run.log.path, step, error, run.engine.learner, tasks) from error
         reason = stop_reason(config, run.state, record.metrics)
         run.next_step = step + 1
         if on_step is not None and on_step(record) and not reason:
@@ -157,17 +190,17 @@ def _train(run: Run, on_step: Callable[[StepRecord], bool | None] | None) -> str
 def checkpoint(run: Run) -> Path:
     """Save everything `resume` needs."""
     state = {"loop": asdict(run.state), "monitor": run.monitor.state_dict()}
-    return save_checkpoint(run.log.path, run.next_step - 1, run.learner, state)
+    return save_checkpoint(run.log.path, run.next_step - 1, run.engine.learner, state)
 
 
 def resume(run: Run) -> None:
     """Go back to the newest checkpoint and forget what was logged after it."""
-    saved = load_checkpoint(run.log.path, run.learner)
+    saved = load_checkpoint(run.log.path, run.engine.learner)
     step = 0 if saved is None else int(saved["step"])
     if saved is not None:
         run.state = LoopState(**saved["loop"])
         run.monitor.load_state_dict(saved["monitor"])
-        run.sampler.load_weights(run.learner.weights(), run.learner.version)
+        run.engine.publish()
     run.next_step = step + 1
     run.log.rewind(step)
     _open_sinks(run)
@@ -219,14 +252,8 @@ def _roll_out(run: Run, tasks: Sequence[Task], step: int) -> list[Group]:
     config = run.config
     return roll_out(
         tasks,
-        sampler=run.sampler,
-        renderer=run.renderer,
-        params=SamplingParams(
-            max_tokens=config.rollout.max_response_tokens,
-            temperature=config.rollout.temperature,
-            stop_ids=run.renderer.stop_ids,
-        ),
-        max_context=config.max_context,
+        engine=run.engine,
+        options=config.rollout,
         seed=(config.seed, step),
         pool=run.pool,
     )
@@ -249,21 +276,7 @@ def _select(run: Run, groups: list[Group], step: int) -> tuple[list[Group], Sele
 
 
 def _evaluate(run: Run) -> Evaluation:
-    config = run.config
-    return evaluate(
-        run.mix,
-        sampler=run.sampler,
-        renderer=run.renderer,
-        params=SamplingParams(
-            max_tokens=config.rollout.max_response_tokens,
-            temperature=config.evaluation.temperature,
-            stop_ids=run.renderer.stop_ids,
-        ),
-        max_context=config.max_context,
-        num_tasks=config.evaluation.num_tasks,
-        seed=config.seed,
-        pool=run.pool,
-    )
+    return evaluate(run.engine, run.mix, run.config, pool=run.pool)
 
 
 def _write(run: Run, record: StepRecord) -> None:

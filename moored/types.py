@@ -138,6 +138,14 @@ class Prompt:
         return _same_images(self.images[:num_images], earlier.images)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoreRequest:
+    """A prompt, and continuations whose tokens are to be scored after it."""
+
+    prompt: Prompt
+    continuations: Sequence[np.ndarray]
+
+
 class FinishReason(StrEnum):
     """Why the sampler stopped writing one reply."""
 

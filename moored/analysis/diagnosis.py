@@ -20,7 +20,7 @@ from moored.diagnostics.report import CollapseReport, Regime
 from moored.diagnostics.scoring import ScoreFn, cross_score
 from moored.diagnostics.watch import SMOOTH, Alarm, CollapseWatch, Watched
 from moored.errors import MooredError, TooFewPromptsError
-from moored.types import Prompt
+from moored.types import ScoreRequest
 
 SCHEMA = 1
 PROBE_PAIRS = 4
@@ -242,9 +242,9 @@ def predict_seconds(plan: Plan, scorer: Scorer) -> float:
     """From a few reasonings under one prompt, timed after a warm-up."""
     pairs = plan.steps[0].pairs
     prompt, some = pairs.prompts[0], [pair.continuation for pair in pairs.pairs[:PROBE_PAIRS]]
-    scorer.score(prompt, some[:1])
+    scorer.score([ScoreRequest(prompt, some[:1])])
     start = time.perf_counter()
-    scorer.score(prompt, some)
+    scorer.score([ScoreRequest(prompt, some)])
     elapsed_s = time.perf_counter() - start
     probed = scorer.token_forwards(len(prompt.ids), [len(ids) for ids in some])
     return elapsed_s * plan.token_forwards / probed
@@ -264,10 +264,12 @@ def diagnose(
     start = time.perf_counter()
     watch = CollapseWatch()
 
-    def score(prompt: Prompt, continuations: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
-        scored = scorer.score(prompt, continuations)
-        on_column()
-        return scored
+    def score(requests: Sequence[ScoreRequest]) -> list[Sequence[np.ndarray]]:
+        columns = []
+        for request in requests:
+            columns += scorer.score([request])
+            on_column()
+        return columns
 
     measure = partial(_measure, score=score, draws=draws, seed=seed)
     looks = []

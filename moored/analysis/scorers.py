@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from moored.analysis.encode import Encoder
+from moored.config import EndpointConfig, load_config
 from moored.diagnostics.pairs import PairSet
 from moored.diagnostics.scoring import ScoreFn
 from moored.errors import MooredError
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedTokenizerBase
 
 
@@ -50,20 +50,18 @@ class Scorer:
             )
 
 
-def local_scorer(name: str, device: torch.device, *, bf16: bool) -> Scorer:
+def local_scorer(name: str, device: str, dtype: str) -> Scorer:
     """A model by name, folder or hub id, in this process."""
-    from moored.engine.local.learner import LearnerOptions, LocalLearner
-    from moored.models.load import load_model
+    from moored.engine.local.engine import LocalEngine
 
-    loaded = load_model(name, device)
-    learner = LocalLearner(loaded.model, LearnerOptions(bf16=bf16))
-    vocabulary = loaded.model.get_input_embeddings().num_embeddings
+    config = load_config({"model": name, "engine": {"device": device, "dtype": dtype}})
+    engine = LocalEngine(config, trains=False)
     return Scorer(
         name=name,
-        score=learner.score,
-        encoder=Encoder(loaded.tokenizer, vocabulary=cast(int, vocabulary)),
+        score=engine.scorer.score,
+        encoder=Encoder(engine.tokenizer, vocabulary=engine.vocabulary),
         shares_prompt=True,
-        max_context=getattr(loaded.model.config, "max_position_embeddings", None),
+        max_context=engine.max_positions,
     )
 
 
@@ -77,11 +75,13 @@ def endpoint_scorer(
     timeout_s: float,
 ) -> Scorer:
     """A model behind an OpenAI-compatible server that gives log-probabilities of prompts."""
-    from moored.engine.endpoint.scorer import EndpointScore
+    from moored.engine.endpoint.scorer import EndpointScorer
 
-    score = EndpointScore(url, model, api_key=api_key, concurrency=concurrency, timeout_s=timeout_s)
+    options = EndpointConfig(url=url, concurrency=concurrency, timeout_s=timeout_s)
+    scorer = EndpointScorer(model, options, api_key=api_key)
     encoder = Encoder(None if tokenizer is None else _load_tokenizer(tokenizer))
-    return Scorer(name=f"{model} at {url}", score=score, encoder=encoder, shares_prompt=False)
+    name = f"{model} at {url}"
+    return Scorer(name=name, score=scorer.score, encoder=encoder, shares_prompt=False)
 
 
 def _load_tokenizer(name: str) -> PreTrainedTokenizerBase:

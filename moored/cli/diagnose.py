@@ -245,18 +245,15 @@ class _Source:
 
 def _local_scorer(name: str, device: str, dtype: str) -> Scorer:
     try:
-        from moored.engine.build import pick_device, uses_bf16
+        import torch  # noqa: F401
     except ImportError as error:
         raise MooredError(
             "scoring needs a model in this process (pip install 'moored[train]') or behind a "
             "server (--endpoint)"
         ) from error
     from moored.analysis.scorers import local_scorer
-    from moored.names import check_name
 
-    check_name("dtype", dtype, ("auto", "float32", "bfloat16"))
-    place = pick_device(device)
-    return local_scorer(name, place, bf16=uses_bf16(dtype, place))
+    return local_scorer(name, device, dtype)
 
 
 def _endpoint_scorer(

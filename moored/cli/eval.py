@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+import sys
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,10 +14,10 @@ import typer
 
 from moored.cli.console import make_console
 from moored.cli.options import AsJson, Concurrency, Endpoint, KeyVariable, Timeout
-from moored.errors import ConfigError
+from moored.errors import MooredError
 
 if TYPE_CHECKING:
-    from moored.envs.mix import EnvMix
+    from moored.config import Config
     from moored.evaluate import Evaluation
 
 
@@ -59,58 +62,82 @@ def eval_command(
 ) -> None:
     """Measure success on held-out tasks, with a 95 % interval."""
     from moored.config import EvaluationConfig, RolloutConfig
-    from moored.envs.base import SPLIT_SEEDS
 
-    if split not in SPLIT_SEEDS:
-        raise ConfigError(f"split must be one of {', '.join(SPLIT_SEEDS)}, got {split!r}")
-    mix = _checked_mix(env)
     defaults = EvaluationConfig()
-    num_tasks = num_tasks or defaults.num_tasks
-    with _EpisodeBar(num_tasks * samples) as bar:
-        plan: dict[str, Any] = {
-            "num_tasks": num_tasks,
+    given: dict[str, Any] = {
+        "evaluation": {
+            "num_tasks": num_tasks or defaults.num_tasks,
             "num_samples": samples,
             "temperature": defaults.temperature if temperature is None else temperature,
-            "max_tokens": max_tokens or RolloutConfig().max_response_tokens,
             "split": split,
-            "seed": seed,
-            "on_replies": bar.on_replies,
-        }
-        if endpoint is None:
-            found = _evaluate_here(source, mix, plan)
-        else:
-            from moored.engine.endpoint.sampler import EndpointSampler, read_api_key
-            from moored.evaluate import evaluate_endpoint
-
-            key = read_api_key(api_key_env)
-            sampler = EndpointSampler(
-                endpoint, source, api_key=key, concurrency=concurrency, timeout_s=timeout
-            )
-            found = evaluate_endpoint(sampler, mix, **plan)
+        },
+        "rollout": {"max_response_tokens": max_tokens or RolloutConfig().max_response_tokens},
+        "seed": seed,
+    }
+    if endpoint is not None:
+        server = {"url": endpoint, "api_key_env": api_key_env, "concurrency": concurrency}
+        given["engine"] = {"kind": "endpoint", "endpoint": {**server, "timeout_s": timeout}}
+        # How long a dialogue may get is the server's affair.
+        given["rollout"] |= {"max_context": sys.maxsize}
+    found = evaluate_source(source, env, given)
     print(json.dumps(asdict(found), indent=2) if as_json else _summary(found))
 
 
-def _checked_mix(text: str | None) -> EnvMix | None:
-    """The environments that were named; a wrong name or option is told before torch is imported."""
-    from moored.config import parse_value
+def evaluate_source(source: str, env: str | None, given: dict[str, Any]) -> Evaluation:
+    """Evaluate a run (its newest checkpoint), a model, or what a server calls `source`."""
     from moored.envs.mix import EnvMix
-
-    if text is None:
-        return None
-    mix = EnvMix.parse(parse_value(text, text))  # pyright: ignore[reportArgumentType]
-    for env in mix.make():
-        env.close()
-    return mix
-
-
-def _evaluate_here(source: str, mix: EnvMix | None, plan: dict[str, Any]) -> Evaluation:
     from moored.models.load import check_model_name
 
-    if not (Path(source) / "config.yaml").is_file():
-        check_model_name(source)
-    from moored.engine.build import evaluate_source
+    is_endpoint = "engine" in given
+    is_run = not is_endpoint and (Path(source) / "config.yaml").is_file()
+    config = _evaluation_config(source, env, given, is_run=is_run)
+    mix = EnvMix.parse([spec.model_dump() for spec in config.env])
+    for made in mix.make():
+        made.close()
+    if not is_endpoint:
+        check_model_name(config.model)
+    # Only now, because they import torch.
+    from moored.engine.build import build_engine
+    from moored.engine.checkpoint import newest_checkpoint
+    from moored.evaluate import evaluate
 
-    return evaluate_source(source, mix, **plan)
+    options = config.evaluation
+    with (
+        closing(build_engine(config, trains=False)) as engine,
+        _EpisodeBar(options.num_tasks * options.num_samples) as bar,
+    ):
+        if is_run:
+            engine.learner.load(newest_checkpoint(Path(source)), policy_only=True)
+            engine.publish()
+        found = evaluate(engine, mix, config, on_replies=bar.on_replies)
+    if is_endpoint:
+        # The server's own count: a token is a character here.
+        found = replace(found, mean_reply_tokens=engine.sampler.mean_reply_tokens)  # pyright: ignore[reportAttributeAccessIssue]
+    return found
+
+
+def _evaluation_config(
+    source: str, env: str | None, given: dict[str, Any], *, is_run: bool
+) -> Config:
+    """What was given, laid over the configuration of the run if there is one."""
+    from moored.config import load_config, parse_value
+
+    if env is None and not is_run:
+        raise MooredError("a model has no environment of its own; give --env, e.g. --env sokoban")
+    own = {} if env is None else {"env": parse_value(env, env)}
+    if not is_run:
+        return load_config({**given, **own, "model": source})
+    of_run = load_config(Path(source) / "config.yaml").model_dump()
+    return load_config({**_merged(of_run, given), **own})
+
+
+def _merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with the sections and values of `over` laid over it."""
+    merged = dict(base)
+    for key, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(base.get(key), Mapping)
+        merged[key] = _merged(base[key], value) if both else value
+    return merged
 
 
 class _EpisodeBar:

@@ -44,10 +44,9 @@ def _start(words: Sequence[str], folder: Path | None) -> Run:
     check_folder(folder)
     check_config(config)
     # Only now, because they import torch.
-    from moored.engine.build import build
-    from moored.train import start
+    from moored.train import build_run, start
 
-    made = build(config, folder)
+    made = build_run(config, folder)
     start(made)
     return made
 
@@ -62,10 +61,9 @@ def _resume(words: Sequence[str], folder: Path) -> Run:
     config = load_config(folder / "config.yaml", overrides)
     check_folder(folder, resume=True)
     check_config(config)
-    from moored.engine.build import build
-    from moored.train import resume
+    from moored.train import build_run, resume
 
-    made = build(config, folder, resume=True)
+    made = build_run(config, folder, resume=True)
     resume(made)
     return made
 

@@ -25,7 +25,7 @@ from moored.diagnostics.scoring import ScoreFn, cross_score
 from moored.diagnostics.watch import Alarm, CollapseWatch, Watched
 from moored.errors import TooFewPromptsError
 from moored.names import check_name
-from moored.types import Group, Prompt, Turn
+from moored.types import Group, Prompt, ScoreRequest, Turn
 
 View = Literal["first_turn", "trajectory", "positions", "chain"]
 PREFIXES = {
@@ -166,7 +166,9 @@ class CollapseMonitor:
     def _chain_block(self, turns: Sequence[Turn]) -> np.ndarray:
         """(K, K) scores: action k after the reasoning of turn l."""
         actions = [turn.action_ids for turn in turns]
-        columns = [self.score(_prompt(turn, up_to_action=True), actions) for turn in turns]
+        columns = self.score(
+            [ScoreRequest(_prompt(turn, up_to_action=True), actions) for turn in turns]
+        )
         return np.array([[float(np.sum(x)) for x in column] for column in columns]).T
 
     def _seed(self, step: int) -> int:

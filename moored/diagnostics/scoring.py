@@ -9,18 +9,17 @@ import numpy as np
 
 from moored.diagnostics.pairs import PairSet
 from moored.errors import MooredError
-from moored.types import Prompt
+from moored.types import ScoreRequest
 
 
 class ScoreFn(Protocol):
-    """The model: one prompt, many continuations -> log-probability of each continuation token.
+    """The model: for each request the log-probabilities of the tokens of its continuations.
 
-    One call per prompt, so that an implementation encodes the prompt once.
+    All requests come in one call, so that an implementation computes each prompt once and makes
+    one round trip.
     """
 
-    def __call__(
-        self, prompt: Prompt, continuations: Sequence[np.ndarray]
-    ) -> Sequence[np.ndarray]: ...
+    def __call__(self, requests: Sequence[ScoreRequest]) -> Sequence[Sequence[np.ndarray]]: ...
 
 
 def cross_score(pairs: PairSet, score: ScoreFn) -> np.ndarray:
@@ -31,8 +30,8 @@ def cross_score(pairs: PairSet, score: ScoreFn) -> np.ndarray:
     """
     continuations = [pair.continuation for pair in pairs.pairs]
     logp_MN = np.empty((len(continuations), len(pairs.prompts)))
-    for j, prompt in enumerate(pairs.prompts):
-        scored = score(prompt, continuations)
+    columns = score([ScoreRequest(prompt, continuations) for prompt in pairs.prompts])
+    for j, scored in enumerate(columns):
         if [len(x) for x in scored] != [len(x) for x in continuations]:
             raise MooredError(
                 f"the score function must return one log-probability per continuation token; for "

@@ -1,4 +1,5 @@
-"""The two protocols that hide where things run: `Sampler` writes, `Learner` scores and updates.
+"""The protocols that hide where things run: `Sampler` writes, `Learner` scores and updates, and
+an `Engine` holds both.
 
 No torch here: whatever crosses these borders is numpy or plain Python.
 """
@@ -6,7 +7,7 @@ No torch here: whatever crosses these borders is numpy or plain Python.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +16,10 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from moored.errors import MooredError
-from moored.types import Completion, Message, Prompt
+from moored.types import Completion, Message, Prompt, ScoreRequest
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
+    from moored.rollout.episodes import DialogueRenderer
     from moored.training.batch import LossSample, Sample
 
 
@@ -70,6 +70,11 @@ def check_requests(requests: Sequence[Request], params: SamplingParams) -> None:
     check_params(params)
     if any(len(request.prompt.ids) == 0 for request in requests):
         raise MooredError("a prompt needs at least one token to predict the next from")
+    if any(request.prompt.images for request in requests):
+        raise MooredError(
+            "a prompt holds an image, but this sampler reads text only; choose a text view of the "
+            "environment"
+        )
     if len({request.session for request in requests}) < len(requests):
         raise MooredError("two requests of one call have the same session; give each its own")
 
@@ -103,10 +108,6 @@ class Sampler(Protocol):
 
     def stream(self, params: SamplingParams) -> Stream:
         """Begin to write replies; close the stream when done."""
-        ...
-
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Take over the learner's weights; a sampler that shares them only notes the version."""
         ...
 
 
@@ -163,7 +164,18 @@ class LockstepStream:
         self._sampler.end_sessions(sorted(self._sessions))
 
 
-class Learner(Protocol):
+class Scorer(Protocol):
+    """Knows how likely a text is."""
+
+    def score(self, requests: Sequence[ScoreRequest]) -> list[list[np.ndarray]]:
+        """Log-probability of every token of each continuation of each request.
+
+        One call for all: one collective or one round trip, and prompts are computed once.
+        """
+        ...
+
+
+class Learner(Scorer, Protocol):
     """Holds the policy that is trained."""
 
     @property
@@ -171,16 +183,12 @@ class Learner(Protocol):
         """Number of optimiser updates so far."""
         ...
 
-    def score(self, prompt: Prompt, continuations: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Log-probability of every token of each continuation after one prompt."""
-        ...
-
     def values(self, samples: Sequence[Sample]) -> list[np.ndarray]:
         """The critic's value before each continuation token; needs a critic."""
         ...
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Names and tensors of the policy, as a sampler takes them."""
+    def damaged_weights(self) -> list[str]:
+        """Names of weights that are not finite, to be told when a step failed."""
         ...
 
     def step(self, samples: Sequence[LossSample], *, lr_factor: float = 1.0) -> Mapping[str, float]:
@@ -194,8 +202,38 @@ class Learner(Protocol):
         """Write all that `load` needs to go on as if nothing had happened."""
         ...
 
-    def load(self, folder: Path) -> None: ...
+    def load(self, folder: Path, *, policy_only: bool = False) -> None:
+        """Go back to what `save` wrote; `policy_only` leaves out what only training needs."""
+        ...
+
+
+class Engine(Protocol):
+    """A policy and where it runs: what writes, what scores and what trains it."""
+
+    @property
+    def sampler(self) -> Sampler: ...
+
+    @property
+    def scorer(self) -> Scorer: ...
+
+    @property
+    def learner(self) -> Learner:
+        """Raises where the policy cannot be trained, e.g. behind a server."""
+        ...
+
+    @property
+    def renderer(self) -> DialogueRenderer: ...
+
+    def check(self) -> None:
+        """Raise when sampler or learner compute something else than the model."""
+        ...
+
+    def publish(self) -> None:
+        """Make the learner's weights the sampler's."""
+        ...
 
     def export(self, folder: Path) -> None:
-        """Write the policy as Hugging Face weights that need nothing of moored."""
+        """Write policy and tokenizer in Hugging Face format, needing nothing of moored."""
         ...
+
+    def close(self) -> None: ...

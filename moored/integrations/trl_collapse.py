@@ -27,7 +27,7 @@ from moored.diagnostics.watch import CollapseWatch
 from moored.errors import MooredError
 from moored.integrations.completions import group_completions, reasoning_after
 from moored.reply import THINK_TAGS, Tags
-from moored.types import Prompt, Span
+from moored.types import Prompt, ScoreRequest, Span
 
 logger = logging.getLogger(__name__)
 
@@ -130,11 +130,14 @@ class WatchedGRPOTrainer(GRPOTrainer):
     def _decode(self, ids: list[int]) -> str:
         return self.processing_class.decode(ids, clean_up_tokenization_spaces=False)
 
-    def score(self, prompt: Prompt, continuations: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def score(self, requests: Sequence[ScoreRequest]) -> list[list[np.ndarray]]:
         """Log-prob of every continuation token on the trainer's model: a `ScoreFn`.
 
         Every process must call it, with the same arguments; each scores an equal share.
         """
+        return [self._score_one(request.prompt, request.continuations) for request in requests]
+
+    def _score_one(self, prompt: Prompt, continuations: Sequence[np.ndarray]) -> list[np.ndarray]:
         share = math.ceil(len(continuations) / self.accelerator.num_processes)
         start = self.accelerator.process_index * share
         mine = [*continuations[start : start + share]]

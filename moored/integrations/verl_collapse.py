@@ -23,7 +23,7 @@ from moored.integrations.completions import (
 )
 from moored.integrations.verl import DataProto
 from moored.reply import THINK_TAGS, Tags
-from moored.types import Group, Prompt, Turn
+from moored.types import Group, Prompt, ScoreRequest, Turn
 
 SPANS_KEY = "moored_spans"
 
@@ -120,7 +120,7 @@ def score_with(
             f"batch_size must be a multiple of divisor, got {batch_size} rows for {divisor} ranks"
         )
 
-    def score(prompt: Prompt, continuations: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def score_one(prompt: Prompt, continuations: Sequence[np.ndarray]) -> list[np.ndarray]:
         found: list[np.ndarray] = []
         for start in range(0, len(continuations), batch_size):
             part = [*continuations[start : start + batch_size]]
@@ -128,6 +128,9 @@ def score_with(
             scored = log_probs(_scoring_rows(prompt, part + filler)).float().cpu().numpy()
             found += [row[: len(ids)] for row, ids in zip(scored, part, strict=False)]
         return found
+
+    def score(requests: Sequence[ScoreRequest]) -> list[list[np.ndarray]]:
+        return [score_one(request.prompt, request.continuations) for request in requests]
 
     return score
 

@@ -21,6 +21,7 @@ from typing import Protocol
 
 import numpy as np
 
+from moored.config import RolloutConfig
 from moored.engine.base import Request, Sampler, SamplingParams, Stream, new_session
 from moored.envs.base import Environment, StepResult
 from moored.errors import EnvError
@@ -61,6 +62,11 @@ class Task:
 class DialogueRenderer(Protocol):
     """What episodes need of a `Renderer`."""
 
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Tokens that end a reply."""
+        ...
+
     def start(self, messages: Sequence[Message]) -> Prompt: ...
 
     def expect(self, observations: Iterable[Content]) -> None: ...
@@ -79,24 +85,39 @@ class DialogueRenderer(Protocol):
     def spans(self, completion_ids: np.ndarray, text: str) -> Spans: ...
 
 
+class Writer(Protocol):
+    """What episodes need of an `Engine`."""
+
+    @property
+    def sampler(self) -> Sampler: ...
+
+    @property
+    def renderer(self) -> DialogueRenderer: ...
+
+
 def roll_out(
     tasks: Sequence[Task],
     *,
-    sampler: Sampler,
-    renderer: DialogueRenderer,
-    params: SamplingParams,
-    max_context: int,
+    engine: Writer,
+    options: RolloutConfig,
     seed: tuple[int, ...],
+    temperature: float | None = None,
     pool: EnvPool | None = None,
     on_replies: Callable[[int, int], None] | None = None,
 ) -> list[Group]:
     """Play every episode of `tasks` to its end; one group for each task, in order.
 
     A reply's randomness comes from `seed` (e.g. run seed and step), the episode's two seeds and the
-    turn, so it does not matter what else is under way. `max_context` bounds prompt plus reply.
+    turn, so it does not matter what else is under way. `temperature` replaces that of `options`.
     `on_replies` is called with the number of replies so far and of episodes that go on.
     """
-    max_prompt = max_context - params.max_tokens
+    renderer = engine.renderer
+    params = SamplingParams(
+        max_tokens=options.max_response_tokens,
+        temperature=options.temperature if temperature is None else temperature,
+        stop_ids=renderer.stop_ids,
+    )
+    max_prompt = options.max_context - params.max_tokens
     with ExitStack() as stack:
         envs = pool or stack.enter_context(EnvPool())
         episodes = {
@@ -106,7 +127,7 @@ def roll_out(
         }
         stack.callback(_release, episodes.values(), envs)
         stack.callback(envs.drop_calls)
-        stream = stack.enter_context(closing(sampler.stream(params)))
+        stream = stack.enter_context(closing(engine.sampler.stream(params)))
         _Rollout(episodes, stream, envs, renderer, seed, on_replies).play()
     members = iter(episodes.values())
     return [_group(task, itertools.islice(members, len(task.episode_seeds))) for task in tasks]
@@ -155,7 +176,7 @@ class _Rollout:
         while len(found) < self.num_stepping and (more := self.pool.poll(wait_s=quiet_s)):
             found += more
         self.num_stepping -= len(found)
-        return sorted(found, key=lambda answer: answer[0])
+        return sorted(found, key=lambda answer: answer[0])  # pyright: ignore
 
     def _take_answers(self, answers: Sequence[tuple[int, Answer]]) -> None:
         """Record what environments gave, and ask for the next replies."""
@@ -290,7 +311,7 @@ class _Episode:
         if not self.turns:
             self._warn(
                 f"the first prompt has {len(prompt.ids)} tokens, but only {self.max_prompt} leave "
-                f"room for a reply; raise max_context or lower max_tokens"
+                f"room for a reply; raise rollout.max_context or lower rollout.max_response_tokens"
             )
 
     def _fail(self, error: Exception) -> None:

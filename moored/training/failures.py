@@ -33,7 +33,7 @@ def keep_failure(
         "step": step,
         "error": str(error),
         "policy_version": learner.version,
-        "weights_not_finite": [n for n, w in learner.weights() if not w.isfinite().all()],
+        "weights_not_finite": learner.damaged_weights(),
         # As text, since JSON has no NaN.
         "stats": {name: str(value) for name, value in update.stats.items()} if update else {},
         "tasks": [{"env": task.env, "task_seed": task.task_seed} for task in tasks],

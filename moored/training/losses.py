@@ -8,22 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from moored.config import AlgorithmConfig
 from moored.names import KLEstimator
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossOptions:
-    """What the policy loss is made of."""
-
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    dual_clip: float | None = 3.0
-    kl_coef: float = 0.0
-    kl_estimator: KLEstimator = "k3"
-    entropy_coef: float = 0.001
-    sequence_ratio: bool = False
-    """GSPO: one ratio a sequence, its mean over tokens in log space."""
-    value_clip: float | None = 0.5
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -41,11 +27,14 @@ class TokenStream:
 
 
 def policy_loss(
-    stream: TokenStream, options: LossOptions
+    stream: TokenStream, options: AlgorithmConfig, *, sequence_ratio: bool = False
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Weighted sum of the clipped loss, KL and entropy bonus, and its parts for the log."""
+    """Weighted sum of the clipped loss, KL and entropy bonus, and its parts for the log.
+
+    `sequence_ratio` (GSPO) takes one ratio for a sequence, its mean over tokens in log space.
+    """
     logp = stream.logp
-    if options.sequence_ratio:
+    if sequence_ratio:
         logp = stream.old_logp + _mean_by(logp - stream.old_logp, stream.sequence)
     clipped = clip_loss(logp, stream.old_logp, stream.advantages, options)
     loss = (stream.weights * clipped).sum()
@@ -63,7 +52,7 @@ def policy_loss(
 
 
 def clip_loss(
-    logp: torch.Tensor, old_logp: torch.Tensor, advantages: torch.Tensor, options: LossOptions
+    logp: torch.Tensor, old_logp: torch.Tensor, advantages: torch.Tensor, options: AlgorithmConfig
 ) -> torch.Tensor:
     """Clipped policy loss per token, with the dual clip on negative advantages."""
     ratio = torch.exp(logp - old_logp)

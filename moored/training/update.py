@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,7 +20,10 @@ from moored.training.advantages import (
 )
 from moored.training.algorithms import Algorithm
 from moored.training.batch import LossSample, Sample, build_samples, token_weights
-from moored.types import Group, Selection, Trajectory
+from moored.types import Group, ScoreRequest, Selection, Trajectory
+
+MISMATCH = ("logp_gap_mean", "logp_gap_max", "effective_share")
+"""Statistics of an update that tell how far sampler and learner are apart on the same weights."""
 
 
 class NotFiniteError(MooredError):
@@ -77,6 +81,35 @@ def select_samples(
         is_chosen = select_trajectories(rewards, _group_ids(groups), best=count, worst=count)
         samples = [s for s in samples if is_chosen[s.trajectory]]
     return samples
+
+
+def with_learner_logprobs(
+    learner: Learner, samples: Sequence[Sample]
+) -> tuple[list[Sample], dict[str, float]]:
+    """Samples whose old log-probabilities are the learner's own, and how far the sampler's were."""
+    if not samples:
+        return [], {}
+    scored = learner.score([ScoreRequest(s.prompt, [s.ids_T]) for s in samples])
+    gaps = [
+        logp[sample.loss_mask_T] - sample.old_logprobs_T[sample.loss_mask_T]
+        for sample, (logp,) in zip(samples, scored, strict=True)
+    ]
+    rescored = [
+        replace(sample, old_logprobs_T=np.where(sample.loss_mask_T, logp, 0.0))
+        for sample, (logp,) in zip(samples, scored, strict=True)
+    ]
+    return rescored, _mismatch(np.concatenate(gaps))
+
+
+def _mismatch(gaps: np.ndarray) -> dict[str, float]:
+    """The figures of `MISMATCH` from learner minus sampler, token by token."""
+    ratios = np.exp(gaps)
+    figures = (
+        np.abs(gaps).mean(),
+        np.abs(gaps).max(),
+        ratios.sum() ** 2 / (len(ratios) * (ratios**2).sum()),
+    )
+    return {f"mismatch/{name}": float(x) for name, x in zip(MISMATCH, figures, strict=True)}
 
 
 def estimate_advantages(
@@ -138,6 +171,7 @@ def update(
     )
     rng = np.random.default_rng([config.seed, step])
     totals: dict[str, list[float]] = {}
+    mismatch: dict[str, float] = {}
     for _ in range(options.num_epochs if samples else 0):
         order = rng.permutation(len(samples))
         for part in np.array_split(order, min(options.num_minibatches, len(samples))):
@@ -149,9 +183,13 @@ def update(
             stats = learner.step(minibatch, lr_factor=factor)
             if not np.isfinite(list(stats.values())).all():
                 raise NotFiniteError(stats, minibatch)
+            # Before the first update the policy is still the one that the sampler used.
+            mismatch = mismatch or {f"mismatch/{name}": stats[name] for name in MISMATCH}
             for name, value in stats.items():
                 totals.setdefault(name, []).append(value)
-    return {f"learner/{name}": float(np.mean(values)) for name, values in totals.items()}
+    means = {name: float(np.mean(values)) for name, values in totals.items()}
+    learnt = {f"learner/{name}": mean for name, mean in means.items() if name not in MISMATCH}
+    return {**learnt, **mismatch}
 
 
 def loss_samples(

@@ -170,7 +170,7 @@ def _size(file: Path) -> int:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train", "smoke", "device=abacus"], "unknown device 'abacus'; use auto"),
+        (["train", "smoke", "engine.device=abacus"], "unknown device 'abacus'; use auto"),
         (["eval", "nano"], "give --env"),
         (["eval", "nano", "--env", "bandit", "--split", "tset"], "split must be one of"),
         (["eval", "nanoo", "--env", "bandit"], "model 'nanoo' is neither embedded"),

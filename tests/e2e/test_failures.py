@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from moored.engine.build import build
 from moored.engine.local.learner import LocalLearner
 from moored.errors import MooredError
-from moored.train import resume, start, train
-from moored.training.losses import LossOptions
+from moored.train import build_run, resume, start, train
 from tests.e2e.toys import toy_config
 
 OPTIONS = ["num_steps=6", "checkpoint_every=2", "rollout.group_size=4"]
@@ -24,11 +22,11 @@ def damage(run, *, sampler_too: bool):
     def after(record) -> None:
         if record.step != 3:
             return
-        weights = dict(run.learner.weights())
+        weights = dict(run.engine.learner.weights())
         with torch.no_grad():
             weights["model.layers.0.mlp.up_proj.weight"][0, 0] = float("nan")
         if sampler_too:
-            run.sampler.load_weights(weights.items(), run.learner.version)
+            run.engine.sampler.load_weights(weights.items(), run.engine.learner.version)
 
     return after
 
@@ -36,13 +34,14 @@ def damage(run, *, sampler_too: bool):
 def test_a_loss_that_is_not_finite_keeps_its_minibatch_and_the_run_resumes(toy_folder, tmp_path):
     torch.set_num_threads(1)
     config = toy_config(toy_folder, *OPTIONS, "algorithm.name=grpo", "filter.rule=none")
-    start(whole := build(config, tmp_path / "whole"))
+    start(whole := build_run(config, tmp_path / "whole"))
     train(whole)
     folder = tmp_path / "damaged"
-    start(run := build(config, folder))
+    start(run := build_run(config, folder))
     with pytest.raises(MooredError, match=r"step 4: .* is kept in '.*failed/step_000004'"):
         train(run, damage(run, sampler_too=False))
-    assert run.learner.version == 6  # three steps of two minibatches, and no update after them
+    # Three steps of two minibatches, and no update after them.
+    assert run.engine.learner.version == 6
     kept = folder / "failed" / "step_000004"
     record = json.loads((kept / "failure.json").read_text())
     assert record["stats"]["grad_norm"] == "nan" and len(record["tasks"]) == 8
@@ -55,7 +54,7 @@ def test_a_loss_that_is_not_finite_keeps_its_minibatch_and_the_run_resumes(toy_f
             assert arrays[f"{number}/advantages_T"].shape == (length,)
             assert arrays[f"{number}/old_logprobs_T"].max() < 0.0
         assert sum(arrays[f"{n}/weights_T"].sum() for n in range(16)) == pytest.approx(1.0)
-    resume(again := build(config, folder, resume=True))
+    resume(again := build_run(config, folder, resume=True))
     assert again.next_step == 3
     train(again)
     assert (folder / "metrics.jsonl").read_bytes() == (
@@ -65,7 +64,7 @@ def test_a_loss_that_is_not_finite_keeps_its_minibatch_and_the_run_resumes(toy_f
 
 def test_a_sampler_that_finds_the_weights_damaged_keeps_the_step_too(toy_folder, tmp_path):
     torch.set_num_threads(1)
-    start(run := build(toy_config(toy_folder, *OPTIONS), tmp_path))
+    start(run := build_run(toy_config(toy_folder, *OPTIONS), tmp_path))
     with pytest.raises(MooredError, match=r"step 4: the model's log-probabilities .*step_000004'"):
         train(run, damage(run, sampler_too=True))
     kept = tmp_path / "failed" / "step_000004"
@@ -77,17 +76,18 @@ def test_a_sampler_that_finds_the_weights_damaged_keeps_the_step_too(toy_folder,
 
 def test_a_gradient_that_is_not_finite_changes_no_weight(toy_folder, tmp_path):
     config = toy_config(toy_folder, "algorithm.name=grpo", "filter.rule=none")
-    start(run := build(config, tmp_path))
-    assert isinstance(run.learner, LocalLearner)
-    run.learner.loss = LossOptions(entropy_coef=float("nan"))
-    before = {name: tensor.clone() for name, tensor in run.learner.weights()}
+    start(run := build_run(config, tmp_path))
+    assert isinstance(run.engine.learner, LocalLearner)
+    options = config.algorithm.model_copy(update={"entropy_coef": float("nan")})
+    run.engine.learner.config = config.model_copy(update={"algorithm": options})
+    before = {name: tensor.clone() for name, tensor in run.engine.learner.weights()}
     with pytest.raises(MooredError, match="grad_norm of an update is not finite"):
         train(run)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in run.learner.weights())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in run.engine.learner.weights())
 
 
 def test_an_error_is_told_even_when_its_record_cannot_be_written(toy_folder, tmp_path):
-    start(run := build(toy_config(toy_folder, *OPTIONS), tmp_path))
+    start(run := build_run(toy_config(toy_folder, *OPTIONS), tmp_path))
     (tmp_path / "failed").write_text("in the way")
     with pytest.raises(MooredError, match=r"log-probabilities .* is lost: cannot write"):
         train(run, damage(run, sampler_too=True))

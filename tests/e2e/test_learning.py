@@ -6,19 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from moored.engine.build import build
 from moored.names import ALGORITHMS
 from moored.runlog.log import read_records
-from moored.train import resume, start, train
+from moored.train import build_run, resume, start, train
 from moored.training.update import overlong_penalty
-from tests.e2e.toys import success_rates, toy_config
+from tests.e2e.toys import success_rates, toy_config, weights_of
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_solves_the_toy(name, toy_folder, tmp_path):
     torch.set_num_threads(1)
     config = toy_config(toy_folder, f"algorithm.name={name}", "num_steps=50")
-    rates = success_rates(build(config, tmp_path / "run"))
+    rates = success_rates(build_run(config, tmp_path / "run"))
     assert np.mean(rates[:2]) < 0.2
     assert np.mean(rates[-5:]) > 0.9
 
@@ -27,7 +26,7 @@ def test_every_algorithm_solves_the_toy(name, toy_folder, tmp_path):
 def test_every_filter_action_trains(action, toy_folder, tmp_path):
     torch.set_num_threads(1)
     config = toy_config(toy_folder, "algorithm.name=grpo", f"filter.action={action}")
-    assert np.mean(success_rates(build(config, tmp_path / "run"))[-5:]) > 0.9
+    assert np.mean(success_rates(build_run(config, tmp_path / "run"))[-5:]) > 0.9
 
 
 def test_masking_and_dropping_make_the_same_update(toy_folder, tmp_path):
@@ -41,9 +40,9 @@ def test_masking_and_dropping_make_the_same_update(toy_folder, tmp_path):
             "num_steps=3",
             "optimizer.num_minibatches=1",
         )
-        run = build(config, tmp_path / action)
+        run = build_run(config, tmp_path / action)
         success_rates(run)
-        weights.append(dict(run.learner.weights()))
+        weights.append(weights_of(run))
     for name, tensor in weights[0].items():
         np.testing.assert_allclose(tensor.numpy(), weights[1][name].numpy(), atol=1e-5)
 
@@ -53,11 +52,11 @@ def test_a_resumed_run_writes_the_same_files_as_one_that_never_stopped(toy_folde
     options = ["algorithm.name=ppo", "num_steps=9", "checkpoint_every=3", "evaluation.every=4"]
     options += ["evaluation.num_tasks=8", "algorithm.kl_coef=0.01"]
     config = toy_config(toy_folder, *options)
-    whole = build(config, tmp_path / "whole")
+    whole = build_run(config, tmp_path / "whole")
     success_rates(whole)
     for killed_at in (2, 3, 5, 7, 8):
         folder = tmp_path / f"killed_{killed_at}"
-        first = build(config, folder)
+        first = build_run(config, folder)
         start(first)
         with pytest.raises(KeyboardInterrupt):
             train(first, _interrupt_at(killed_at))
@@ -65,16 +64,15 @@ def test_a_resumed_run_writes_the_same_files_as_one_that_never_stopped(toy_folde
         with (folder / "metrics.jsonl").open("a") as log:
             log.write('{"schema": 1, "st')
         (folder / "checkpoints" / ".writing_000099").mkdir(parents=True)
-        second = build(config, folder, resume=True)
+        second = build_run(config, folder, resume=True)
         resume(second)
         train(second)
         assert (folder / "metrics.jsonl").read_bytes() == (
             tmp_path / "whole" / "metrics.jsonl"
         ).read_bytes()
-        for (name, a), (_, b) in zip(
-            whole.learner.weights(), second.learner.weights(), strict=True
-        ):
-            assert torch.equal(a, b), name
+        theirs = weights_of(second)
+        for name, tensor in weights_of(whole).items():
+            assert torch.equal(tensor, theirs[name]), name
 
 
 def _interrupt_at(step: int):
@@ -89,7 +87,7 @@ def test_a_run_without_any_variance_stops_and_says_why(toy_folder, tmp_path):
     config = toy_config(
         toy_folder, "filter.max_empty_steps=3", "filter.eps=1", "filter.rule=nonzero"
     )
-    run = build(config, tmp_path / "run")
+    run = build_run(config, tmp_path / "run")
     start(run)
     assert "3 steps in a row had no group" in train(run)
     records = read_records(tmp_path / "run")
@@ -110,8 +108,8 @@ def test_lora_trains_adapters_only(toy_folder, tmp_path):
         "num_steps=2",
         "filter.rule=none",
     )
-    run = build(config, tmp_path / "run")
-    before = {k: v.clone() for k, v in run.learner.weights()}
+    run = build_run(config, tmp_path / "run")
+    before = {k: v.clone() for k, v in weights_of(run).items()}
     success_rates(run)
-    changed = {k for k, v in run.learner.weights() if not torch.equal(v, before[k])}
+    changed = {k for k, v in weights_of(run).items() if not torch.equal(v, before[k])}
     assert changed and all("lora" in name for name in changed)

@@ -11,14 +11,13 @@ import pytest
 import torch
 
 from moored.config import load_config
-from moored.engine.build import build
 from moored.engine.local.learner import LocalLearner
 from moored.presets import read_presets
 from moored.runlog.log import read_records
-from moored.train import Run, resume, start, train
+from moored.train import Run, build_run, resume, start, train
 from moored.training.batch import LossSample
 from moored.training.update import overlong_penalty
-from tests.e2e.toys import Logged, toy_config
+from tests.e2e.toys import Logged, toy_config, weights_of
 
 HERE = "tests.e2e.toys"
 SMALL = ["rollout.group_size=4", "algorithm.name=grpo"]
@@ -50,12 +49,12 @@ def test_the_learning_rate_follows_its_schedule_through_a_resumed_run(toy_folder
         "optimizer.warmup_steps=2",
         "optimizer.min_lr_ratio=0.2",
     )
-    run_to_end(build(config, tmp_path / "whole"))
+    run_to_end(build_run(config, tmp_path / "whole"))
     rates = column(tmp_path / "whole", "learner/lr")
     assert rates == pytest.approx([0.005, 0.01, 0.01, 0.008, 0.006, 0.004])
-    start(first := build(config, tmp_path / "stopped"))
+    start(first := build_run(config, tmp_path / "stopped"))
     train(first, lambda record: record.step == 3)
-    resume(second := build(config, tmp_path / "stopped", resume=True))
+    resume(second := build_run(config, tmp_path / "stopped", resume=True))
     train(second)
     assert (tmp_path / "stopped" / "metrics.jsonl").read_bytes() == (
         tmp_path / "whole" / "metrics.jsonl"
@@ -70,7 +69,7 @@ def test_a_mix_keeps_its_shares_in_every_step_and_groups_have_one_environment(to
     config = config.model_copy(
         update={"env": [config.env[0].model_copy(update={"weight": 3.0}), config.env[1]]}
     )
-    run_to_end(build(config, tmp_path))
+    run_to_end(build_run(config, tmp_path))
     assert len(Logged.played) == 6 * 8 * 4
     names_of = defaultdict(set)
     for name, task_seed in Logged.played:
@@ -88,7 +87,9 @@ def test_low_variance_and_low_success_end_a_run_when_the_log_says_so(toy_folder,
     config = toy_config(
         toy_folder, *SMALL, "stop.low_variance=1.0", "stop.low_variance_steps=2", "num_steps=60"
     )
-    assert "reward variance stayed below 100%" in run_to_end(build(config, tmp_path / "variance"))
+    assert "reward variance stayed below 100%" in run_to_end(
+        build_run(config, tmp_path / "variance")
+    )
     variances = column(tmp_path / "variance", "rollout/reward_variance_mean")
     is_low = [v < np.mean(variances[:10]) for v in variances[10:]]
     pairs = [a and b for a, b in pairwise(is_low)]
@@ -101,7 +102,7 @@ def test_low_variance_and_low_success_end_a_run_when_the_log_says_so(toy_folder,
         "evaluation.every=2",
         "evaluation.num_tasks=8",
     )
-    reason = run_to_end(build(config, tmp_path / "success"))
+    reason = run_to_end(build_run(config, tmp_path / "success"))
     assert reason == "validation success stayed below 100% for 3 evaluations"
     assert len(read_records(tmp_path / "success")) == 4  # evaluated at steps 1, 2, 4
 
@@ -109,13 +110,13 @@ def test_low_variance_and_low_success_end_a_run_when_the_log_says_so(toy_folder,
 def record_updates(run: Run) -> list[list[LossSample]]:
     """Every minibatch the learner sees from now on."""
     seen: list[list[LossSample]] = []
-    step = run.learner.step
+    step = run.engine.learner.step
 
     def recording(samples, *, lr_factor=1.0):
         seen.append(list(samples))
         return step(samples, lr_factor=lr_factor)
 
-    run.learner.step = recording
+    run.engine.learner.step = recording
     return seen
 
 
@@ -133,7 +134,7 @@ def test_dapo_refills_constant_groups_and_shapes_overlong_replies(toy_folder, tm
         "filter.max_refills=6",
         "optimizer.num_minibatches=1",
     )
-    run = build(config, tmp_path)
+    run = build_run(config, tmp_path)
     updates = record_updates(run)
     run_to_end(run)
     assert min(column(tmp_path, "filter/num_groups")) > 8
@@ -157,7 +158,7 @@ def test_the_trajectory_baseline_trains_on_both_ends_of_every_group(toy_folder, 
     config = toy_config(
         toy_folder, *SMALL, "num_steps=1", "filter.rule=none", "filter.best_and_worst=1"
     )
-    run = build(config, tmp_path)
+    run = build_run(config, tmp_path)
     updates = record_updates(run)
     run_to_end(run)
     counts = Counter(given.sample.group for samples in updates for given in samples)
@@ -170,10 +171,10 @@ def test_kl_is_logged_and_grows_from_zero_when_on_and_costs_nothing_when_off(toy
         config = toy_config(
             toy_folder, *SMALL, "num_steps=2", "filter.rule=none", f"algorithm.kl_coef={coef}"
         )
-        run = build(config, folder)
+        run = build_run(config, folder)
         run_to_end(run)
-        assert isinstance(run.learner, LocalLearner)
-        assert (run.learner.reference is None) == (coef == 0.0)
+        assert isinstance(run.engine.learner, LocalLearner)
+        assert (run.engine.learner.reference is None) == (coef == 0.0)
     first, second = column(tmp_path / "0.1", "learner/weighted_kl")
     # The first of two minibatches is scored before any update: only the second adds to the mean.
     assert 0.0 < first < second
@@ -190,18 +191,19 @@ def test_a_lora_run_resumes_bit_for_bit_and_two_runs_are_the_same(toy_folder, tm
         "algorithm.kl_coef=0.01",
         "filter.rule=none",
         "optimizer.lora_rank=4",
-        "optimizer.gradient_checkpointing=true",
+        "engine.gradient_checkpointing=true",
     )
-    run_to_end(whole := build(config, tmp_path / "whole"))
-    start(first := build(config, tmp_path / "stopped"))
+    run_to_end(whole := build_run(config, tmp_path / "whole"))
+    start(first := build_run(config, tmp_path / "stopped"))
     train(first, lambda record: record.step == 3)
-    resume(second := build(config, tmp_path / "stopped", resume=True))
+    resume(second := build_run(config, tmp_path / "stopped", resume=True))
     train(second)
     assert (tmp_path / "stopped" / "metrics.jsonl").read_bytes() == (
         tmp_path / "whole" / "metrics.jsonl"
     ).read_bytes()
-    for (name, a), (_, b) in zip(whole.learner.weights(), second.learner.weights(), strict=True):
-        assert torch.equal(a, b), name
+    theirs = weights_of(second)
+    for name, tensor in weights_of(whole).items():
+        assert torch.equal(tensor, theirs[name]), name
 
 
 def test_positions_chain_and_intervals_are_measured_in_a_run(tmp_path):
@@ -217,7 +219,7 @@ def test_positions_chain_and_intervals_are_measured_in_a_run(tmp_path):
             "collapse.views=[first_turn, trajectory, positions, chain]",
         ],
     )
-    run_to_end(build(config, tmp_path))
+    run_to_end(build_run(config, tmp_path))
     (look,) = map(json.loads, (tmp_path / "collapse.jsonl").read_text().splitlines())
     assert set(look["reports"]) == {"first_turn", "trajectory", "turn_1", "turn_2"}
     for prefix in ("first_turn_sample", "trajectory_sample", "turn_1", "turn_2"):

@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from moored.config import load_config
-from moored.engine.build import build
 from moored.errors import ConfigError
 from moored.presets import read_presets
 from moored.runlog.log import read_records
 from moored.runlog.rollouts import read_groups
-from moored.train import resume, start, train
+from moored.train import build_run, resume, start, train
 
 OPTIONS = ["num_steps=3", "checkpoint_every=2", "collapse.every=2", "evaluation.every=0"]
 OPTIONS += ["rollout.group_size=2", "rollout.max_response_tokens=16"]
@@ -35,18 +34,18 @@ def test_a_resumed_run_stores_the_same_rollouts_and_continues_its_curves(tmp_pat
     torch.set_num_threads(1)
     config = load_config(read_presets(["smoke"]), OPTIONS)
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    run = build(config, whole)
+    run = build_run(config, whole)
     start(run)
     train(run)
     run.close()
-    run = build(config, broken)
+    run = build_run(config, broken)
     start(run)
     with pytest.raises(KeyboardInterrupt):
         train(run, interrupt_after(3))
     run.close()
     # What was stored after the checkpoint is void.
     (broken / "rollouts" / "step_000004.parquet").write_bytes(b"from another life")
-    run = build(config, broken, resume=True)
+    run = build_run(config, broken, resume=True)
     resume(run)
     train(run)
     run.close()
@@ -68,5 +67,5 @@ def test_a_sink_without_its_package_is_refused_before_anything_is_written(tmp_pa
     monkeypatch.setitem(sys.modules, "trackio", None)
     config = load_config(read_presets(["smoke"]), ["log.sinks=[trackio]"])
     with pytest.raises(ConfigError, match=r"pip install 'moored\[trackio\]'"):
-        build(config, tmp_path / "run")
+        build_run(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -6,7 +6,10 @@ import random
 from pathlib import Path
 from typing import ClassVar
 
+import torch
+
 from moored.config import Config, load_config
+from moored.engine.local.learner import LocalLearner
 from moored.envs.base import StepResult
 from moored.train import Run, start, train
 from moored.types import Message
@@ -81,6 +84,12 @@ def toy_config(folder: Path, *overrides: str) -> Config:
             *overrides,
         ],
     )
+
+
+def weights_of(run: Run) -> dict[str, torch.Tensor]:
+    """The policy's weights by name; of a run in this process."""
+    assert isinstance(run.engine.learner, LocalLearner)
+    return dict(run.engine.learner.weights())
 
 
 def success_rates(run: Run) -> list[float]:

@@ -48,7 +48,9 @@ class HttpError(Exception):
 class JsonClient:
     """Sends JSON to one server; may be used from many threads. No message shows the key."""
 
-    def __init__(self, url: str, *, api_key: str | None, timeout_s: float) -> None:
+    def __init__(self, url: str | None, *, api_key: str | None, timeout_s: float) -> None:
+        if url is None:
+            raise MooredError("an endpoint needs its address; set engine.endpoint.url")
         self.url = _check_url(url)
         self._api_key = _check_key(api_key)
         self._timeout_s = timeout_s

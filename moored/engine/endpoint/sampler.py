@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from moored.config import EndpointConfig
 from moored.engine.base import Request, SamplingParams
 from moored.engine.endpoint.chat_api import (
     ChatReply,
@@ -30,7 +31,7 @@ from moored.rollout.render import Spans
 from moored.types import Completion, Content, FinishReason, Message, Prompt, content_images
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 NUM_ATTEMPTS = 6
 KEY_VARIABLE = "OPENAI_API_KEY"
@@ -86,22 +87,15 @@ class EndpointSampler:
 
     def __init__(
         self,
-        url: str,
         model: str,
+        options: EndpointConfig,
         *,
         api_key: str | None = None,
-        concurrency: int = 64,
-        timeout_s: float = 300.0,
         first_pause_s: float = 0.5,
     ) -> None:
-        if concurrency < 1 or not timeout_s > 0:
-            raise MooredError(
-                f"an endpoint needs a concurrency of at least 1 and a timeout above 0 s, got "
-                f"{concurrency} and {timeout_s}"
-            )
         self.model = model
-        self.concurrency = concurrency
-        self._client = JsonClient(url, api_key=api_key, timeout_s=timeout_s)
+        self.concurrency = options.concurrency
+        self._client = JsonClient(options.url, api_key=api_key, timeout_s=options.timeout_s)
         self._has_key = bool(api_key)
         self._first_pause_s = first_pause_s
         self._limit_name = "max_tokens"
@@ -117,9 +111,6 @@ class EndpointSampler:
     def stream(self, params: SamplingParams) -> EndpointStream:
         """Nothing is kept between turns: every request carries its whole dialogue."""
         return EndpointStream(self, params)
-
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        raise MooredError("the weights behind an endpoint cannot be changed; it can only be judged")
 
     def take(self, outcome: ChatReply | Exception, num_first: int) -> Completion:
         """The completion of one request; raises what ends the rollout."""

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from moored.config import EndpointConfig
 from moored.engine.endpoint.json_http import HttpError, JsonClient
 from moored.errors import MooredError
-from moored.types import Prompt
+from moored.types import ScoreRequest
 
 NUM_ATTEMPTS = 4
 FIRST_PAUSE_S = 0.5
@@ -45,22 +46,21 @@ class _NotGiven(MooredError):
     """The server answered without what was asked for."""
 
 
-class EndpointScore:
-    """A `ScoreFn`: a request for each continuation, several at a time."""
+class EndpointScorer:
+    """A `Scorer`: one call of the server for each continuation, several at a time."""
 
-    def __init__(
-        self, url: str, model: str, *, api_key: str | None, concurrency: int, timeout_s: float
-    ) -> None:
-        self._client = JsonClient(url, api_key=api_key, timeout_s=timeout_s)
+    def __init__(self, model: str, options: EndpointConfig, *, api_key: str | None = None) -> None:
+        self._client = JsonClient(options.url, api_key=api_key, timeout_s=options.timeout_s)
         self.url = self._client.url
         self._model = model
-        self._concurrency = concurrency
+        self._concurrency = options.concurrency
         self._way: tuple[dict[str, object], _Read] | None = None
 
-    def __call__(self, prompt: Prompt, continuations: Sequence[np.ndarray]) -> list[np.ndarray]:
-        whole = [[*prompt.ids.tolist(), *ids.tolist()] for ids in continuations]
-        if not len(prompt.ids) or not whole:
+    def score(self, requests: Sequence[ScoreRequest]) -> list[list[np.ndarray]]:
+        pairs = [(r.prompt.ids.tolist(), ids.tolist()) for r in requests for ids in r.continuations]
+        if not pairs or not all(prompt for prompt, _ in pairs):
             raise MooredError("an endpoint can score nothing after an empty prompt")
+        whole = [[*prompt, *ids] for prompt, ids in pairs]
         if self._way is None:
             self._way = self._find_way(whole[0])
         pool = ThreadPoolExecutor(self._concurrency)
@@ -68,7 +68,8 @@ class EndpointScore:
             logps = list(pool.map(self._ask, whole))
         finally:
             pool.shutdown(cancel_futures=True)
-        return [logp[len(prompt.ids) :] for logp in logps]
+        found = iter(logp[len(prompt) :] for logp, (prompt, _) in zip(logps, pairs, strict=True))
+        return [[next(found) for _ in request.continuations] for request in requests]
 
     def _find_way(self, ids: list[int]) -> tuple[dict[str, object], _Read]:
         refusals = []

@@ -12,21 +12,40 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
+from torch.nn.functional import pad as pad_tensor
 
+from moored.engine.fast.buckets import bucket, power_bucket
 from moored.engine.fast.capture import capture, run_aside
 from moored.engine.fast.tree_attention import Bounds, bounds_of
-from moored.engine.local.token_batch import Shape, TokenBatch, pad
-from moored.training.batch import Tree
+from moored.engine.packing import TokenBatch, Tree
 
 Outputs = Mapping[str, torch.Tensor]
 Pass = Callable[[TokenBatch], Outputs]
 LINES = ("input_ids", "position_ids", "sources", "targets")
 SUMS = ("stretches", "prompts", "continuations")
 HOST = torch.device("cpu")
+MIN_PROMPT_TOKENS, MIN_CONTINUATION_TOKENS, MIN_LONGEST_TOKENS = 256, 1024, 128
+MIN_STRETCHES = 16
+"""The smallest shape."""
+MOST_PADDING = 1.5
+"""A padded batch has at most this many times the tokens, except in the smallest shapes."""
 MAX_RECORDINGS = 128
 """Shapes beyond these are computed without a recording."""
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The sizes of a padded batch. Equal shapes can use one recording."""
+
+    prompt_tokens: int
+    continuation_tokens: int
+    num_targets: int
+    num_prompts: int
+    num_stretches: int
+    longest: int
+    """Bound on the tokens of a stretch, be it a prompt or a continuation."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,3 +132,69 @@ def _tensors(batch: TokenBatch) -> Iterator[torch.Tensor]:
     yield from (getattr(batch.packed, name) for name in LINES)
     yield from (getattr(tree.prepared["bounds"], name) for name in SUMS)
     yield from batch.streams.values()
+
+
+def pad(batch: TokenBatch) -> tuple[TokenBatch, Shape]:
+    """Fill up a line (`packing.to_line`) with prompts, continuations and targets without weight."""
+    packed, tree = batch.packed, batch.packed.tree
+    assert tree is not None
+    first, whole = tree.num_prompt_tokens, packed.input_ids.shape[1]
+    longest = power_bucket(max(_stretches(tree)), MIN_LONGEST_TOKENS, 2)
+    # One more prompt at least, for the continuations that are added: all hang on the last one.
+    prompt_tokens = bucket(first + 1, MIN_PROMPT_TOKENS)
+    continuation_tokens = bucket(whole - first, MIN_CONTINUATION_TOKENS)
+    prompts = _pieces(prompt_tokens - first, longest)
+    continuations = _pieces(continuation_tokens - (whole - first), longest)
+    tree = Tree(
+        (*tree.prompts, *prompts),
+        (*tree.continuations, *[()] * (len(prompts) - 1), continuations),
+    )
+    quarter = continuation_tokens // 4
+    shape = Shape(
+        prompt_tokens=prompt_tokens,
+        continuation_tokens=continuation_tokens,
+        num_targets=max(1, -(-len(packed.targets) // quarter)) * quarter,
+        num_prompts=power_bucket(len(tree.prompts), MIN_STRETCHES, 4),
+        num_stretches=power_bucket(sum(1 for _ in _stretches(tree)), MIN_STRETCHES, 4),
+        longest=longest,
+    )
+    shift, more = prompt_tokens - first, shape.num_targets - len(packed.targets)
+
+    def line(tensor: torch.Tensor) -> torch.Tensor:
+        parts = [(tensor[:, :first], prompt_tokens), (tensor[:, first:], continuation_tokens)]
+        return torch.cat([pad_tensor(p, (0, size - p.shape[1])) for p, size in parts], dim=1)
+
+    def fill(tensor: torch.Tensor) -> torch.Tensor:
+        # With what is there: 0 · inf would be nan.
+        return (
+            torch.cat([tensor, tensor[:1].expand(more)]) if len(tensor) else tensor.new_zeros(more)
+        )
+
+    sources = torch.where(packed.sources < first, packed.sources, packed.sources + shift)
+    streams = {name: fill(tensor) for name, tensor in batch.streams.items()}
+    if more and "weights" in streams:
+        streams["weights"][-more:] = 0.0
+    if more and "sequence" in streams:
+        # A sequence of their own; there are fewer others than tokens.
+        streams["sequence"][-more:] = shape.num_targets - 1
+    filled = replace(
+        packed,
+        input_ids=line(packed.input_ids),
+        position_ids=line(packed.position_ids),
+        sources=fill(sources),
+        targets=fill(packed.targets),
+        tree=tree,
+    )
+    return TokenBatch(filled, streams), shape
+
+
+def _stretches(tree: Tree) -> Iterator[int]:
+    yield from tree.prompts
+    for members in tree.continuations:
+        yield from members
+
+
+def _pieces(size: int, longest: int) -> tuple[int, ...]:
+    """`size` in pieces of at most `longest`."""
+    whole, rest = divmod(size, longest)
+    return (longest,) * whole + ((rest,) if rest else ())

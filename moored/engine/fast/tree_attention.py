@@ -1,8 +1,9 @@
 """Attention of continuations to the prompt they share and to themselves, without a mask.
 
-Two passes of flash attention cover a line of packed tokens (`batch.Tree`): every stretch, a prompt
-or a continuation, sees itself causally; the continuations of a prompt see all of it. The two are
-merged by their log-sum-exps. Gradients are exact: each pass runs backwards with the merged outputs.
+Two passes of flash attention cover a line of packed tokens (`packing.Tree`): every stretch, be it
+a prompt or a continuation, sees itself causally; the continuations of a prompt see all of it. The
+two are merged by their log-sum-exps. Gradients are exact: each pass runs backwards with the merged
+outputs.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from moored.engine.local.families import LLAMA_SHAPED, sliding_window
-from moored.training.batch import Tree
+from moored.engine.packing import Tree
 
 NAME = "moored_tree"
 CHUNK = 8

@@ -1,7 +1,7 @@
 """Learner in this process: scores and updates a Hugging Face causal LM, with or without a critic.
 
 The learner is blind to algorithms: a sample brings advantages and weights for each of its tokens,
-an update minimises the weighted sum. Micro-batches only bound memory; they change no result.
+and an update minimises the weighted sum. Micro-batches only bound memory; they change no result.
 """
 
 from __future__ import annotations
@@ -11,103 +11,67 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import nn
 
-from moored.engine.fast.graphs import HOST, Graphs, Outputs, Pass
+from moored.config import Config
+from moored.engine.fast.graphs import HOST, MOST_PADDING, Graphs, Outputs, Pass
 from moored.engine.fast.tree_attention import use_tree_attention
+from moored.engine.local.device import says_out_of_memory, uses_bf16
 from moored.engine.local.families import has_fixed_angles
-from moored.engine.local.forward import hidden_states, trunk_of
-from moored.engine.local.head import is_plain_head, token_logprobs
+from moored.engine.local.head import is_plain_head
 from moored.engine.local.state import Trained, export_model
-from moored.engine.local.token_batch import MOST_PADDING, TokenBatch, loss_batch
-from moored.errors import MooredError
-from moored.training.batch import (
-    LossSample,
+from moored.engine.packing import (
     Packed,
-    Sample,
+    TokenBatch,
+    loss_batch,
     micro_batches,
     pack,
     to_line,
     to_tensors,
 )
-from moored.training.losses import LossOptions, TokenStream, policy_loss, value_loss
-from moored.types import Prompt
+from moored.engine.passes import Critic, critic_pass, logprobs_pass, policy_pass, trunk_of
+from moored.errors import MooredError
+from moored.training.batch import LossSample, Sample
+from moored.types import Prompt, ScoreRequest
 
 MICRO_BATCH_TOKENS = (4096, 24576)
 """On a CPU, where activations should stay near the cores; on a GPU."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LearnerOptions:
-    """How updates are made."""
-
-    lr: float = 1e-6
-    critic_lr: float = 1e-5
-    weight_decay: float = 0.0
-    grad_clip: float = 1.0
-    micro_batch_tokens: int | None = None
-    """Bound on the tokens of one forward pass; None: 4,096 on a CPU, 24,576 on a GPU."""
-    row_tokens: int = 2048
-    """Bound on one packed row where attention needs a mask, which is square in it."""
-    temperature: float = 1.0
-    """The sampler's: log-probabilities are of the distribution that was sampled from."""
-    bf16: bool = False
-    """Compute in bfloat16 (the weights stay float32)."""
-    compile: bool = False
-    """Compile the layers: slow to start, then faster."""
-    plain: bool = False
-    """Attention by a mask and no CUDA graphs: slow, and the same but for rounding."""
-
-
-class Critic(nn.Module):
-    """A value for every position: a copy of the policy's trunk and a linear head."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.trunk = copy.deepcopy(trunk_of(model))
-        width = next(reversed(list(self.trunk.parameters()))).shape[-1]
-        self.head = nn.Linear(width, 1)
-        nn.init.zeros_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
-
-    def forward(self, packed: Packed) -> torch.Tensor:
-        """(S,) value before each continuation token."""
-        hidden = hidden_states(self.trunk, packed).float()
-        # Not as a matrix product, which autocast would round to bfloat16.
-        return (hidden * self.head.weight).sum(dim=-1) + self.head.bias
-
-
 class LocalLearner:
-    """Trains `model` in place."""
+    """Trains `model` in place, as `optimizer`, `algorithm` and `engine` of a configuration say."""
 
     def __init__(
         self,
         model: nn.Module,
-        options: LearnerOptions | None = None,
-        loss: LossOptions | None = None,
+        config: Config | None = None,
         *,
         with_critic: bool = False,
+        sequence_ratio: bool = False,
+        trains: bool = True,
     ) -> None:
         self.model = model
-        self.options = options or LearnerOptions()
-        self.loss = loss or LossOptions()
-        self._uses_tree = not self.options.plain and use_tree_attention(
-            model, bf16=self.options.bf16
-        )
-        self.critic = Critic(model).to(self.device) if with_critic else None
+        self.config = config or Config()
+        self.sequence_ratio = sequence_ratio
+        self.bf16 = uses_bf16(self.config.engine.dtype, self.device)
+        is_plain = self.config.engine.learner == "plain"
+        self._uses_tree = not is_plain and use_tree_attention(model, bf16=self.bf16)
+        self.critic = Critic(model).to(self.device) if with_critic and trains else None
         # A reference model exists only while KL is on.
-        self.reference = copy.deepcopy(model).eval() if self.loss.kl_coef > 0.0 else None
-        decay = self.options.weight_decay
-        self._trained = [Trained("policy", model, self.options.lr, decay)]
+        has_kl = self.config.algorithm.kl_coef > 0.0
+        self.reference = copy.deepcopy(model).eval() if has_kl and trains else None
+        optimizer = self.config.optimizer
+        self._trained = [Trained("policy", model, optimizer.lr, optimizer.weight_decay)]
         if self.critic is not None:
-            self._trained.append(Trained("critic", self.critic, self.options.critic_lr, decay))
+            rates = optimizer.critic_lr, optimizer.weight_decay
+            self._trained.append(Trained("critic", self.critic, *rates))
         self._version = 0
-        if self.options.compile:
+        if self.config.engine.compile:
             for module in filter(None, (model, self.critic, self.reference)):
                 _compile_layers(module)
         self._checkpointed = self._evaluate()
@@ -146,31 +110,45 @@ class LocalLearner:
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
+    @property
+    def _temperature(self) -> float:
+        """The sampler's: log-probabilities are of the distribution that was sampled from."""
+        return self.config.rollout.temperature
+
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Names and tensors of the policy."""
         yield from self.model.state_dict().items()
 
+    def damaged_weights(self) -> list[str]:
+        return [name for name, weight in self.weights() if not weight.isfinite().all()]
+
+    @says_out_of_memory("scoring")
     @torch.no_grad()
-    def score(self, prompt: Prompt, continuations: Sequence[np.ndarray]) -> list[np.ndarray]:
-        prompts = [prompt] * len(continuations)
-        return self._logprobs("policy", self.model, prompts, continuations)
+    def score(self, requests: Sequence[ScoreRequest]) -> list[list[np.ndarray]]:
+        if self.device.type == "cpu" and len(requests) > 1:
+            # Larger batches gain nothing here, and so a score does not depend on other requests.
+            return [scored for request in requests for scored in self.score([request])]
+        prompts = [r.prompt for r in requests for _ in r.continuations]
+        flat = [ids for r in requests for ids in r.continuations]
+        scored = iter(self._logprobs("policy", self.model, prompts, flat))
+        return [[next(scored) for _ in r.continuations] for r in requests]
 
     @torch.no_grad()
     def reference_logprobs(self, samples: Sequence[Sample]) -> list[np.ndarray]:
         """Log-probabilities of the continuations under the reference model."""
         if self.reference is None:
             raise MooredError("there is no reference model because kl_coef is 0")
-        prompts = [sample.prompt for sample in samples]
-        ids = [sample.ids_T for sample in samples]
-        return self._logprobs("reference", self.reference, prompts, ids)
+        prompts, ids, images = _columns(samples)
+        return self._logprobs("reference", self.reference, prompts, ids, images)
 
+    @says_out_of_memory("values")
     @torch.no_grad()
     def values(self, samples: Sequence[Sample]) -> list[np.ndarray]:
         if self.critic is None:
             raise MooredError("this learner has no critic; algorithms with GAE need one")
-        prompts = [sample.prompt for sample in samples]
-        ids = [sample.ids_T for sample in samples]
-        return self._map_tokens("values", prompts, ids, self.critic)
+        return self._map_tokens("values", *_columns(samples), of_tokens=self.critic)
 
+    @says_out_of_memory("an update")
     def step(self, samples: Sequence[LossSample], *, lr_factor: float = 1.0) -> dict[str, float]:
         """One update of policy and critic; none of either when a number is not finite."""
         if not samples:
@@ -179,19 +157,20 @@ class LocalLearner:
         if self.reference is not None:
             reference = self.reference_logprobs([given.sample for given in samples])
         try:
-            stats = self._add_up(samples, reference)
+            stats = _with_mismatch(self._add_up(samples, reference))
         except BaseException:
             # What was added up so far must not be part of another update.
             self._take_in(None)
             raise
         for trained in self._trained:
-            norm = nn.utils.clip_grad_norm_(trained.module.parameters(), self.options.grad_clip)
+            clip = self.config.optimizer.grad_clip
+            norm = nn.utils.clip_grad_norm_(trained.module.parameters(), clip)
             name = "grad_norm" if trained.module is self.model else f"{trained.name}_grad_norm"
             stats[name] = float(norm)
         is_sound = all(map(math.isfinite, stats.values()))
         self._take_in(lr_factor if is_sound else None)
         self._version += is_sound
-        return {**stats, "lr": self.options.lr * lr_factor}
+        return {**stats, "lr": self.config.optimizer.lr * lr_factor}
 
     def _take_in(self, lr_factor: float | None) -> None:
         for trained in self._trained:
@@ -204,25 +183,36 @@ class LocalLearner:
         if self._graphs is not None:
             for weight in self._weights:
                 weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
-        sums: dict[str, torch.Tensor] = {}
-        prompts = [given.sample.prompt for given in samples]
-        ids = [given.sample.ids_T for given in samples]
+        totals: dict[str, torch.Tensor] = {}
         with _training(self._checkpointed):
-            for packed in self._pack(prompts, ids):
+            for packed in self._pack(*_columns([given.sample for given in samples])):
                 batch = loss_batch(packed, samples, reference, with_values=self.critic is not None)
                 for name, value in self._run("update", self._add_gradients, batch).items():
-                    sums[name] = sums[name] + value if name in sums else value.clone()
-        return {name: float(value) for name, value in sums.items()}
+                    known = totals.get(name)
+                    if known is None:
+                        totals[name] = value.clone()
+                    else:
+                        add = torch.maximum if name.endswith("_max") else torch.add
+                        totals[name] = add(known, value)
+        # One wait for the device instead of one for each number.
+        return dict(zip(totals, torch.stack(list(totals.values())).tolist(), strict=True))
 
     def _run(self, name: str, compute: Pass, batch: TokenBatch) -> Outputs:
         return compute(batch) if self._graphs is None else self._graphs.run(name, compute, batch)
 
     def _add_gradients(self, batch: TokenBatch) -> Outputs:
         """Add those of a micro-batch to the weights'; returns the parts of its loss for the log."""
+        options = self.config.algorithm
         with self._autocast():
-            loss, parts = self._policy_loss(batch)
+            loss, parts = policy_pass(
+                self.model,
+                batch,
+                options,
+                temperature=self._temperature,
+                sequence_ratio=self.sequence_ratio,
+            )
             if self.critic is not None:
-                parts["value_loss"] = self._critic_loss(self.critic, batch)
+                parts["value_loss"] = critic_pass(self.critic, batch, options.value_clip)
                 loss = loss + parts["value_loss"]
         if self._graphs is None:
             loss.backward()
@@ -234,51 +224,22 @@ class LocalLearner:
             torch._foreach_add_(*map(list, zip(*grads, strict=True)))  # pyright: ignore
         return {name: value.detach() for name, value in parts.items()}
 
-    def _policy_loss(self, batch: TokenBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        streams = batch.streams
-        logp, entropy = token_logprobs(
-            self.model,
-            hidden_states(trunk_of(self.model), batch.packed),
-            batch.packed.targets,
-            temperature=self.options.temperature,
-            with_entropy=True,
-        )
-        stream = TokenStream(
-            logp=logp,
-            entropy=entropy,
-            old_logp=streams["old_logprobs"],
-            ref_logp=streams.get("reference"),
-            advantages=streams["advantages"],
-            weights=streams["weights"],
-            sequence=streams["sequence"],
-        )
-        loss, parts = policy_loss(stream, self.loss)
-        with torch.no_grad():
-            log_ratio = logp - stream.old_logp
-            ratio = log_ratio.exp()
-            low, high = 1.0 - self.loss.clip_low, 1.0 + self.loss.clip_high
-            clipped = ((ratio < low) | (ratio > high)).float()
-            parts["clip_fraction"] = (stream.weights * clipped).sum()
-            parts["old_policy_kl"] = (stream.weights * (ratio - 1.0 - log_ratio)).sum()
-        return loss, parts
-
-    def _critic_loss(self, critic: Critic, batch: TokenBatch) -> torch.Tensor:
-        streams, values = batch.streams, critic(batch.packed)
-        error = value_loss(values, streams["old_values"], streams["returns"], self.loss.value_clip)
-        return (streams["weights"] * error).sum()
-
     def _pack(
-        self, prompts: Sequence[Prompt], continuations: Sequence[np.ndarray]
+        self,
+        prompts: Sequence[Prompt],
+        continuations: Sequence[np.ndarray],
+        images: Sequence[tuple[object, ...]] | None = None,
     ) -> Iterator[Packed]:
         device, lengths = self.device, [len(ids) for ids in continuations]
-        most = self.options.micro_batch_tokens or MICRO_BATCH_TOKENS[self.device.type != "cpu"]
+        default = MICRO_BATCH_TOKENS[self.device.type != "cpu"]
+        most = self.config.engine.micro_batch_tokens or default
         if self._graphs is not None:
             device, most = HOST, int(most / MOST_PADDING)
         lay_out = to_line if self._uses_tree else to_tensors
-        row_tokens = most if self._uses_tree else self.options.row_tokens
+        row_tokens = most if self._uses_tree else self.config.engine.row_tokens
         rows = pack(prompts, lengths, max_tokens=row_tokens)
         for batch in micro_batches(rows, max_tokens=most, padded=not self._uses_tree):
-            yield lay_out(batch, continuations, device)
+            yield lay_out(batch, continuations, device, images)
 
     def _logprobs(
         self,
@@ -286,24 +247,18 @@ class LocalLearner:
         model: nn.Module,
         prompts: Sequence[Prompt],
         continuations: Sequence[np.ndarray],
+        images: Sequence[tuple[object, ...]] | None = None,
     ) -> list[np.ndarray]:
-        def logp(packed: Packed) -> torch.Tensor:
-            hidden = hidden_states(trunk_of(model), packed)
-            return token_logprobs(
-                model,
-                hidden,
-                packed.targets,
-                temperature=self.options.temperature,
-                with_entropy=False,
-            )[0]
-
-        return self._map_tokens(name, prompts, continuations, logp)
+        of_tokens = partial(logprobs_pass, model, temperature=self._temperature)
+        return self._map_tokens(name, prompts, continuations, images, of_tokens=of_tokens)
 
     def _map_tokens(
         self,
         name: str,
         prompts: Sequence[Prompt],
         continuations: Sequence[np.ndarray],
+        images: Sequence[tuple[object, ...]] | None,
+        *,
         of_tokens: Callable[[Packed], torch.Tensor],
     ) -> list[np.ndarray]:
         """Apply a per-token function to all continuations, micro-batch by micro-batch."""
@@ -313,31 +268,49 @@ class LocalLearner:
                 return {"values": of_tokens(batch.packed).float()}
 
         found: dict[int, np.ndarray] = {}
-        for packed in self._pack(prompts, continuations):
+        for packed in self._pack(prompts, continuations, images):
             values = self._run(name, compute, TokenBatch(packed))["values"]
             found.update(packed.split(values[: len(packed.targets)].cpu().numpy()))
         return [found[i] for i in range(len(continuations))]
 
     def _autocast(self):
-        if not self.options.bf16:
+        if not self.bf16:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
     def save(self, folder: Path) -> None:
-        """Write weights and optimiser state; what `load` needs to go on as if nothing happened."""
+        """Write weights and optimiser state: what `load` needs to go on as if nothing happened."""
         folder.mkdir(parents=True, exist_ok=True)
         for trained in self._trained:
             trained.save(folder)
         (folder / "learner.json").write_text(json.dumps({"version": self._version}) + "\n")
 
-    def load(self, folder: Path) -> None:
-        for trained in self._trained:
-            trained.load(folder)
+    def load(self, folder: Path, *, policy_only: bool = False) -> None:
+        for trained in self._trained[:1] if policy_only else self._trained:
+            trained.load(folder, weights_only=policy_only)
         self._version = json.loads((folder / "learner.json").read_text())["version"]
 
     def export(self, folder: Path) -> None:
         """Write the policy in Hugging Face format, in the precision the sampler used."""
-        export_model(self.model, folder, torch.bfloat16 if self.options.bf16 else torch.float32)
+        export_model(self.model, folder, torch.bfloat16 if self.bf16 else torch.float32)
+
+
+def _columns(
+    samples: Sequence[Sample],
+) -> tuple[list[Prompt], list[np.ndarray], list[tuple[object, ...]]]:
+    """Prompts, continuations, and the images of the latter."""
+    return [s.prompt for s in samples], [s.ids_T for s in samples], [s.images for s in samples]
+
+
+def _with_mismatch(parts: dict[str, float]) -> dict[str, float]:
+    """The sums over log-ratios as figures: mean and largest gap, effective share of the tokens."""
+    names = ("gap_count", "gap_sum", "ratio_sum", "ratio_square_sum")
+    count, gap, ratios, squares = (parts.pop(name) for name in names)
+    parts["logp_gap_mean"] = gap / count if count else 0.0
+    parts["logp_gap_max"] = parts.pop("gap_max")
+    # Rounding may take it beyond 1.
+    parts["effective_share"] = min(1.0, ratios**2 / (count * squares)) if squares else 1.0
+    return parts
 
 
 @contextmanager

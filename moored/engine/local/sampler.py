@@ -16,9 +16,9 @@ from torch import nn
 
 from moored.engine.base import LockstepStream, Request, SamplingParams, check_requests
 from moored.engine.fast.plain_ops import uniforms
-from moored.engine.local.forward import trunk_of
 from moored.engine.local.head import scaled_logits
 from moored.engine.local.kv import RowCache, gather
+from moored.engine.passes import trunk_of
 from moored.errors import MooredError
 from moored.types import Completion, FinishReason
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -17,10 +18,10 @@ from moored.analysis.scorers import Scorer
 from moored.diagnostics.report import Regime
 from moored.errors import TooFewPromptsError
 from moored.files.records import Record
-from moored.types import Prompt
+from moored.types import Prompt, ScoreRequest
 
 
-def score(prompt: Prompt, continuations) -> list[np.ndarray]:
+def score_one(prompt: Prompt, continuations) -> list[np.ndarray]:
     """The first id of a continuation names its author, the second how much it shows, in %.
 
     Noise depends on both, as a model's would.
@@ -32,6 +33,10 @@ def score(prompt: Prompt, continuations) -> list[np.ndarray]:
         )
         found.append(-3.0 + noise + (prompt.ids[0] == ids[0]) * ids[1] / 100)
     return found
+
+
+def score(requests: Sequence[ScoreRequest]) -> list[list[np.ndarray]]:
+    return [score_one(request.prompt, request.continuations) for request in requests]
 
 
 SCORER = Scorer(name="toy", score=score, encoder=Encoder(None), shares_prompt=True)

@@ -72,13 +72,14 @@ class Page(HTMLParser):
             self.tables[-1][-1][-1] += data
 
 
-def score(prompt, continuations) -> list[np.ndarray]:
+def score(requests) -> list[list[np.ndarray]]:
+    return [[score_one(r.prompt.ids, ids) for ids in r.continuations] for r in requests]
+
+
+def score_one(prompt: np.ndarray, ids: np.ndarray) -> np.ndarray:
     """The first id names the author, the second how much a reasoning shows of it, in %."""
-    return [
-        np.random.default_rng([*prompt.ids.tolist(), *ids.tolist()]).normal(-3, 0.3, len(ids))
-        + (prompt.ids[0] == ids[0]) * ids[1] / 100
-        for ids in continuations
-    ]
+    noise = np.random.default_rng([*prompt.tolist(), *ids.tolist()]).normal(-3, 0.3, len(ids))
+    return noise + (prompt[0] == ids[0]) * ids[1] / 100
 
 
 TOY = Scorer(name="toy", score=score, encoder=Encoder(None), shares_prompt=True)

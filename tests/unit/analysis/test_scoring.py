@@ -22,7 +22,7 @@ WORDS = ["the", "player", "is", "at", "left", "wall", "box", "up", "so", "push",
 @pytest.fixture(scope="module")
 def nano() -> Scorer:
     torch.set_num_threads(1)
-    return local_scorer("nano", torch.device("cpu"), bf16=False)
+    return local_scorer("nano", "cpu", "float32")
 
 
 def record(prompt, response: str) -> Record:

@@ -12,8 +12,9 @@ from moored.files.records import Record
 
 SCORER = Scorer(
     name="toy",
-    score=lambda prompt, continuations: [
-        np.full(len(ids), -1.0 - (prompt.ids[0] != ids[0])) for ids in continuations
+    score=lambda requests: [
+        [np.full(len(ids), -1.0 - (r.prompt.ids[0] != ids[0])) for ids in r.continuations]
+        for r in requests
     ],
     encoder=Encoder(None),
     shares_prompt=True,

@@ -58,7 +58,7 @@ def test_plain_generate_and_moored_write_the_same_likeliest_tokens(benchmark):
     from transformers import LlamaForCausalLM
 
     from moored.engine.base import Request, SamplingParams, write_replies
-    from moored.engine.build import make_sampler
+    from moored.engine.local.engine import make_sampler
     from moored.types import Prompt
 
     model = LlamaForCausalLM(benchmark("sampler").SHAPES["toy"])

@@ -181,13 +181,13 @@ def test_images_tell_prompts_apart():
         first_turn_pairs([seen("red", 0), seen("red", 1)])
 
 
-def toy_score(prompt, continuations):
+def toy_score(requests):
     """Knows that a reasoning of group g begins with 10 + g; the opening tag must not count."""
-    right = prompt.ids[0] - 100 + 10
-    return [
-        np.array([-99.0 if t == THINK else (-0.1 if t == right else -2.0) for t in c])
-        for c in continuations
-    ]
+
+    def score(right, ids):
+        return np.array([-99.0 if t == THINK else (-0.1 if t == right else -2.0) for t in ids])
+
+    return [[score(r.prompt.ids[0] - 100 + 10, ids) for ids in r.continuations] for r in requests]
 
 
 def test_cross_scores_count_reasoning_tokens_only():
@@ -206,7 +206,7 @@ def test_cross_scores_count_reasoning_tokens_only():
 def test_a_score_function_that_returns_too_little_is_named():
     pairs = first_turn_pairs(GROUPS, num_pairs=4)
     with pytest.raises(MooredError, match="one log-probability per continuation token"):
-        cross_score(pairs, lambda prompt, continuations: [c[1:] for c in continuations])
+        cross_score(pairs, lambda requests: [[c[1:] for c in r.continuations] for r in requests])
 
 
 def recorded_groups(turn_counts: list[int], num_groups: int) -> list[Group]:

@@ -1,20 +1,118 @@
-"""Models the engine cannot serve are refused before a run, not trained wrongly."""
+"""Engines that compute something else than the model are refused before a run."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
 
-from moored.engine.build import make_sampler
-from moored.engine.check import check_engine
-from moored.engine.local.learner import LocalLearner
+from moored.config import load_config
+from moored.engine.base import LockstepStream, Request, SamplingParams
+from moored.engine.check import PlainModel, check_engine
+from moored.engine.local.device import OutOfMemoryError, says_out_of_memory
+from moored.engine.local.engine import LocalEngine
 from moored.errors import MooredError
+from moored.types import Completion, FinishReason, Prompt, ScoreRequest
+
+EXACT = np.array([-1.0, -0.5, -2.0])
+"""What the model says of the three tokens of every reply, in float32."""
+
+
+class FakeEngine:
+    """Replies of three tokens, whose log-probabilities are off by what sampler and learner add."""
+
+    def __init__(self, sampler_off: float = 0.0, learner_off: float = 0.0) -> None:
+        self.renderer = SimpleNamespace(start=lambda messages: Prompt(np.array([1, 2])))
+        self.sampler = self.scorer = self
+        self._sampler_off, self._learner_off = sampler_off, learner_off
+
+    def stream(self, params: SamplingParams) -> LockstepStream:
+        return LockstepStream(self, params)
+
+    def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Completion]:
+        # Only the last token is off.
+        logprobs = EXACT + np.array([0.0, 0.0, self._sampler_off])
+        return [Completion(np.array([5, 6, 7]), logprobs, FinishReason.LENGTH) for _ in requests]
+
+    def end_sessions(self, sessions: Sequence[int]) -> None:
+        """Nothing is kept."""
+
+    def score(self, requests: Sequence[ScoreRequest]) -> list[list[np.ndarray]]:
+        return [[EXACT + self._learner_off for _ in r.continuations] for r in requests]
+
+
+def plain(bf16: bool, off: float = 0.0) -> PlainModel:
+    """The model, whose own bfloat16 pass is off by `off` nats."""
+    return PlainModel(
+        kind="toys",
+        logprobs=lambda prompt_ids, ids, in_bf16: EXACT - off if in_bf16 else EXACT,
+        bf16=bf16,
+    )
+
+
+def check(engine: FakeEngine, model: PlainModel) -> None:
+    check_engine(engine, model, temperature=1.0)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_sound_engine_passes():
+    check(FakeEngine(), plain(bf16=False))
+    check(FakeEngine(sampler_off=5e-4, learner_off=-5e-4), plain(bf16=False))
+
+
+@pytest.mark.parametrize(
+    ("engine", "name"),
+    [(FakeEngine(sampler_off=0.2), "sampler"), (FakeEngine(learner_off=-0.2), "learner")],
+)
+def test_in_float32_a_fifth_of_a_nat_is_refused_and_its_part_named(engine, name):
+    with pytest.raises(MooredError, match=f"toys do not work .* of the {name} differ .* by 0.2 "):
+        check(engine, plain(bf16=False))
+
+
+def test_in_bfloat16_three_times_the_error_of_the_model_is_rounding_and_more_is_not():
+    # The model's own pass is off by 0.25 nats: 0.75 are allowed.
+    check(FakeEngine(sampler_off=0.7, learner_off=-0.7), plain(bf16=True, off=0.25))
+    with pytest.raises(MooredError, match=r"by 0.8 nats, where 0.75 are rounding"):
+        check(FakeEngine(sampler_off=0.8), plain(bf16=True, off=0.25))
+
+
+def test_in_bfloat16_a_lucky_model_does_not_make_the_check_stricter_than_rounding():
+    check(FakeEngine(sampler_off=0.04), plain(bf16=True, off=0.0))
+    with pytest.raises(MooredError, match=r"where 0.05 are rounding"):
+        check(FakeEngine(sampler_off=0.06), plain(bf16=True, off=0.0))
+
+
+def test_numbers_that_are_not_finite_are_refused():
+    with pytest.raises(MooredError, match="sampler differ from the model's by nan"):
+        check(FakeEngine(sampler_off=float("nan")), plain(bf16=True, off=1.0))
+
+
+class FullSampler(FakeEngine):
+    @says_out_of_memory("sampling")
+    def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Completion]:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+class FullLearner(FakeEngine):
+    @says_out_of_memory("scoring")
+    def score(self, requests: Sequence[ScoreRequest]) -> list[list[np.ndarray]]:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+@pytest.mark.parametrize(("kind", "what"), [(FullSampler, "sampling"), (FullLearner, "scoring")])
+def test_too_little_memory_is_not_taken_for_an_unknown_model(kind, what):
+    with pytest.raises(OutOfMemoryError, match=f"out of GPU memory in {what}") as caught:
+        check(kind(), plain(bf16=True))
+    assert "do not work" not in str(caught.value)
+    assert "engine.micro_batch_tokens" in str(caught.value)
+
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 64,
     "hidden_size": 32,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
@@ -22,44 +120,48 @@ SIZES: dict[str, Any] = {
 }
 
 
-def check(config, max_context: int = 64, **options) -> None:
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    for name, value in options.items():
-        setattr(model.config, name, value)
-    sampler = make_sampler(model, bf16=False, max_context=max_context)
-    learner = LocalLearner(model)
-    check_engine(model, learner, sampler, temperature=1.0, max_context=max_context, bf16=False)
+@pytest.fixture
+def checked(toy_tokenizer, tmp_path: Path):
+    """A function that checks a random model of some configuration, as a run does."""
+    tokenizer = toy_tokenizer.make_tokenizer("chatml")
+
+    def check_model(kind: str, max_context: int = 512, **options) -> None:
+        config = getattr(transformers, f"{kind}Config")(vocab_size=len(tokenizer), **options)
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(config)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+        model.save_pretrained(tmp_path)
+        tokenizer.save_pretrained(tmp_path)
+        given = {"model": str(tmp_path), "rollout": {"max_context": max_context}}
+        LocalEngine(load_config({**given, "engine": {"device": "cpu"}})).check()
+
+    return check_model
 
 
 @pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Qwen3", "GPTNeoX", "Gemma"])
-def test_models_that_work_pass(kind):
-    check(getattr(transformers, f"{kind}Config")(**SIZES, intermediate_size=64))
+def test_models_that_work_pass(checked, kind):
+    checked(kind, **SIZES, intermediate_size=64)
 
 
-def test_gpt2_which_is_not_llama_shaped_passes():
-    check(transformers.GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=2))
+def test_gpt2_which_is_not_llama_shaped_passes(checked):
+    checked("GPT2", n_embd=32, n_layer=2, n_head=2)
 
 
-def test_a_window_shorter_than_the_dialogues_is_refused():
-    config = transformers.MistralConfig(**SIZES, intermediate_size=64, sliding_window=16)
-    with pytest.raises(MooredError, match="max_context to 16 or less"):
-        check(config)
-    check(config, max_context=16)
+def test_a_window_shorter_than_the_dialogues_is_refused(checked):
+    mistral = {**SIZES, "intermediate_size": 64, "sliding_window": 256}
+    with pytest.raises(MooredError, match="max_context to 256 or less"):
+        checked("Mistral", max_context=257, **mistral)
+    checked("Mistral", max_context=256, **mistral)
 
 
-def test_a_model_whose_logits_are_made_otherwise_is_refused():
-    config = transformers.CohereConfig(**SIZES, intermediate_size=64, logit_scale=0.25)
+def test_a_model_whose_logits_are_made_otherwise_is_refused(checked):
     with pytest.raises(MooredError, match=r"cohere.* differ from the model's by"):
-        check(config)
+        checked("Cohere", **SIZES, intermediate_size=64, logit_scale=0.25)
 
 
-def test_a_model_with_another_cache_is_refused():
-    config = transformers.OPTConfig(
-        vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, ffn_dim=32
-    )
+def test_a_model_with_another_cache_is_refused(checked):
+    opt = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "ffn_dim": 32}
     with pytest.raises(MooredError, match="'opt' do not work"):
-        check(config)
+        checked("OPT", **opt)

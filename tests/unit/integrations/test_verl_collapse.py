@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from moored.diagnostics.monitor import CollapseMonitor
 from moored.errors import MooredError
 from moored.integrations.verl_collapse import batch_groups, read_spans, reply_spans, score_with
-from moored.types import Prompt
+from moored.types import Prompt, ScoreRequest
 from tests.unit.verl_batches import LENGTHS, make_batch, needs_verl
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -167,13 +168,13 @@ def test_a_monitor_measures_a_batch():
     """Each reasoning token has 0.8 under its own prompt and 0.1 under the two others: log 2.4."""
     batch = make_batch()
 
-    def score(prompt: Prompt, continuations: Any) -> list[np.ndarray]:
+    def score_one(prompt: Prompt, ids: np.ndarray) -> np.ndarray:
         own = {11: 0, 20: 1, 32: 2}[int(prompt.ids[0])]
         # Row r has tokens 50 + 4 r, …, and prompt r % 3.
-        return [
-            np.log(np.where((ids - 50) // 4 % 3 == own, 0.8, 0.1)).astype(float)
-            for ids in continuations
-        ]
+        return np.log(np.where((ids - 50) // 4 % 3 == own, 0.8, 0.1)).astype(float)
+
+    def score(requests: Sequence[ScoreRequest]) -> list[list[np.ndarray]]:
+        return [[score_one(r.prompt, ids) for ids in r.continuations] for r in requests]
 
     spans = [{"turns": [[0, 1]], "thinks": [[0, 1]]}] * 12
     batch.non_tensor_batch["moored_spans"] = np.array(spans, dtype=object)
@@ -202,7 +203,7 @@ def test_scores_go_through_verls_own_padding():
 
     score = score_with(log_probs, divisor=2, batch_size=4)
     continuations = [np.array(ids) for ids in ([5], [6, 7], [8, 9, 1], [2], [3, 4])]
-    found = score(Prompt(np.array([40, 41, 42])), continuations)
+    (found,) = score([ScoreRequest(Prompt(np.array([40, 41, 42])), continuations)])
     for scored, ids in zip(found, continuations, strict=True):
         np.testing.assert_allclose(scored, -ids - (2 + np.arange(len(ids))) / 100, atol=1e-5)
     assert sizes == [4, 2]

@@ -6,11 +6,13 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import ClassVar
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
+from moored.config import RolloutConfig
 from moored.engine.base import LockstepStream, Request, SamplingParams
 from moored.envs.base import Environment, StepResult
 from moored.envs.mix import EnvMix, make_env
@@ -133,9 +135,13 @@ def tasks_of(
     ]
 
 
-def play(tasks: Sequence[Task], sampler: FakeSampler, **options) -> list[Group]:
-    options = {"params": PARAMS, "max_context": ROOM, "seed": (0, 1)} | options
-    return roll_out(tasks, sampler=sampler, renderer=sampler.renderer, **options)
+def play(
+    tasks: Sequence[Task], sampler: FakeSampler, *, max_context: int = ROOM, **options
+) -> list[Group]:
+    room = RolloutConfig(max_response_tokens=PARAMS.max_tokens, max_context=max_context)
+    engine: Any = SimpleNamespace(sampler=sampler, renderer=sampler.renderer)
+    given: dict[str, Any] = {"seed": (0, 1)} | options
+    return roll_out(tasks, engine=engine, options=room, **given)
 
 
 def with_oracle(name: str, renderer: Renderer, **options) -> tuple[Callable, FakeSampler]:

@@ -6,23 +6,26 @@ import base64
 import io
 import logging
 import socket
+import sys
 import threading
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from moored.config import EndpointConfig, load_config
 from moored.engine.base import Request, SamplingParams, write_replies
 from moored.engine.endpoint.chat_api import message_to_json
 from moored.engine.endpoint.json_http import server_message
 from moored.engine.endpoint.sampler import NUM_ATTEMPTS, EndpointSampler, TextRenderer, read_api_key
 from moored.envs.mix import EnvMix
 from moored.errors import MooredError
-from moored.evaluate import evaluate_endpoint
+from moored.evaluate import Evaluation, evaluate
 from moored.types import Completion, FinishReason, Message, Prompt
 
 KEY = "sk-very-secret"
 GOOD = "<think>I see.</think><answer>Up</answer>"
-PLAN = {"num_samples": 1, "temperature": 0.0, "max_tokens": 9, "split": "validation", "seed": 0}
 
 
 def requests(*texts: str) -> list[Request]:
@@ -34,13 +37,28 @@ def requests(*texts: str) -> list[Request]:
 
 
 def ask(server, *texts: str, **options) -> list[Completion]:
-    options = {"first_pause_s": 0.001, "timeout_s": 60.0} | options
     params = SamplingParams(max_tokens=9)
-    return write_replies(sampler(server.url, **options), requests(*texts), params)
+    return write_replies(
+        sampler(server.url, first_pause_s=0.001, **options), requests(*texts), params
+    )
 
 
-def sampler(url: str, **options) -> EndpointSampler:
-    return EndpointSampler(url, "org/model", **options)
+def sampler(
+    url: str, *, api_key: str | None = None, first_pause_s: float = 1.0, **options
+) -> EndpointSampler:
+    server = EndpointConfig(url=url, **{"timeout_s": 60.0, **options})
+    return EndpointSampler("org/model", server, api_key=api_key, first_pause_s=first_pause_s)
+
+
+def evaluated(endpoint: EndpointSampler, env: str, num_tasks: int) -> Evaluation:
+    config = load_config(
+        {
+            "evaluation": {"num_tasks": num_tasks, "temperature": 0.0},
+            "rollout": {"max_response_tokens": 9, "max_context": sys.maxsize},
+        }
+    )
+    writer: Any = SimpleNamespace(sampler=endpoint, renderer=TextRenderer())
+    return evaluate(writer, EnvMix.parse(env), config)
 
 
 def text_of(completion: Completion) -> str:
@@ -291,9 +309,9 @@ def test_images_go_as_data_uris_with_the_same_pixels():
 def test_an_oracle_behind_an_endpoint_wins_every_game(chat_server, serve):
     server = serve(chat_server.oracle("sokoban", 4))
     endpoint = sampler(server.url, first_pause_s=0.001)
-    found = evaluate_endpoint(endpoint, EnvMix.parse("sokoban"), num_tasks=4, **PLAN)
+    found = evaluated(endpoint, "sokoban", 4)
     assert (found.success_rate, found.validity_rate, found.num_errors) == (1.0, 1.0, 0)
-    assert found.mean_reply_tokens == 7.0
+    assert endpoint.mean_reply_tokens == 7.0
 
 
 def test_an_episode_whose_reply_is_lost_counts_as_a_failure(chat_server, serve, caplog):
@@ -301,9 +319,7 @@ def test_an_episode_whose_reply_is_lost_counts_as_a_failure(chat_server, serve, 
     lost = chat_server.error(400, "content filter")
     server = serve(lambda body, number: lost if number == 2 else wins(body, number))
     with caplog.at_level(logging.WARNING):
-        found = evaluate_endpoint(
-            sampler(server.url, concurrency=1), EnvMix.parse("countdown"), num_tasks=4, **PLAN
-        )
+        found = evaluated(sampler(server.url, concurrency=1), "countdown", 4)
     assert (found.success_rate, found.num_errors, found.mean_turns) == (0.75, 1, 0.75)
     assert "turn 0: the sampler gave no reply: 400 Bad Request: content filter" in caplog.text
 
@@ -311,8 +327,8 @@ def test_an_episode_whose_reply_is_lost_counts_as_a_failure(chat_server, serve, 
 def test_tokens_that_the_server_does_not_count_are_not_guessed(chat_server, serve):
     uncounted = {"choices": [{"message": {"content": "x"}}]}
     endpoint = sampler(serve(lambda *_: chat_server.Answer(uncounted)).url)
-    found = evaluate_endpoint(endpoint, EnvMix.parse("bandit"), num_tasks=2, **PLAN)
-    assert found.mean_reply_tokens is None
+    evaluated(endpoint, "bandit", 2)
+    assert endpoint.mean_reply_tokens is None
 
 
 def test_characters_stand_for_tokens_and_the_stream_only_grows():
@@ -372,8 +388,3 @@ def test_only_a_key_asked_for_by_name_must_exist(monkeypatch):
         read_api_key("OTHER_KEY")
     monkeypatch.setenv("OTHER_KEY", KEY)
     assert read_api_key("OTHER_KEY") == KEY
-
-
-def test_weights_cannot_be_pushed_to_an_endpoint():
-    with pytest.raises(MooredError, match="cannot be changed"):
-        sampler("http://host/v1").load_weights([], 1)

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from moored.cli.main import main
+from moored.config import EndpointConfig
 from moored.engine.endpoint import scorer as endpoint
-from moored.engine.endpoint.scorer import EndpointScore
+from moored.engine.endpoint.scorer import EndpointScorer
 from moored.errors import MooredError
-from moored.types import Prompt
+from moored.types import Prompt, ScoreRequest
 
-PROMPT = Prompt(np.array([3, 1]))
-CONTINUATIONS = [np.array([4, 1, 5]), np.array([9])]
+REQUEST = ScoreRequest(Prompt(np.array([3, 1])), [np.array([4, 1, 5]), np.array([9])])
 WANTED = [[-1.04, -4.01, -1.05], [-1.09]]
 
 
@@ -45,7 +45,7 @@ def vllm(body: dict[str, Any]) -> object:
 @contextmanager
 def served(
     answer: Callable[[dict[str, Any]], object],
-) -> Iterator[tuple[EndpointScore, list[dict[str, Any]]]]:
+) -> Iterator[tuple[EndpointScorer, list[dict[str, Any]]]]:
     """A server; an integer for an answer is a status."""
     seen: list[dict[str, Any]] = []
 
@@ -69,54 +69,54 @@ def served(
     thread.start()
     try:
         url = f"http://127.0.0.1:{server.server_port}/v1"
-        yield EndpointScore(url, "m", api_key=None, concurrency=2, timeout_s=5.0), seen
+        options = EndpointConfig(url=url, concurrency=2, timeout_s=5.0)
+        yield EndpointScorer("m", options), seen
     finally:
         server.shutdown()
         server.server_close()
         thread.join()
 
 
-def check(score: EndpointScore) -> None:
-    for found, wanted in zip(score(PROMPT, CONTINUATIONS), WANTED, strict=True):
+def check(scorer: EndpointScorer) -> None:
+    for found, wanted in zip(scorer.score([REQUEST])[0], WANTED, strict=True):
         np.testing.assert_allclose(found, wanted, atol=1e-12)
 
 
 def test_echoed_log_probs_are_those_of_the_continuation():
-    with served(echoed) as (score, seen):
-        check(score)
-        check(score)
+    with served(echoed) as (scorer, seen):
+        check(scorer)
+        check(scorer)
     assert [3, 1, 4, 1, 5] in [body["prompt"] for body in seen]
     assert all(body["model"] == "m" and body["max_tokens"] == 1 for body in seen)
 
 
 @pytest.mark.parametrize("refusal", [400, {"choices": [{"text": "…", "logprobs": None}]}])
 def test_a_server_that_does_not_echo_is_asked_in_the_other_way_ever_after(refusal):
-    with served(lambda body: refusal if "echo" in body else vllm(body)) as (score, seen):
-        check(score)
-        check(score)
+    with served(lambda body: refusal if "echo" in body else vllm(body)) as (scorer, seen):
+        check(scorer)
+        check(scorer)
     assert sum("echo" in body for body in seen) == 1
 
 
 def test_a_server_without_log_probs_of_prompts_is_told_from_one_that_is_busy(monkeypatch):
     monkeypatch.setattr(endpoint, "FIRST_PAUSE_S", 0.001)
     with (
-        served(lambda body: {"choices": [{"text": "…"}]}) as (score, _),
+        served(lambda body: {"choices": [{"text": "…"}]}) as (scorer, _),
         pytest.raises(MooredError, match="gives no log-probabilities of prompts"),
     ):
-        score(PROMPT, CONTINUATIONS)
+        scorer.score([REQUEST])
     states = iter([503, 429])
-    with served(lambda body: next(states, None) or echoed(body)) as (score, _):
-        check(score)
+    with served(lambda body: next(states, None) or echoed(body)) as (scorer, _):
+        check(scorer)
     with (
-        served(lambda body: 404) as (score, seen),
+        served(lambda body: 404) as (scorer, seen),
         pytest.raises(MooredError, match=r"404.*check --endpoint"),
     ):
-        score(PROMPT, CONTINUATIONS)
+        scorer.score([REQUEST])
     assert len(seen) == 1
     with pytest.raises(MooredError, match="did not score"):
-        EndpointScore("http://127.0.0.1:9/v1", "m", api_key=None, concurrency=1, timeout_s=1.0)(
-            PROMPT, CONTINUATIONS
-        )
+        nobody = EndpointConfig(url="http://127.0.0.1:9/v1", concurrency=1, timeout_s=1.0)
+        EndpointScorer("m", nobody).score([REQUEST])
 
 
 def test_the_command_scores_text_behind_a_server(tmp_path, monkeypatch, capsys):
@@ -125,9 +125,9 @@ def test_the_command_scores_text_behind_a_server(tmp_path, monkeypatch, capsys):
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    with served(echoed) as (score, seen):
+    with served(echoed) as (scorer, seen):
         command = ["moored", "diagnose", str(file), "--model", "m", "--tokenizer", "nano", "--json"]
-        monkeypatch.setattr(sys, "argv", [*command, "--endpoint", score.url])
+        monkeypatch.setattr(sys, "argv", [*command, "--endpoint", scorer.url])
         with pytest.raises(SystemExit) as left:
             main()
     assert not left.value.code

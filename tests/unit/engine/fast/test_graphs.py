@@ -9,12 +9,13 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from moored.config import load_config
 from moored.engine.fast.buckets import bucket
-from moored.engine.local.learner import LearnerOptions, LocalLearner
-from moored.engine.local.token_batch import loss_batch, pad
-from moored.training.batch import LossSample, Sample, micro_batches, pack, to_line
-from moored.training.losses import LossOptions
-from moored.types import Prompt
+from moored.engine.fast.graphs import pad
+from moored.engine.local.learner import LocalLearner
+from moored.engine.packing import loss_batch, micro_batches, pack, to_line
+from moored.training.batch import LossSample, Sample
+from moored.types import Prompt, ScoreRequest
 
 
 def tiny_model(device: str = "cpu") -> LlamaForCausalLM:
@@ -105,8 +106,8 @@ def test_a_batch_that_fills_its_shape_still_gets_a_prompt():
 
 @pytest.mark.parametrize("sequence_ratio", [False, True])
 def test_padding_changes_neither_losses_nor_gradients(sequence_ratio):
-    loss = LossOptions(entropy_coef=0.01, sequence_ratio=sequence_ratio, kl_coef=0.1)
-    learner = LocalLearner(tiny_model(), loss=loss, with_critic=True)
+    config = load_config({"algorithm": {"entropy_coef": 0.01, "kl_coef": 0.1}})
+    learner = LocalLearner(tiny_model(), config, with_critic=True, sequence_ratio=sequence_ratio)
     assert learner.critic is not None
     torch.nn.init.normal_(learner.critic.head.weight)
     samples = make_samples()
@@ -132,7 +133,7 @@ def test_padding_changes_neither_losses_nor_gradients(sequence_ratio):
 
 def test_what_is_added_is_like_the_first_token_but_without_weight():
     # With another token its KL might be infinite, and 0 · inf is nan.
-    learner = LocalLearner(tiny_model(), loss=LossOptions(kl_coef=0.1))
+    learner = LocalLearner(tiny_model(), load_config({"algorithm": {"kl_coef": 0.1}}))
     samples = make_samples()
     reference = learner.reference_logprobs([given.sample for given in samples])
     batch = host_batch(samples, reference)
@@ -146,7 +147,7 @@ def test_what_is_added_is_like_the_first_token_but_without_weight():
 
 
 def test_gradients_are_not_added_to_the_next_update():
-    learner = LocalLearner(tiny_model(), LearnerOptions(grad_clip=1e9))
+    learner = LocalLearner(tiny_model(), load_config({"optimizer": {"grad_clip": 1e9}}))
     samples = make_samples()
     first = learner.step(samples, lr_factor=0.0)
     assert learner.step(samples, lr_factor=0.0)["grad_norm"] == pytest.approx(first["grad_norm"])
@@ -154,7 +155,7 @@ def test_gradients_are_not_added_to_the_next_update():
 
 def test_a_failed_update_leaves_no_gradients_behind(monkeypatch):
     samples = make_samples()
-    options = LearnerOptions(grad_clip=1e9, micro_batch_tokens=20)
+    options = load_config({"optimizer": {"grad_clip": 1e9}, "engine": {"micro_batch_tokens": 20}})
     learner = LocalLearner(tiny_model(), options)
     whole = learner.step(samples, lr_factor=0.0)
     add, calls = learner._add_gradients, iter([False, True])
@@ -182,14 +183,21 @@ class PaddedPasses:
 def test_updates_scores_and_values_through_padded_passes_equal_plain_ones():
     found = {}
     for padded in (True, False):
-        options = LearnerOptions(lr=1e-3, micro_batch_tokens=60)
-        learner = LocalLearner(tiny_model(), options, LossOptions(kl_coef=0.1), with_critic=True)
+        config = load_config(
+            {
+                "optimizer": {"lr": 1e-3},
+                "algorithm": {"kl_coef": 0.1},
+                "engine": {"micro_batch_tokens": 60},
+            }
+        )
+        learner = LocalLearner(tiny_model(), config, with_critic=True)
         if padded:
             learner._graphs = PaddedPasses()  # pyright: ignore[reportAttributeAccessIssue]
         samples = make_samples()
         stats = [learner.step(samples) for _ in range(3)]
         plain = [given.sample for given in samples]
-        scores = learner.score(plain[0].prompt, [sample.ids_T for sample in plain])
+        request = ScoreRequest(plain[0].prompt, [sample.ids_T for sample in plain])
+        (scores,) = learner.score([request])
         values = learner.values(plain)
         weights = [weight.detach() for weight in learner._weights]
         found[padded] = stats, np.concatenate([*scores, *values]), weights
@@ -217,10 +225,17 @@ def test_recorded_updates_equal_plain_ones(tmp_path: Path, compile, sequence_rat
     batches = [make_samples(each, seed) for seed, each in enumerate(lengths)]
     found = {}
     for plain in (False, True):
-        fast = {"compile": compile and not plain, "plain": plain}
-        options = LearnerOptions(lr=1e-3, bf16=True, micro_batch_tokens=2048, **fast)
-        loss = LossOptions(entropy_coef=0.01, kl_coef=0.1, sequence_ratio=sequence_ratio)
-        learner = LocalLearner(tiny_model("cuda"), options, loss, with_critic=True)
+        how = {"compile": compile and not plain, "learner": "plain" if plain else "auto"}
+        config = load_config(
+            {
+                "optimizer": {"lr": 1e-3},
+                "algorithm": {"entropy_coef": 0.01, "kl_coef": 0.1},
+                "engine": {"dtype": "bfloat16", "micro_batch_tokens": 2048, **how},
+            }
+        )
+        learner = LocalLearner(
+            tiny_model("cuda"), config, with_critic=True, sequence_ratio=sequence_ratio
+        )
         stats = [learner.step(samples) for samples in batches for _ in range(2)]
         learner.save(tmp_path)
         learner.load(tmp_path)
@@ -238,7 +253,9 @@ def test_recorded_gradients_scores_and_values_equal_plain_ones():
     samples = make_samples(((200, (150, 90, 300)), (30, (40, 50))))
     grads, scores = {}, {}
     for plain in (True, False):
-        options = LearnerOptions(bf16=True, plain=plain)
+        options = load_config(
+            {"engine": {"dtype": "bfloat16", "learner": "plain" if plain else "auto"}}
+        )
         learner = LocalLearner(tiny_model("cuda"), options, with_critic=True)
         assert learner.critic is not None
         torch.manual_seed(1)
@@ -254,7 +271,8 @@ def test_recorded_gradients_scores_and_values_equal_plain_ones():
             for packed in learner._pack([sample.prompt for sample in given], ids):
                 batch = loss_batch(packed, samples, None, with_values=True)
                 learner._run("update", learner._add_gradients, batch)
-            found = learner.score(given[0].prompt, ids), learner.values(given)
+            (scored,) = learner.score([ScoreRequest(given[0].prompt, ids)])
+            found = scored, learner.values(given)
         grads[plain] = [w.grad.clone() for w in learner._weights if w.grad is not None]
         scores[plain] = [np.concatenate(each) for each in found]
     for ours, plain in zip(grads[False], grads[True], strict=True):

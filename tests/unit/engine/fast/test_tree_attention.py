@@ -9,8 +9,8 @@ import torch.nn.functional as F
 import transformers
 
 from moored.engine.fast.tree_attention import _attend, use_tree_attention
-from moored.engine.local.forward import hidden_states
-from moored.training.batch import Tree, micro_batches, pack, to_line, to_tensors
+from moored.engine.packing import Tree, micro_batches, pack, to_line, to_tensors
+from moored.engine.passes import hidden_states
 from moored.types import Prompt
 
 TREES = {

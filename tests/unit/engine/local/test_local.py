@@ -10,20 +10,15 @@ import torch
 import transformers
 
 from moored import algo
+from moored.config import load_config
 from moored.engine.base import Request, SamplingParams
 from moored.engine.local import learner as local_learner
-from moored.engine.local.learner import LearnerOptions, LocalLearner
+from moored.engine.local.learner import LocalLearner
 from moored.engine.local.sampler import LocalSampler
+from moored.engine.packing import micro_batches, pack
 from moored.errors import MooredError
-from moored.training.batch import (
-    LossSample,
-    build_samples,
-    micro_batches,
-    pack,
-    token_weights,
-)
-from moored.training.losses import LossOptions
-from moored.types import Group, Prompt, StopReason, Trajectory, Turn
+from moored.training.batch import LossSample, build_samples, token_weights
+from moored.types import Group, Prompt, ScoreRequest, StopReason, Trajectory, Turn
 
 VOCABULARY = 64
 STOPS = (1, 2)
@@ -87,8 +82,11 @@ def test_scores_equal_concatenating_and_running_again(row_tokens, attention):
     model, rng = tiny_model(), np.random.default_rng(2)
     prompt = rng.integers(0, VOCABULARY, size=11)
     replies = [rng.integers(0, VOCABULARY, size=length) for length in (1, 2, 7, 15, 3)]
-    learner = LocalLearner(model, LearnerOptions(row_tokens=row_tokens, micro_batch_tokens=64))
-    for reply, logp in zip(replies, learner.score(Prompt(prompt), replies), strict=True):
+    learner = LocalLearner(
+        model, load_config({"engine": {"row_tokens": row_tokens, "micro_batch_tokens": 64}})
+    )
+    (scored,) = learner.score([ScoreRequest(Prompt(prompt), replies)])
+    for reply, logp in zip(replies, scored, strict=True):
         np.testing.assert_allclose(logp, plain_logprobs(model, prompt, reply), atol=1e-4)
 
 
@@ -221,12 +219,17 @@ def gradients(learner: LocalLearner, samples: list[LossSample]) -> list[np.ndarr
 
 @pytest.mark.parametrize("how", ["token_mean", "seq_mean_token_mean", "constant"])
 def test_gradients_depend_on_neither_micro_batches_nor_packing(how, attention):
-    loss = LossOptions(kl_coef=0.1, entropy_coef=0.05)
     results = []
     for micro, row in ((10_000, 10_000), (1, 1), (120, 60)):
         model = tiny_model()
-        options = LearnerOptions(micro_batch_tokens=micro, row_tokens=row, grad_clip=1e9)
-        learner = LocalLearner(model, options, loss, with_critic=True)
+        options = load_config(
+            {
+                "engine": {"micro_batch_tokens": micro, "row_tokens": row},
+                "optimizer": {"grad_clip": 1e9},
+                "algorithm": {"kl_coef": 0.1, "entropy_coef": 0.05},
+            }
+        )
+        learner = LocalLearner(model, options, with_critic=True)
         results.append(gradients(learner, ready_samples(model, how)))
     for other in results[1:]:
         assert len(other) == len(results[0]) > 20
@@ -238,7 +241,7 @@ def test_gradients_depend_on_neither_micro_batches_nor_packing(how, attention):
 def test_policy_loss_equals_the_numpy_oracle(how):
     model = tiny_model()
     samples = ready_samples(model, how)
-    learner = LocalLearner(model, LearnerOptions(lr=1e-12))
+    learner = LocalLearner(model, load_config({"optimizer": {"lr": 1e-12}}))
     width = max(len(given.advantages_T) for given in samples)
     rows = []
     for given in samples:
@@ -254,7 +257,7 @@ def test_policy_loss_equals_the_numpy_oracle(how):
 def test_sequence_ratio_equals_the_numpy_oracle():
     model = tiny_model()
     samples = ready_samples(model)
-    learner = LocalLearner(model, LearnerOptions(lr=1e-12), LossOptions(sequence_ratio=True))
+    learner = LocalLearner(model, load_config({"optimizer": {"lr": 1e-12}}), sequence_ratio=True)
     losses, tokens = 0.0, 0
     for given in samples:
         sample = given.sample
@@ -269,7 +272,7 @@ def test_sequence_ratio_equals_the_numpy_oracle():
 def test_values_start_at_zero_and_learn():
     model = tiny_model()
     samples = ready_samples(model)
-    learner = LocalLearner(model, LearnerOptions(critic_lr=1e-2), with_critic=True)
+    learner = LocalLearner(model, load_config({"optimizer": {"critic_lr": 1e-2}}), with_critic=True)
     assert all((v == 0).all() for v in learner.values([given.sample for given in samples]))
     first = learner.step(samples)["value_loss"]
     for _ in range(10):
@@ -279,7 +282,10 @@ def test_values_start_at_zero_and_learn():
 
 def test_no_reference_model_exists_while_kl_is_off():
     assert LocalLearner(tiny_model()).reference is None
-    assert LocalLearner(tiny_model(), loss=LossOptions(kl_coef=0.1)).reference is not None
+    assert (
+        LocalLearner(tiny_model(), load_config({"algorithm": {"kl_coef": 0.1}})).reference
+        is not None
+    )
     with pytest.raises(MooredError, match="no critic"):
         LocalLearner(tiny_model()).values([])
     with pytest.raises(MooredError, match="at least one sample"):
@@ -288,7 +294,7 @@ def test_no_reference_model_exists_while_kl_is_off():
 
 def test_a_saved_learner_goes_on_bit_for_bit(tmp_path):
     def fresh() -> LocalLearner:
-        options = LearnerOptions(lr=1e-3, critic_lr=1e-3)
+        options = load_config({"optimizer": {"lr": 1e-3, "critic_lr": 1e-3}})
         return LocalLearner(tiny_model(), options, with_critic=True)
 
     samples = ready_samples(tiny_model())
@@ -324,7 +330,9 @@ def test_gradient_checkpointing_computes_layers_twice_and_changes_no_gradient():
         model = tiny_model()
         if checkpointing:
             model.gradient_checkpointing_enable()
-        learner = LocalLearner(model, LearnerOptions(grad_clip=1e9), with_critic=True)
+        learner = LocalLearner(
+            model, load_config({"optimizer": {"grad_clip": 1e9}}), with_critic=True
+        )
         samples = ready_samples(model)
         assert learner.critic is not None
         counted = []
@@ -356,7 +364,9 @@ def test_the_rate_factor_scales_both_rates_of_one_update():
     for factor in (1.0, 0.25):
         model = tiny_model()
         learner = LocalLearner(
-            model, LearnerOptions(lr=1e-3, critic_lr=1e-2, grad_clip=1e9), with_critic=True
+            model,
+            load_config({"optimizer": {"lr": 1e-3, "critic_lr": 1e-2, "grad_clip": 1e9}}),
+            with_critic=True,
         )
         assert learner.critic is not None
         tensors = [model.model.norm.weight, learner.critic.head.bias]
@@ -372,7 +382,7 @@ def test_the_rate_factor_scales_both_rates_of_one_update():
 
 def test_a_critic_that_is_not_finite_holds_back_the_policy_too():
     model = tiny_model()
-    learner = LocalLearner(model, LearnerOptions(lr=1e-2), with_critic=True)
+    learner = LocalLearner(model, load_config({"optimizer": {"lr": 1e-2}}), with_critic=True)
     samples = ready_samples(model)
     samples[0] = replace(samples[0], returns_T=np.full(len(samples[0].advantages_T), np.nan))
     before = {name: tensor.clone() for name, tensor in learner.weights()}

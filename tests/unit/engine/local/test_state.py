@@ -11,12 +11,13 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from moored.engine.local.learner import LearnerOptions, LocalLearner
+from moored.config import load_config
+from moored.engine.local.learner import LocalLearner
 from moored.engine.local.state import export_model, load_weights
 from moored.errors import MooredError
-from moored.types import Prompt
+from moored.types import Prompt, ScoreRequest
 
-PROMPT, REPLY = Prompt(np.arange(5)), np.array([9, 3, 7])
+REQUEST = ScoreRequest(Prompt(np.arange(5)), [np.array([9, 3, 7])])
 
 
 def tiny_model(width: int = 32, **options):
@@ -44,7 +45,7 @@ def with_lora(model, seed: int = 1):
 
 
 def logprobs(model) -> np.ndarray:
-    return LocalLearner(model).score(PROMPT, [REPLY])[0]
+    return LocalLearner(model).score([REQUEST])[0][0]
 
 
 @pytest.mark.parametrize("is_tied", [True, False])
@@ -90,7 +91,7 @@ def test_a_lora_state_holds_adapters_alone_and_loads_onto_another_copy(tmp_path)
 
 @pytest.mark.parametrize("other", [tiny_model(width=64), with_lora(tiny_model())])
 def test_weights_of_another_model_are_refused_before_anything_changes(tmp_path, other):
-    LocalLearner(tiny_model(), LearnerOptions()).save(tmp_path)
+    LocalLearner(tiny_model(), load_config({})).save(tmp_path)
     before = copy.deepcopy(other.state_dict())
     with pytest.raises(MooredError, match=r"does not fit the model: \d+ weights differ"):
         load_weights(other, tmp_path / "policy.safetensors")

@@ -1,0 +1,152 @@
+"""The engine of one process: a Hugging Face model, trained and sampled on a CPU or one GPU."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from moored.config import Config
+from moored.engine.check import PlainModel, check_engine
+from moored.engine.fast.decoder import can_decode
+from moored.engine.fast.sampler import SlotSampler
+from moored.engine.local.device import pick_device
+from moored.engine.local.families import sliding_window
+from moored.engine.local.learner import LocalLearner
+from moored.engine.local.sampler import LocalSampler
+from moored.errors import MooredError
+from moored.models.load import load_model
+from moored.rollout.render import Renderer
+from moored.training.algorithms import load_algorithm
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class LocalEngine:
+    """Sampler and learner over one set of weights."""
+
+    def __init__(self, config: Config, *, trains: bool = True) -> None:
+        self._config = config
+        loaded = load_model(config.model, pick_device(config.engine.device))
+        if config.engine.gradient_checkpointing:
+            loaded.model.gradient_checkpointing_enable()
+        self.model: Any = add_lora(loaded.model, config)
+        self.tokenizer = loaded.tokenizer
+        algorithm = load_algorithm(config.algorithm)
+        self.learner = LocalLearner(
+            self.model,
+            config,
+            with_critic=algorithm.needs_critic,
+            sequence_ratio=algorithm.sequence_ratio,
+            trains=trains,
+        )
+        self.scorer = self.learner
+        self._renderer: Renderer | None = None
+        self._sampler: SlotSampler | LocalSampler | None = None
+
+    @property
+    def renderer(self) -> Renderer:
+        """Made when asked for: scoring needs none, and so no chat template."""
+        if self._renderer is None:
+            self._renderer = Renderer(self.tokenizer)
+        return self._renderer
+
+    @property
+    def sampler(self) -> SlotSampler | LocalSampler:
+        """Made when asked for: it may hold a copy of the weights."""
+        if self._sampler is None:
+            self._sampler = make_sampler(
+                self.model,
+                bf16=self.learner.bf16,
+                max_context=self._config.rollout.max_context,
+                kind=self._config.engine.sampler,
+            )
+        return self._sampler
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of token ids the model knows."""
+        return self.model.get_input_embeddings().num_embeddings
+
+    @property
+    def max_positions(self) -> int | None:
+        """Longest sequence the model was made for, where it says."""
+        return getattr(self.model.config, "max_position_embeddings", None)
+
+    def check(self) -> None:
+        config = self.model.config
+        window, longest = sliding_window(config), self._config.rollout.max_context
+        if window is not None and window < longest:
+            raise MooredError(
+                f"a {config.model_type} model with layers that look back {window} tokens only "
+                f"cannot be used on longer dialogues; set rollout.max_context to {window} or less"
+            )
+        plain = PlainModel(
+            kind=f"models of type {config.model_type!r}",
+            logprobs=self._plain_logprobs,
+            bf16=self.learner.bf16,
+        )
+        check_engine(self, plain, self._config.rollout.temperature)
+
+    @torch.no_grad()
+    def _plain_logprobs(self, prompt_ids: np.ndarray, ids: np.ndarray, bf16: bool) -> np.ndarray:
+        """Log-probabilities of `ids` by the model's own forward pass."""
+        device, temperature = self.learner.device, self._config.rollout.temperature
+        whole = torch.from_numpy(np.concatenate([prompt_ids, ids])).to(device)
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16):
+            logits = self.model(input_ids=whole[None]).logits[0, len(prompt_ids) - 1 : -1].float()
+        logp = torch.log_softmax(logits / temperature, dim=-1)
+        return logp.gather(-1, whole[len(prompt_ids) :, None]).squeeze(-1).cpu().numpy()
+
+    def publish(self) -> None:
+        self.sampler.load_weights(self.learner.weights(), self.learner.version)
+
+    def export(self, folder: Path) -> None:
+        self.learner.export(folder)
+        self.tokenizer.save_pretrained(folder)
+
+    def close(self) -> None:
+        """Nothing to give back: memory goes with the process."""
+
+
+def make_sampler(
+    model: Any, *, bf16: bool, max_context: int, kind: str = "auto"
+) -> SlotSampler | LocalSampler:
+    """A sampler for the learner's model: on slots where its shape is known, else on its own code.
+
+    In bfloat16 either holds a copy of the weights, which stay float32 in the learner.
+    """
+    dtype = torch.bfloat16 if bf16 else torch.float32
+    if kind != "plain" and can_decode(model):
+        return SlotSampler(model, dtype=dtype, max_context=max_context)
+    if kind == "fast":
+        raise MooredError(
+            f"the fast sampler knows no models of type {model.config.model_type!r} (or not with "
+            f"these options, e.g. LoRA); set engine.sampler to auto"
+        )
+    if not bf16:
+        return LocalSampler(model)
+    twin = copy.deepcopy(model).to(torch.bfloat16).requires_grad_(False)
+    return LocalSampler(twin, shares_weights=False)
+
+
+def add_lora(model: PreTrainedModel, config: Config) -> nn.Module:
+    """The model as the run trains it: with LoRA layers, or as it is."""
+    if not config.optimizer.lora_rank:
+        return model
+    from peft import LoraConfig, get_peft_model
+
+    lora = LoraConfig(
+        r=config.optimizer.lora_rank,
+        lora_alpha=config.optimizer.lora_alpha,  # pyright: ignore[reportArgumentType]
+        target_modules="all-linear",
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        return get_peft_model(model, lora)  # pyright: ignore[reportReturnType]
