@@ -1,8 +1,11 @@
-"""README and examples run as they are printed."""
+"""README and examples run as they are printed; documents name only what exists."""
 
 from __future__ import annotations
 
+import ast
+import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +14,13 @@ import pytest
 import yaml
 
 from moored import __version__
+from moored.config import Config, Section
 
 ROOT = Path(__file__).parent.parent
+DOCUMENTS = sorted(
+    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")]
+)
+named = pytest.mark.parametrize("page", DOCUMENTS, ids=lambda p: p.relative_to(ROOT).as_posix())
 
 
 def run(*arguments: str) -> str:
@@ -22,20 +30,151 @@ def run(*arguments: str) -> str:
     return done.stdout
 
 
-def test_the_readme_example_gives_selection_advice_and_report():
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert len(blocks) == 1
-    lines = run("-c", blocks[0]).splitlines()
-    assert lines[0].startswith("[0 3] Std/Mean of RV is")
-    assert lines[1].startswith("diverse Interval(low=")
-    assert float(lines[1].split()[-1]) < 0.01
+def blocks(document: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
 
 
-def test_the_readme_fits_one_screen_and_its_links_lead_somewhere():
+def test_the_readme_is_short_and_its_example_prints_what_it_says():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 80
+    (example,) = blocks("README.md", "python")
+    kept, reason = run("-c", example).splitlines()
+    assert f"# {kept}: train on these prompts" in example
+    assert reason.startswith("Std/Mean of RV is")
+
+
+def test_every_number_of_the_findings_stands_on_the_page_it_links():
     text = (ROOT / "README.md").read_text()
-    assert len(text.splitlines()) <= 60
-    for target in re.findall(r"\]\(([^)#]+)\)", text):
-        assert (ROOT / target).exists(), target
+    section = text[text.index("## What it found") : text.index("## Where things are")]
+    findings = section.split("\n- ")[1:]
+    assert len(findings) >= 5
+    for finding in findings:
+        (page,) = re.findall(r"\]\(([^)]+)\)", finding)
+        known = (ROOT / page).read_text()
+        numbers = re.findall(r"\d+ of \d+|\d+\.\d+", finding)
+        assert numbers, finding
+        for number in numbers:
+            assert number in known, f"{page} does not say {number}"
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch, capsys):
+    """Runs `moored …` in this process, in a folder of its own."""
+    from moored.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def run_command(words: list[str]) -> None:
+        monkeypatch.setattr(sys, "argv", ["moored", *words])
+        with pytest.raises(SystemExit) as left:
+            main()
+        assert not left.value.code, (words, capsys.readouterr().err)
+
+    return run_command
+
+
+SMALLER = {
+    "moored train": "num_steps=1 rollout.group_size=2 rollout.max_response_tokens=40 "
+    "env.0.options.max_turns=1 collapse.every=0 evaluation.every=0 model=nano",
+    "moored eval": "-n 2",
+    "moored diagnose rollouts.parquet": "--model nano",
+}
+"""What is added to a command so that it takes seconds and needs no download."""
+
+
+def test_the_commands_of_the_readme_run(command, tmp_path):
+    pytest.importorskip("transformers")
+    (tmp_path / "my_env.py").write_text(blocks("docs/write-your-own-environment.md", "python")[0])
+    rows = [{"prompt": f"{k % 4}", "response": "a", "reward": k % 3} for k in range(16)]
+    (tmp_path / "rollouts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines = [line for block in blocks("README.md", "sh") for line in block.splitlines()]
+    lines = [line for line in lines if line.startswith("moored ")]
+    assert len(lines) == 9
+    # Training first: the other commands read what it leaves.
+    for line in sorted(lines, key=lambda line: not line.startswith("moored train")):
+        more = next((more for start, more in SMALLER.items() if line.startswith(start)), "")
+        if "rollouts.parquet" in line:
+            (stored,) = (tmp_path / "runs" / "sokoban-grpo" / "rollouts").iterdir()
+            (tmp_path / "rollouts.parquet").write_bytes(stored.read_bytes())
+        command([*shlex.split(line, comments=True)[1:], *more.split()])
+    assert (tmp_path / "page.html").is_file()
+
+
+@named
+def test_every_link_leads_to_a_file_and_a_heading(page):
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith(("http:", "https:")):
+            continue
+        path, _, anchor = target.partition("#")
+        file = page.parent / path if path else page
+        assert file.exists(), target
+        if anchor:
+            assert anchor in headings(file), target
+
+
+def headings(page: Path) -> list[str]:
+    """The anchors that GitHub gives to the headings of a page."""
+    found = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return [re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in found]
+
+
+@named
+def test_every_file_that_a_document_names_exists(page):
+    """A name with a folder: from the root, inside the package, or beside the page."""
+    text = page.read_text()
+    names = re.findall(r"(?<![\w/.*-])((?:[\w-]+/)+[\w-]+\.(?:py|yaml|json|md|svg))\b", text)
+    for name in names:
+        if not name.startswith("runs/"):
+            places = (ROOT, ROOT / "moored", page.parent)
+            assert any((place / name).exists() for place in places), name
+
+
+@named
+def test_every_module_and_name_of_the_package_in_a_document_exists(page):
+    for name in re.findall(r"(?<![\w.])moored(?:\.[A-Za-z_]\w*)+", page.read_text()):
+        assert exists(name), name
+
+
+def exists(name: str) -> bool:
+    """True when `package.module.attribute` is there; read, not imported, because verl is slow."""
+    place, parts = ROOT / "moored", name.split(".")[1:]
+    while parts and (place / parts[0]).is_dir():
+        place /= parts.pop(0)
+    if parts and (place / f"{parts[0]}.py").is_file():
+        place /= f"{parts.pop(0)}.py"
+    if not parts:
+        return True
+    file = place / "__init__.py" if place.is_dir() else place
+    body = ast.parse(file.read_text(encoding="utf-8")).body
+    return bool({parts[0]} & {name for node in body for name in names_of(node)})
+
+
+def names_of(node: ast.stmt) -> list[str]:
+    """What a statement of a module defines."""
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return [alias.asname or alias.name for alias in node.names]
+    if isinstance(node, ast.Assign):
+        return [target.id for target in node.targets if isinstance(target, ast.Name)]
+    return [node.name] if isinstance(node, ast.FunctionDef | ast.ClassDef) else []
+
+
+def test_the_check_of_names_sees_one_that_is_not_there():
+    assert exists("moored.algo.select_groups") and exists("moored.rollout.pool.EnvPool")
+    assert not exists("moored.algo.select_grops") and not exists("moored.rollouts.pool")
+
+
+VERL_OPTIONS = {"algorithm.adv_estimator", "rollout.n"}
+
+
+@named
+def test_every_option_that_a_document_names_exists(page):
+    sections = {name: x.model_fields for name, x in Config() if isinstance(x, Section)}
+    pattern = rf"(?<![\w./])({'|'.join(sections)})\.(\w+)(?:=|`)"
+    for section, option in re.findall(pattern, page.read_text()):
+        is_file = option in ("yaml", "jsonl")
+        if not is_file and f"{section}.{option}" not in VERL_OPTIONS:
+            assert option in sections[section], f"{section}.{option}"
 
 
 @pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.name)
