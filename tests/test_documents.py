@@ -100,6 +100,17 @@ def test_the_commands_of_the_readme_run(command, tmp_path):
     assert (tmp_path / "page.html").is_file()
 
 
+def test_the_seams_of_the_architecture_page_can_be_used_as_shown(command, tmp_path):
+    pytest.importorskip("transformers")
+    (mine,) = blocks("docs/architecture.md", "python")
+    (tmp_path / "mine.py").write_text(mine)
+    (lines,) = blocks("docs/architecture.md", "sh")
+    few = ["num_steps=1", "collapse.every=0", "evaluation.every=0", "rollout.max_response_tokens=8"]
+    for line in lines.splitlines():
+        command([*line.split()[1:], *few, "filter.keep_zero=true"])
+    assert len(list((tmp_path / "runs").iterdir())) == len(lines.splitlines()) == 3
+
+
 @named
 def test_every_link_leads_to_a_file_and_a_heading(page):
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
@@ -169,7 +180,7 @@ VERL_OPTIONS = {"algorithm.adv_estimator", "rollout.n"}
 
 @named
 def test_every_option_that_a_document_names_exists(page):
-    sections = {name: x.model_fields for name, x in Config() if isinstance(x, Section)}
+    sections = {name: type(x).model_fields for name, x in Config() if isinstance(x, Section)}
     pattern = rf"(?<![\w./])({'|'.join(sections)})\.(\w+)(?:=|`)"
     for section, option in re.findall(pattern, page.read_text()):
         is_file = option in ("yaml", "jsonl")
