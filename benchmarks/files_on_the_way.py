@@ -5,7 +5,8 @@
 A file counts when at least one of its functions runs, in any thread, during (a) the second step of
 GRPO on Sokoban with `nano` on a CPU, collapse measured and rollouts stored, or (b) the second
 `moored diagnose` of that run, from reading to verdict. What runs once at import does not count, nor
-do `__init__.py` files. Prints the files in order of their first call.
+do `__init__.py` files. Prints the files in order of their first call. `--check` fails when there
+are too many, or when docs/architecture.md does not name one of them.
 """
 
 from __future__ import annotations
@@ -94,23 +95,27 @@ def _run(command: tuple[str, ...]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Count files of moored.")
-    parser.add_argument("--check", action="store_true", help="fail when there are too many")
+    parser.add_argument("--check", action="store_true", help="fail on too many, or unnamed ones")
     check = parser.parse_args().check
     with tempfile.TemporaryDirectory() as folder:
         run = str(Path(folder) / "run")
         step = watch(Watch("train.py", "train_step", nth=2), (*TRAIN, "--run", run))
         diagnose = ("diagnose", run, "--draws", "50")
         diagnosis = watch(Watch("cli/diagnose.py", "diagnose_command", nth=2), diagnose, diagnose)
-    too_many = []
+    page = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    problems = []
     for what, files, most in (
         ("a training step", step, MOST_FOR_A_STEP),
         ("moored diagnose", diagnosis, MOST_FOR_A_DIAGNOSIS),
     ):
         print(f"{what}: {len(files)} files (at most {most})", *files, sep="\n  ")
         if not files or len(files) > most:
-            too_many.append(what)
-    if check and too_many:
-        sys.exit(f"too many files on the way of {' and '.join(too_many)}")
+            problems.append(f"too many files on the way of {what}")
+        unnamed = [file for file in files if f"`{file}`" not in page]
+        if unnamed:
+            problems.append(f"docs/architecture.md does not name {', '.join(unnamed)}")
+    if check and problems:
+        sys.exit("; ".join(problems))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ config = load_config(
         "model": "nano",
         "engine": {"device": "cpu"},
         "optimizer": {"lr": 2e-4},
-        "algorithm": {"entropy_coef": 0.03},
+        "algorithm": {"name": "grpo", "entropy_coef": 0.03},
         "rollout": {"max_response_tokens": 80, "max_context": 1024},
     }
 )
