@@ -171,7 +171,7 @@ def update(
     )
     rng = np.random.default_rng([config.seed, step])
     totals: dict[str, list[float]] = {}
-    mismatch: dict[str, float] = {}
+    first: Mapping[str, float] = {}
     for _ in range(options.num_epochs if samples else 0):
         order = rng.permutation(len(samples))
         for part in np.array_split(order, min(options.num_minibatches, len(samples))):
@@ -184,12 +184,12 @@ def update(
             if not np.isfinite(list(stats.values())).all():
                 raise NotFiniteError(stats, minibatch)
             # Before the first update the policy is still the one that the sampler used.
-            mismatch = mismatch or {f"mismatch/{name}": stats[name] for name in MISMATCH}
+            first = first or stats
             for name, value in stats.items():
                 totals.setdefault(name, []).append(value)
     means = {name: float(np.mean(values)) for name, values in totals.items()}
     learnt = {f"learner/{name}": mean for name, mean in means.items() if name not in MISMATCH}
-    return {**learnt, **mismatch}
+    return learnt | {f"mismatch/{name}": first[name] for name in MISMATCH if name in first}
 
 
 def loss_samples(

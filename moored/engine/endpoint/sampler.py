@@ -12,7 +12,6 @@ import random
 import threading
 from collections.abc import Iterable, Sequence
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,9 +28,6 @@ from moored.errors import MooredError, close_match_hint
 from moored.reply import find_parts
 from moored.rollout.render import Spans
 from moored.types import Completion, Content, FinishReason, Message, Prompt, content_images
-
-if TYPE_CHECKING:
-    pass
 
 NUM_ATTEMPTS = 6
 KEY_VARIABLE = "OPENAI_API_KEY"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -14,7 +15,7 @@ from PIL import Image
 from moored.diagnostics import Regime
 from moored.diagnostics.monitor import CollapseMonitor, View
 from moored.errors import MooredError
-from moored.types import Content, Group, Prompt, StopReason, Trajectory, Turn
+from moored.types import Content, Group, Prompt, ScoreRequest, StopReason, Trajectory, Turn
 
 THINK, END, ANSWER = 1, 2, 3
 NEVER = -1e3
@@ -33,9 +34,12 @@ class ToyModel:
     gap: float = 2.0
     seen: list[Prompt] = field(default_factory=list)
 
-    def __call__(self, prompt: Prompt, continuations) -> list[np.ndarray]:
-        self.seen.append(prompt)
-        return [np.array([self._logp(prompt, int(t)) for t in c]) for c in continuations]
+    def __call__(self, requests: Sequence[ScoreRequest]) -> list[list[np.ndarray]]:
+        self.seen += [request.prompt for request in requests]
+        return [[self._logps(r.prompt, ids) for ids in r.continuations] for r in requests]
+
+    def _logps(self, prompt: Prompt, ids: np.ndarray) -> np.ndarray:
+        return np.array([self._logp(prompt, int(token)) for token in ids])
 
     def _logp(self, prompt: Prompt, token: int) -> float:
         if token >= 40 and 29 in prompt.ids:

@@ -38,13 +38,11 @@ def requests(*texts: str) -> list[Request]:
 
 def ask(server, *texts: str, **options) -> list[Completion]:
     params = SamplingParams(max_tokens=9)
-    return write_replies(
-        sampler(server.url, first_pause_s=0.001, **options), requests(*texts), params
-    )
+    return write_replies(sampler(server.url, **options), requests(*texts), params)
 
 
 def sampler(
-    url: str, *, api_key: str | None = None, first_pause_s: float = 1.0, **options
+    url: str, *, api_key: str | None = None, first_pause_s: float = 0.001, **options
 ) -> EndpointSampler:
     server = EndpointConfig(url=url, **{"timeout_s": 60.0, **options})
     return EndpointSampler("org/model", server, api_key=api_key, first_pause_s=first_pause_s)
@@ -308,7 +306,7 @@ def test_images_go_as_data_uris_with_the_same_pixels():
 
 def test_an_oracle_behind_an_endpoint_wins_every_game(chat_server, serve):
     server = serve(chat_server.oracle("sokoban", 4))
-    endpoint = sampler(server.url, first_pause_s=0.001)
+    endpoint = sampler(server.url)
     found = evaluated(endpoint, "sokoban", 4)
     assert (found.success_rate, found.validity_rate, found.num_errors) == (1.0, 1.0, 0)
     assert endpoint.mean_reply_tokens == 7.0
