@@ -55,13 +55,15 @@ class Recorder:
         return {"policy_loss": self.loss}
 
 
-def train_on(config: Config, learner: Recorder, groups: Sequence[Group], step: int = 1) -> None:
+def train_on(
+    config: Config, learner: Recorder, groups: Sequence[Group], step: int = 1
+) -> dict[str, float]:
     """Select, estimate and update, as a training step does."""
     algorithm, trained = load_algorithm(config.algorithm), cast(Learner, learner)
     selection = score_groups(config.filter, groups)
     samples = select_samples(config.filter, groups, selection)
     advantages = estimate_advantages(config, algorithm, trained, groups, samples)
-    update(config, algorithm, trained, samples, advantages, selection, step)
+    return update(config, algorithm, trained, samples, advantages, selection, step)
 
 
 def one_update(groups: Sequence[Group], *overrides: str) -> list[LossSample]:
@@ -155,6 +157,21 @@ def test_every_minibatch_of_a_step_gets_the_factor_of_that_step():
     for step in (1, 3):
         train_on(config, learner, TWO, step)
     assert learner.factors == [1.0] * 4 + [0.5] * 4
+
+
+def test_the_mismatch_is_that_of_the_first_minibatch():
+    class Drifting(Recorder):
+        """Each update takes it further from the sampler."""
+
+        def step(self, samples: Sequence[LossSample], *, lr_factor: float = 1.0):
+            stats = super().step(samples, lr_factor=lr_factor)
+            return {**stats, "logp_gap_max": float(len(self.seen))}
+
+    config = options("filter.rule=none", "optimizer.num_minibatches=2")
+    assert train_on(config, Drifting(), TWO) == {
+        "learner/policy_loss": 0.0,
+        "mismatch/logp_gap_max": 1.0,
+    }
 
 
 def test_an_update_that_is_not_finite_hands_over_its_minibatch():
