@@ -87,16 +87,20 @@ def gae(
     mask: ArrayLike,
     gamma: float = 1.0,
     lam: float = 1.0,
+    *,
+    bootstrap: ArrayLike | None = None,
 ) -> Advantages:
     """Generalised advantage estimation over the sampled tokens of each row.
 
     delta_t = r_t + gamma V_next - V_t,  A_t = delta_t + gamma lam A_next,
     where `next` is the next token *inside the mask*: observation tokens are skipped, whatever
-    they hold. The value after the last sampled token is 0.
+    they hold. The value after the last sampled token is `bootstrap`, (B,): the critic's for an
+    episode that was cut off, 0 for one that ended. None: all ended.
     """
     rewards_BT, values_BT, mask_BT = _token_arrays(rewards, values, mask)
-    ends_BT = np.zeros(mask_BT.shape, dtype=bool)
-    return _backward_pass(rewards_BT, values_BT, mask_BT, ends_BT, gamma, lam)
+    no_cut_BT = np.zeros(mask_BT.shape, dtype=bool)
+    last_B = _last_values(bootstrap, len(mask_BT))
+    return _backward_pass(rewards_BT, values_BT, mask_BT, no_cut_BT, last_B, gamma, lam)
 
 
 def bilevel_gae(
@@ -108,22 +112,27 @@ def bilevel_gae(
     lam: float = 1.0,
     gamma_turn: float = 0.95,
     lam_turn: float = 1.0,
+    *,
+    bootstrap: ArrayLike | None = None,
 ) -> Advantages:
     """Bi-level GAE: over turns first, then over the tokens of each turn.
 
     `turn_ends` marks the last sampled token of every turn, whether or not the turn earned
     anything. Turn level: GAE over these tokens alone with `gamma_turn`; its return replaces the
     reward at the turn's end. Token level: GAE inside each turn, nothing flows across turns.
+    `bootstrap` is the value after the last turn, as in `gae`.
     """
     rewards_BT, values_BT, mask_BT = _token_arrays(rewards, values, mask)
     ends_BT = np.asarray(turn_ends).astype(bool)
     if ends_BT.shape != mask_BT.shape:
         raise MooredError(f"turn_ends must be {mask_BT.shape} like mask, got {ends_BT.shape}")
     _check_turn_ends(ends_BT, mask_BT)
-    no_cut = np.zeros(mask_BT.shape, dtype=bool)
-    turns = _backward_pass(rewards_BT, values_BT, ends_BT, no_cut, gamma_turn, lam_turn)
+    no_cut_BT = np.zeros(mask_BT.shape, dtype=bool)
+    last_B = _last_values(bootstrap, len(mask_BT))
+    turns = _backward_pass(rewards_BT, values_BT, ends_BT, no_cut_BT, last_B, gamma_turn, lam_turn)
     rewards_BT = np.where(ends_BT, turns.returns, rewards_BT)
-    return _backward_pass(rewards_BT, values_BT, mask_BT, ends_BT, gamma, lam)
+    # The return of the last turn has the bootstrap in it already, and the cut keeps it out here.
+    return _backward_pass(rewards_BT, values_BT, mask_BT, ends_BT, last_B, gamma, lam)
 
 
 def _backward_pass(
@@ -131,13 +140,14 @@ def _backward_pass(
     values_BT: np.ndarray,
     mask_BT: np.ndarray,
     cut_BT: np.ndarray,
+    last_B: np.ndarray,
     gamma: float,
     lam: float,
 ) -> Advantages:
     """GAE from right to left; where `cut_BT` is set nothing is taken over from the right."""
     num_rows, num_tokens = mask_BT.shape
     advantages_BT = np.zeros(mask_BT.shape)
-    value_next_B, advantage_next_B = np.zeros(num_rows), np.zeros(num_rows)
+    value_next_B, advantage_next_B = last_B, np.zeros(num_rows)
     for t in range(num_tokens - 1, -1, -1):
         inside_B, keep_B = mask_BT[:, t], ~cut_BT[:, t]
         delta_B = rewards_BT[:, t] + gamma * value_next_B * keep_B - values_BT[:, t]
@@ -159,6 +169,14 @@ def _token_arrays(
     # What stands outside the mask is skipped, even a NaN.
     rewards_BT, values_BT = (np.where(mask_BT, a, 0.0) for a in arrays)
     return rewards_BT, values_BT, mask_BT
+
+
+def _last_values(bootstrap: ArrayLike | None, num_rows: int) -> np.ndarray:
+    """(B,) value after the last sampled token of each row."""
+    last_B = np.zeros(num_rows) if bootstrap is None else np.asarray(bootstrap, dtype=np.float64)
+    if last_B.shape != (num_rows,):
+        raise MooredError(f"bootstrap must have one value per row, {num_rows}, got {last_B.shape}")
+    return last_B
 
 
 def _check_turn_ends(ends_BT: np.ndarray, mask_BT: np.ndarray) -> None:

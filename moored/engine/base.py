@@ -184,7 +184,7 @@ class Learner(Scorer, Protocol):
         ...
 
     def values(self, samples: Sequence[Sample]) -> list[np.ndarray]:
-        """The critic's value before each continuation token; needs a critic."""
+        """(T + 1,) the critic's values: before each continuation token, and after the last."""
         ...
 
     def damaged_weights(self) -> list[str]:

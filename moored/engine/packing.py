@@ -104,8 +104,10 @@ class Packed:
     """(S,) flat index into B * L of the position whose output predicts the token."""
     targets: torch.Tensor
     """(S,) the token."""
+    ends: torch.Tensor
+    """Flat index of the last token of each continuation."""
     items: tuple[tuple[int, int], ...]
-    """(index in the caller's list, number of tokens) in the order of S."""
+    """(index in the caller's list, number of targets) in the order of S."""
     tree: Tree | None = None
     """Who sees whom where B is 1 and the tokens lie as in `to_line`."""
     images: tuple[object, ...] = ()
@@ -117,6 +119,19 @@ class Packed:
         for index, length in self.items:
             yield index, values_S[start : start + length]
             start += length
+
+
+def with_ends(packed: Packed) -> Packed:
+    """The same tokens, with one more target behind each continuation: what comes after it."""
+    stops = np.cumsum([length for _, length in packed.items])
+    order = np.insert(np.arange(stops[-1]), stops, stops[-1] + np.arange(len(stops)))
+    index = torch.from_numpy(order).to(packed.sources.device)
+    return replace(
+        packed,
+        sources=torch.cat([packed.sources, packed.ends])[index],
+        targets=torch.cat([packed.targets, torch.zeros_like(packed.ends)])[index],
+        items=tuple((item, length + 1) for item, length in packed.items),
+    )
 
 
 def to_tensors(
@@ -131,7 +146,7 @@ def to_tensors(
     ids = np.zeros((len(rows), width), dtype=np.int64)
     positions = np.zeros((len(rows), width), dtype=np.int64)
     segments = np.full((len(rows), width), -1, dtype=np.int64)
-    sources, targets, items = [], [], []
+    sources, targets, ends, items = [], [], [], []
     for b, row in enumerate(rows):
         base = len(row.prompt.ids)
         if base == 0:
@@ -147,6 +162,7 @@ def to_tensors(
             before = np.concatenate([[base - 1], np.arange(at, stop - 1)])[:length]
             sources.append(b * width + before)
             targets.append(continuations[item])
+            ends.append(b * width + (stop if length else base) - 1)
             items.append((item, length))
             at = stop
 
@@ -159,6 +175,7 @@ def to_tensors(
         tensor(segments),
         tensor(np.concatenate(sources)),
         tensor(np.concatenate(targets).astype(np.int64)),
+        tensor(np.array(ends)),
         tuple(items),
         images=tuple(image for row in rows for image in _row_images(row, images)),
     )
@@ -204,6 +221,7 @@ def to_line(
         None,
         tensor(sources),
         tensor(replies),
+        tensor([np.where(np.array(lengths) > 0, stops - 1, last)]),
         tuple(zip(items, lengths, strict=True)),
         Tree(tuple(map(len, prompts)), tuple(row.lengths for row in rows)),
         (

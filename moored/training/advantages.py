@@ -36,6 +36,8 @@ class TokenValues:
     """True on sampled tokens."""
     turn_ends_BT: np.ndarray
     """True on the last sampled token of each turn."""
+    bootstrap_B: np.ndarray
+    """The critic's value after the last token of an episode that was cut off; 0 for others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +96,19 @@ def critic_advantages(
     estimator: CriticEstimator,
     options: AlgorithmConfig,
 ) -> list[TokenAdvantages]:
-    """Advantages over the sampled tokens of each sample, whitened over the batch."""
+    """Advantages over the sampled tokens of each sample, whitened over the batch.
+
+    `values` are the critic's before each token and after the last one, (T + 1,).
+    """
     mask_BT = _padded([s.loss_mask_T for s in samples])
     tokens = TokenValues(
         rewards_BT=_padded([s.rewards_T for s in samples]),
-        values_BT=_padded(values),
+        values_BT=_padded([values_T1[:-1] for values_T1 in values]),
         mask_BT=mask_BT,
         turn_ends_BT=_padded([s.turn_ends_T for s in samples]),
+        bootstrap_B=np.array(
+            [v[-1] if s.is_truncated else 0.0 for s, v in zip(samples, values, strict=True)]
+        ),
     )
     found = estimator.function(tokens, options)
     whitened_BT = algo.whiten(found.advantages, mask_BT)
@@ -108,7 +116,7 @@ def critic_advantages(
         TokenAdvantages(
             advantages_T=whitened_BT[row, : len(sample.ids_T)],
             returns_T=found.returns[row, : len(sample.ids_T)],
-            old_values_T=np.where(sample.loss_mask_T, values[row], 0.0),
+            old_values_T=np.where(sample.loss_mask_T, values[row][:-1], 0.0),
         )
         for row, sample in enumerate(samples)
     ]
@@ -121,7 +129,14 @@ def _padded(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _gae(tokens: TokenValues, options: AlgorithmConfig) -> Advantages:
-    return algo.gae(tokens.rewards_BT, tokens.values_BT, tokens.mask_BT, options.gamma, options.lam)
+    return algo.gae(
+        tokens.rewards_BT,
+        tokens.values_BT,
+        tokens.mask_BT,
+        options.gamma,
+        options.lam,
+        bootstrap=tokens.bootstrap_B,
+    )
 
 
 def _bilevel_gae(tokens: TokenValues, options: AlgorithmConfig) -> Advantages:
@@ -134,6 +149,7 @@ def _bilevel_gae(tokens: TokenValues, options: AlgorithmConfig) -> Advantages:
         options.lam,
         gamma_turn=options.gamma_turn,
         lam_turn=options.lam,
+        bootstrap=tokens.bootstrap_B,
     )
 
 

@@ -7,7 +7,7 @@ A sample is one prompt and what followed it: sampled tokens (trained) and observ
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -34,6 +34,8 @@ class Sample:
     """Index of the group in the batch."""
     trajectory: int
     """Index of the trajectory in the batch; several samples may share one."""
+    is_truncated: bool = False
+    """The episode was cut off after the last token, by a limit of turns or of tokens."""
 
     @property
     def num_loss_tokens(self) -> int:
@@ -82,7 +84,8 @@ def _trajectory_samples(trajectory: Trajectory, group: int, number: int) -> list
         pieces.append((turn.completion_ids, True, turn.logprobs, turn.reward))
         stream = turn.prompt.then(turn.completion_ids)
     if start is not None:
-        samples.append(_sample(start, stream.images, pieces, group, number))
+        last = _sample(start, stream.images, pieces, group, number)
+        samples.append(replace(last, is_truncated=trajectory.stop.is_truncation))
     return samples
 
 

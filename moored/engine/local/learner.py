@@ -33,6 +33,7 @@ from moored.engine.packing import (
     pack,
     to_line,
     to_tensors,
+    with_ends,
 )
 from moored.engine.passes import Critic, critic_pass, logprobs_pass, policy_pass, trunk_of
 from moored.errors import MooredError
@@ -146,7 +147,7 @@ class LocalLearner:
     def values(self, samples: Sequence[Sample]) -> list[np.ndarray]:
         if self.critic is None:
             raise MooredError("this learner has no critic; algorithms with GAE need one")
-        return self._map_tokens("values", *_columns(samples), of_tokens=self.critic)
+        return self._map_tokens("values", *_columns(samples), of_tokens=self.critic, at_ends=True)
 
     @says_out_of_memory("an update")
     def step(self, samples: Sequence[LossSample], *, lr_factor: float = 1.0) -> dict[str, float]:
@@ -260,8 +261,12 @@ class LocalLearner:
         images: Sequence[tuple[object, ...]] | None,
         *,
         of_tokens: Callable[[Packed], torch.Tensor],
+        at_ends: bool = False,
     ) -> list[np.ndarray]:
-        """Apply a per-token function to all continuations, micro-batch by micro-batch."""
+        """Apply a per-token function to all continuations, micro-batch by micro-batch.
+
+        With `at_ends` also to what comes after the last token of each.
+        """
 
         def compute(batch: TokenBatch) -> Outputs:
             with self._autocast():
@@ -269,6 +274,7 @@ class LocalLearner:
 
         found: dict[int, np.ndarray] = {}
         for packed in self._pack(prompts, continuations, images):
+            packed = with_ends(packed) if at_ends else packed
             values = self._run(name, compute, TokenBatch(packed))["values"]
             found.update(packed.split(values[: len(packed.targets)].cpu().numpy()))
         return [found[i] for i in range(len(continuations))]

@@ -155,3 +155,36 @@ def test_whiten_uses_masked_entries_only():
     np.testing.assert_allclose(whiten([[3.0, NAN, 1]], [[1, 0, 1]]), [[1, 0, -1]], rtol=1e-7)
     assert whiten([[1.0, 2.0]], [[0, 0]]).tolist() == [[0, 0]]
     assert np.allclose(whiten([5.0, 5.0]), 0)
+
+
+def test_with_unit_discounts_a_bootstrap_is_added_to_every_return_of_its_row():
+    rewards, values = [[1.0, 2, 3]] * 2, [[0.5, 0.5, 0.5]] * 2
+    advantages, returns = gae(rewards, values, np.ones((2, 3)), bootstrap=[0.0, 10.0])
+    np.testing.assert_allclose(returns, [[6, 5, 3], [16, 15, 13]])
+    np.testing.assert_allclose(advantages, [[5.5, 4.5, 2.5], [15.5, 14.5, 12.5]])
+
+
+def test_a_bootstrap_is_the_value_after_the_last_sampled_token():
+    # lam 0: A_t = r_t + V_next / 2 - V_t. The tokens behind the mask change nothing.
+    advantages, _ = gae([[1, 7, 2, 7]], [[3, 9, 4, 9]], [[1, 0, 1, 0]], 0.5, 0.0, bootstrap=[6])
+    np.testing.assert_allclose(advantages, [[1 + 2 - 3, 0, 2 + 3 - 4, 0]])
+
+
+def test_bilevel_gae_bootstraps_the_last_turn_by_hand():
+    # As above, but cut off at a value of 2: A_end2 = 1 + 0.5*2 - 0.4 = 1.6 -> return 2;
+    # A_end1 = 0 + 0.5*0.4 - 0.2 + 0.5*1.6 = 0.8 -> return 1.
+    advantages, returns = bilevel_gae(
+        [[0, 0, 0, 0, 1]],
+        [[0.1, 0.2, 9, 0.3, 0.4]],
+        [[1, 1, 0, 1, 1]],
+        [[0, 1, 0, 0, 1]],
+        gamma_turn=0.5,
+        bootstrap=[2.0],
+    )
+    np.testing.assert_allclose(advantages, [[0.9, 0.8, 0, 1.7, 1.6]])
+    np.testing.assert_allclose(returns, [[1, 1, 0, 2, 2]])
+
+
+def test_a_bootstrap_has_one_value_per_row():
+    with pytest.raises(MooredError, match=r"one value per row, 1, got \(2,\)"):
+        gae([[1.0]], [[1.0]], [[1]], bootstrap=[1.0, 2.0])

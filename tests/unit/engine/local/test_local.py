@@ -280,6 +280,21 @@ def test_values_start_at_zero_and_learn():
     assert last < first
 
 
+def test_the_last_value_is_that_of_the_whole_stream(attention):
+    model = tiny_model()
+    samples = [given.sample for given in ready_samples(model)]
+    samples += [replace(samples[0], ids_T=samples[0].ids_T[:count]) for count in (0, 1)]
+    options = load_config({"engine": {"micro_batch_tokens": 120}})
+    learner = LocalLearner(model, options, with_critic=True)
+    assert learner.critic is not None
+    torch.nn.init.normal_(learner.critic.head.weight)
+    longer = [replace(sample, ids_T=np.append(sample.ids_T, 5)) for sample in samples]
+    for values, more in zip(learner.values(samples), learner.values(longer), strict=True):
+        # Before the added token stands what was after the last one.
+        np.testing.assert_allclose(values, more[:-1], atol=1e-4)
+        assert np.ptp(more) > 0.1
+
+
 def test_no_reference_model_exists_while_kl_is_off():
     assert LocalLearner(tiny_model()).reference is None
     assert (
