@@ -42,7 +42,6 @@ NO_ENGINE = (["engine", "base"], ["engine", "checkpoint"])
 HEAVY = {"torch", "transformers", "ray", "vllm", "peft", "trl", "verl"}
 LIGHT = MATHS | {"integrations", "analysis"}
 SUBCLASSES = {
-    "analysis.encode",
     "analysis.scorers",
     "runlog.sinks",
     "integrations.trl",

@@ -10,14 +10,12 @@ from functools import partial
 
 import numpy as np
 
-from moored.analysis.encode import encode_step, too_few_prompts
-from moored.analysis.sample import Draw, RewardStats, StepDraw
+from moored.analysis.sample import Draw, RewardStats, StepDraw, encode_step, too_few_prompts
 from moored.analysis.scorers import Scorer
 from moored.diagnostics.information import information
 from moored.diagnostics.likelihood import Likelihood
-from moored.diagnostics.pairs import PairSet
+from moored.diagnostics.pairs import PairSet, ScoreFn, cross_score
 from moored.diagnostics.report import CollapseReport, Regime
-from moored.diagnostics.scoring import ScoreFn, cross_score
 from moored.diagnostics.watch import SMOOTH, Alarm, CollapseWatch, Watched
 from moored.errors import MooredError, TooFewPromptsError
 from moored.types import ScoreRequest

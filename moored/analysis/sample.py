@@ -14,11 +14,18 @@ import math
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from itertools import chain, zip_longest
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
+from moored.diagnostics.pairs import Pair, PairSet
+from moored.errors import TooFewPromptsError
 from moored.files.records import BadRow, PromptLike, Record, Skipped, usable
+from moored.types import Prompt
+
+if TYPE_CHECKING:
+    from moored.analysis.scorers import Encoder
 
 MAX_REWARD_GROUPS = 4096
 """Groups of a step whose rewards are followed; of more, a uniform draw."""
@@ -190,6 +197,55 @@ def draw(
         steps[step].add(row, seed, rng)
     ordered = sorted(steps.values(), key=lambda s: (s.step is not None, s.step or 0))
     return Draw(tuple(ordered), skipped.num_bad, len(skipped.torn))
+
+
+def encode_step(
+    step: StepDraw, encoder: Encoder, *, num_prompts: int, num_pairs: int, max_tokens: int | None
+) -> PairSet:
+    """The pairs of one step: `num_prompts` prompts, reasonings dealt out in turn."""
+    chosen = step.chosen(num_prompts)
+    if len(chosen) < num_prompts:
+        raise TooFewPromptsError(too_few_prompts(step, len(chosen), num_prompts))
+    prompts = [Prompt(encoder.prompt(drawn.prompt)) for drawn in chosen]
+    stacks = [
+        [(prompt, reasoning) for _, reasoning in drawn.reasonings]
+        for prompt, drawn in zip(prompts, chosen, strict=True)
+    ]
+    dealt = [x for x in chain.from_iterable(zip_longest(*stacks)) if x is not None][:num_pairs]
+    encoder.check_text([reasoning for _, reasoning in dealt])
+    pairs = []
+    for prompt, reasoning in dealt:
+        ids, num_opening = encoder.reasoning(reasoning)
+        ids = ids[: None if max_tokens is None else num_opening + max_tokens]
+        if len(ids) > num_opening:
+            pairs.append(Pair(prompt, ids, num_opening, 0, len(pairs), 0))
+    return _pair_set(pairs, step)
+
+
+def _pair_set(pairs: list[Pair], step: StepDraw) -> PairSet:
+    by_key: dict[bytes, Prompt] = {}
+    for pair in pairs:
+        by_key.setdefault(pair.prompt.key, pair.prompt)
+    places = {key: place for place, key in enumerate(by_key)}
+    if len(places) < 2:
+        raise TooFewPromptsError(too_few_prompts(step, len(places), 2))
+    num_empty = step.num_without_reasoning + step.num_empty
+    return PairSet(
+        view="file",
+        pairs=tuple(pairs),
+        prompts=tuple(by_key.values()),
+        columns=np.array([places[pair.prompt.key] for pair in pairs], dtype=np.intp),
+        num_available=step.num_rows - num_empty,
+        num_empty=num_empty,
+    )
+
+
+def too_few_prompts(step: StepDraw, found: int, wanted: int) -> str:
+    """Why a step cannot be measured."""
+    text = f"needs {wanted} distinct prompts with a reasoning, got {found} in {step.num_rows} rows"
+    if step.num_without_reasoning or step.num_empty:
+        text += f" ({step.num_without_reasoning} without tags, {step.num_empty} empty)"
+    return text
 
 
 def _digest(prompt: PromptLike, seed: int) -> bytes:

@@ -4,13 +4,14 @@ from moored.diagnostics.chain import action_information, reasoning_action_inform
 from moored.diagnostics.information import information
 from moored.diagnostics.pairs import (
     PairSet,
+    ScoreFn,
+    cross_score,
     first_turn_pairs,
     trajectory_pairs,
     turn_pairs,
     turn_position_pairs,
 )
 from moored.diagnostics.report import CollapseReport, Interval, Regime, RegimeThresholds, classify
-from moored.diagnostics.scoring import ScoreFn, cross_score
 from moored.diagnostics.watch import (
     Alarm,
     CollapseAlarm,

@@ -16,12 +16,13 @@ from moored.diagnostics.chain import action_information, reasoning_action_inform
 from moored.diagnostics.information import information
 from moored.diagnostics.pairs import (
     PairSet,
+    ScoreFn,
+    cross_score,
     first_turn_pairs,
     trajectory_pairs,
     turn_position_pairs,
 )
 from moored.diagnostics.report import CollapseReport, Regime
-from moored.diagnostics.scoring import ScoreFn, cross_score
 from moored.diagnostics.watch import Alarm, CollapseWatch, Watched
 from moored.errors import TooFewPromptsError
 from moored.names import check_name
@@ -156,20 +157,25 @@ class CollapseMonitor:
         used = [turns[: self.chain_rollouts] for turns in full if turns]
         try:
             chain = reasoning_action_information(
-                [self._chain_block(turns) for turns in used],
+                self._chain_blocks(used),
                 reasoning_keys=[[turn.reasoning_ids.tobytes() for turn in turns] for turns in used],
             )
             metrics["collapse_chain/reasoning_action_mi"] = chain.mi_nats
         except TooFewPromptsError as error:
             skipped["reasoning_action"] = str(error)
 
-    def _chain_block(self, turns: Sequence[Turn]) -> np.ndarray:
-        """(K, K) scores: action k after the reasoning of turn l."""
-        actions = [turn.action_ids for turn in turns]
-        columns = self.score(
-            [ScoreRequest(_prompt(turn, up_to_action=True), actions) for turn in turns]
-        )
-        return np.array([[float(np.sum(x)) for x in column] for column in columns]).T
+    def _chain_blocks(self, groups: Sequence[Sequence[Turn]]) -> list[np.ndarray]:
+        """(K, K) scores of each group: action k after the reasoning of turn l."""
+        requests = [
+            ScoreRequest(_prompt(turn, up_to_action=True), [other.action_ids for other in turns])
+            for turns in groups
+            for turn in turns
+        ]
+        columns = iter(self.score(requests) if requests else ())
+        return [
+            np.array([[float(np.sum(x)) for x in next(columns)] for _ in turns]).T
+            for turns in groups
+        ]
 
     def _seed(self, step: int) -> int:
         return int(np.random.SeedSequence([self.seed, step]).generate_state(1)[0])

@@ -1,4 +1,4 @@
-"""Which (prompt, reasoning) pairs to cross-score, drawn from recorded groups.
+"""Which (prompt, reasoning) pairs to cross-score, drawn from recorded groups; and their scores.
 
 Four views: the first turn (a prompt is its group), trajectory-uniform, turn-uniform, and one turn
 position. Every draw is seeded and without replacement: a pair set is never padded with repeats,
@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
+from typing import Protocol
 
 import numpy as np
 
 from moored.errors import MooredError, TooFewPromptsError
-from moored.types import Group, Prompt, Trajectory
+from moored.types import Group, Prompt, ScoreRequest, Trajectory
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -191,3 +192,39 @@ def _pair_set(
         num_available=num_available,
         num_empty=num_empty,
     )
+
+
+class ScoreFn(Protocol):
+    """The model: for each request the log-probabilities of the tokens of its continuations.
+
+    All requests come in one call, so that an implementation computes each prompt once and makes
+    one round trip.
+    """
+
+    def __call__(self, requests: Sequence[ScoreRequest]) -> Sequence[Sequence[np.ndarray]]: ...
+
+
+def cross_score(pairs: PairSet, score: ScoreFn) -> np.ndarray:
+    """(M, N) log-likelihood of each reasoning under each prompt, summed over its tokens.
+
+    Opening tags are conditioned on and not counted. Feed the result to `information` with
+    `pairs.columns` and `pairs.lengths`.
+    """
+    continuations = [pair.continuation for pair in pairs.pairs]
+    logp_MN = np.empty((len(continuations), len(pairs.prompts)))
+    columns = score([ScoreRequest(prompt, continuations) for prompt in pairs.prompts])
+    if len(columns) != len(pairs.prompts):
+        raise MooredError(
+            f"the score function must return one list for each request, got {len(columns)} for "
+            f"{len(pairs.prompts)} requests"
+        )
+    for j, scored in enumerate(columns):
+        if [len(x) for x in scored] != [len(x) for x in continuations]:
+            raise MooredError(
+                f"the score function must return one log-probability per continuation token; for "
+                f"prompt {j} it returned {[len(x) for x in scored]} values for "
+                f"{[len(x) for x in continuations]} tokens"
+            )
+        for m, (pair, logp) in enumerate(zip(pairs.pairs, scored, strict=True)):
+            logp_MN[m, j] = float(np.sum(logp[pair.num_opening :], dtype=np.float64))
+    return logp_MN

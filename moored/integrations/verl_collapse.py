@@ -12,7 +12,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from moored.diagnostics.scoring import ScoreFn
+from moored.diagnostics.pairs import ScoreFn
 from moored.errors import MooredError
 from moored.integrations.completions import (
     Decode,

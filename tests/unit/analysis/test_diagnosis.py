@@ -11,10 +11,9 @@ import pytest
 from rich.console import Console
 
 from moored.analysis.diagnosis import Diagnosis, choose_num_prompts, diagnose, make_plan
-from moored.analysis.encode import Encoder
 from moored.analysis.findings import curve_table, step_table, summary
 from moored.analysis.sample import draw
-from moored.analysis.scorers import Scorer
+from moored.analysis.scorers import Encoder, Scorer
 from moored.diagnostics.report import Regime
 from moored.errors import TooFewPromptsError
 from moored.files.records import Record

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from moored.analysis.diagnosis import Closeup, Diagnosis, TurnLook, diagnose, make_plan
-from moored.analysis.encode import Encoder
 from moored.analysis.findings import METRICS
 from moored.analysis.page import (
     CONTEXT,
@@ -23,7 +22,7 @@ from moored.analysis.page import (
     write_page,
 )
 from moored.analysis.sample import draw
-from moored.analysis.scorers import Scorer
+from moored.analysis.scorers import Encoder, Scorer
 from moored.analysis.svg import BOTTOM, LEFT, RIGHT, TOP, Axis, Cuts, Placed, heat_map, plane
 from moored.diagnostics.likelihood import Likelihood
 from moored.diagnostics.report import Regime

@@ -8,10 +8,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from moored.analysis.diagnosis import make_plan, predict_seconds  # noqa: E402
-from moored.analysis.encode import Encoder  # noqa: E402
 from moored.analysis.sample import Reasoning, draw  # noqa: E402
-from moored.analysis.scorers import Scorer, local_scorer  # noqa: E402
-from moored.diagnostics.scoring import cross_score  # noqa: E402
+from moored.analysis.scorers import (  # noqa: E402
+    Encoder,
+    Scorer,
+    local_scorer,
+)
+from moored.diagnostics.pairs import cross_score  # noqa: E402
 from moored.errors import MooredError  # noqa: E402
 from moored.files.records import ReadOptions, Record, find_reasoning  # noqa: E402
 from moored.models.load import load_model  # noqa: E402

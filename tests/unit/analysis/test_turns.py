@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from moored.analysis.diagnosis import MOST_TURNS, diagnose, draw_turns, make_plan, plan_turns
-from moored.analysis.encode import Encoder
 from moored.analysis.sample import Draw, draw
-from moored.analysis.scorers import Scorer
+from moored.analysis.scorers import Encoder, Scorer
 from moored.files.records import Record
 
 SCORER = Scorer(

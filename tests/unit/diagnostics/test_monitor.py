@@ -33,8 +33,10 @@ class ToyModel:
 
     gap: float = 2.0
     seen: list[Prompt] = field(default_factory=list)
+    num_calls: int = 0
 
     def __call__(self, requests: Sequence[ScoreRequest]) -> list[list[np.ndarray]]:
+        self.num_calls += 1
         self.seen += [request.prompt for request in requests]
         return [[self._logps(r.prompt, ids) for ids in r.continuations] for r in requests]
 
@@ -319,6 +321,13 @@ def test_images_reach_the_model_in_every_view():
     assert found.reports["first_turn"].num_prompts == 2
     assert {id(prompt.images[0]) for prompt in model.seen} == {id(p) for p in pictures}
     assert all(len(prompt.images) == 1 for prompt in model.seen)
+
+
+@pytest.mark.parametrize("view", ["first_turn", "trajectory", "chain"])
+def test_a_view_asks_the_model_once_for_all_its_prompts(view):
+    model = ToyModel()
+    monitor(view, score=model).measure(1, GROUPS)
+    assert len(model.seen) > model.num_calls == 1
 
 
 def test_draws_depend_on_seed_and_step_only():

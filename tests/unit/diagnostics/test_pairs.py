@@ -207,6 +207,8 @@ def test_a_score_function_that_returns_too_little_is_named():
     pairs = first_turn_pairs(GROUPS, num_pairs=4)
     with pytest.raises(MooredError, match="one log-probability per continuation token"):
         cross_score(pairs, lambda requests: [[c[1:] for c in r.continuations] for r in requests])
+    with pytest.raises(MooredError, match="one list for each request, got 1 for 4"):
+        cross_score(pairs, lambda requests: [[]])
 
 
 def recorded_groups(turn_counts: list[int], num_groups: int) -> list[Group]:
