@@ -27,6 +27,7 @@ from pydantic import (
 from moored.errors import ConfigError, MooredError, close_match_hint
 from moored.names import (
     ALGORITHMS,
+    ENGINES,
     ESTIMATORS,
     RULES,
     SCORES,
@@ -151,7 +152,7 @@ class EndpointConfig(Section):
 class EngineConfig(Section):
     """Where and how the model is computed; nothing here changes a result, rounding apart."""
 
-    kind: str = "local"
+    kind: typing.Annotated[str, AfterValidator(ENGINES.check)] = "local"
     """`local` (this process), `endpoint` (a server; evaluates and scores only), or `module:attr`:
     called with the configuration, returns an `Engine`."""
     sampler: typing.Literal["auto", "fast", "plain"] = "auto"

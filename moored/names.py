@@ -59,6 +59,13 @@ RULES = Registry(
         "none": "moored.algo.rules:none",
     },
 )
+ENGINES = Registry(
+    "engine",
+    {
+        "local": "moored.engine.local.engine:LocalEngine",
+        "endpoint": "moored.engine.endpoint.engine:EndpointEngine",
+    },
+)
 
 FilterAction = Literal["drop", "mask", "refill", "soft"]
 LossScale = Literal["none", "linear", "sqrt"]

@@ -65,16 +65,22 @@ def check_params(params: SamplingParams) -> None:
         raise MooredError(f"temperature must be 0 or more, got {params.temperature}")
 
 
-def check_requests(requests: Sequence[Request], params: SamplingParams) -> None:
-    """Raise when no reply can be written."""
-    check_params(params)
-    if any(len(request.prompt.ids) == 0 for request in requests):
+def check_text_prompt(prompt: Prompt) -> None:
+    """Raise when a sampler of text has nothing to go on from, or pictures it cannot see."""
+    if len(prompt.ids) == 0:
         raise MooredError("a prompt needs at least one token to predict the next from")
-    if any(request.prompt.images for request in requests):
+    if prompt.images:
         raise MooredError(
             "a prompt holds an image, but this sampler reads text only; choose a text view of the "
             "environment"
         )
+
+
+def check_requests(requests: Sequence[Request], params: SamplingParams) -> None:
+    """Raise when no reply can be written."""
+    check_params(params)
+    for request in requests:
+        check_text_prompt(request.prompt)
     if len({request.session for request in requests}) < len(requests):
         raise MooredError("two requests of one call have the same session; give each its own")
 

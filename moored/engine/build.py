@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, cast
 
-from moored.errors import MooredError
-from moored.registry import Registry
+from moored.errors import MooredError, UnknownNameError
+from moored.names import ENGINES
 
 if TYPE_CHECKING:
     from moored.config import Config
@@ -18,22 +18,17 @@ class MakeEngine(Protocol):
     def __call__(self, config: Config, *, trains: bool) -> Engine: ...
 
 
-ENGINES = Registry(
-    "engine",
-    {
-        "local": "moored.engine.local.engine:LocalEngine",
-        "endpoint": "moored.engine.endpoint.engine:EndpointEngine",
-    },
-)
-
-
 def build_engine(config: Config, *, trains: bool = True) -> Engine:
     """The engine of a run; `trains=False` leaves out what only updates need, e.g. a critic."""
+    kind = config.engine.kind
     try:
-        make = cast(MakeEngine, ENGINES.get_object(config.engine.kind))
-    except ImportError as error:
+        make = cast(MakeEngine, ENGINES.get_object(kind))
+    except UnknownNameError as error:
+        missing = error.__cause__
+        if kind not in ENGINES or not isinstance(missing, ModuleNotFoundError):
+            raise
         raise MooredError(
-            f"engine {config.engine.kind!r} needs packages that are missing ({error}); run: "
+            f"engine {kind!r} needs a package that is missing ({missing}); run: "
             f"pip install 'moored[train]'"
         ) from error
     return make(config, trains=trains)

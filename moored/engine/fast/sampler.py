@@ -31,6 +31,7 @@ from moored.engine.fast.rows import (
 )
 from moored.engine.fast.slots import MIN_SHARERS, Slots
 from moored.engine.fast.stream import SlotStream
+from moored.engine.local.device import says_out_of_memory
 from moored.errors import MooredError
 from moored.types import Completion
 
@@ -84,6 +85,7 @@ class SlotSampler:
     def end_sessions(self, sessions: Sequence[int]) -> None:
         self.slots.end(sessions)
 
+    @says_out_of_memory("sampling")
     @torch.no_grad()
     def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Completion]:
         """One completion for each request, in order; sessions are kept."""

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from moored.engine.base import Request, SamplingParams
+from moored.engine.base import Request, SamplingParams, check_text_prompt
 from moored.engine.fast.capture import Fetch, to_device
 from moored.engine.fast.replies import check_fast_params, make_completions
 from moored.engine.fast.rows import pack_entries, pack_jobs, padded_shape
 from moored.engine.fast.slots import Job, Session, split_jobs
+from moored.engine.local.device import says_out_of_memory
 from moored.errors import MooredError
 from moored.types import Completion
 
@@ -75,14 +76,14 @@ class SlotStream:
         return bool(self._under_way)
 
     def submit(self, request: Request) -> None:
-        if len(request.prompt.ids) == 0:
-            raise MooredError("a prompt needs at least one token to predict the next from")
+        check_text_prompt(request.prompt)
         if request.session in self._under_way:
             raise MooredError(f"session {request.session} already has a request under way")
         self._queue.append(request)
         self._under_way.add(request.session)
         self._sessions.add(request.session)
 
+    @says_out_of_memory("sampling")
     @torch.no_grad()
     def poll(self, wait_s: float | None = None) -> list[tuple[int, Completion]]:
         if not self._under_way:

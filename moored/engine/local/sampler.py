@@ -16,6 +16,7 @@ from torch import nn
 
 from moored.engine.base import LockstepStream, Request, SamplingParams, check_requests
 from moored.engine.fast.plain_ops import uniforms
+from moored.engine.local.device import says_out_of_memory
 from moored.engine.local.head import scaled_logits
 from moored.engine.local.kv import RowCache, gather
 from moored.engine.passes import trunk_of
@@ -77,6 +78,7 @@ class LocalSampler:
         for session in sessions:
             self._sessions.pop(session, None)
 
+    @says_out_of_memory("sampling")
     @torch.no_grad()
     def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Completion]:
         check_requests(requests, params)

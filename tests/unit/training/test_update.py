@@ -11,15 +11,16 @@ import pytest
 from moored.config import Config, load_config
 from moored.engine.base import Learner
 from moored.training.algorithms import load_algorithm
-from moored.training.batch import LossSample
+from moored.training.batch import LossSample, Sample
 from moored.training.update import (
     NotFiniteError,
     estimate_advantages,
     score_groups,
     select_samples,
     update,
+    with_learner_logprobs,
 )
-from moored.types import Group, Prompt, StopReason, Trajectory, Turn
+from moored.types import Group, Prompt, ScoreRequest, StopReason, Trajectory, Turn
 
 
 def trajectory(reward: float, length: int, task_seed: int, logprob: float = -1.0) -> Trajectory:
@@ -42,17 +43,18 @@ def group(number: int, rewards: Sequence[float], lengths: Sequence[int] | None =
 
 
 class Recorder:
-    """A learner that only looks."""
+    """A learner that only looks; `others` are more statistics of its updates, in turn."""
 
-    def __init__(self, loss: float = 0.0) -> None:
+    def __init__(self, loss: float = 0.0, others: Sequence[dict[str, float]] = ()) -> None:
         self.loss = loss
+        self.others = iter(others)
         self.factors: list[float] = []
         self.seen: list[list[LossSample]] = []
 
     def step(self, samples: Sequence[LossSample], *, lr_factor: float = 1.0) -> dict[str, float]:
         self.factors.append(lr_factor)
         self.seen.append(list(samples))
-        return {"policy_loss": self.loss}
+        return {"policy_loss": self.loss, **next(self.others, {})}
 
 
 def train_on(
@@ -186,3 +188,70 @@ def test_nothing_kept_means_no_samples_whatever_the_action():
     flat = [group(0, [1.0, 1.0]), group(1, [0.0, 0.0])]
     for action in ("drop", "mask", "soft"):
         assert one_update(flat, f"filter.action={action}") == []
+
+
+def sample(mask: Sequence[bool], old: Sequence[float], number: int) -> Sample:
+    return Sample(
+        prompt=Prompt(np.array([1, 2, number])),
+        ids_T=np.arange(len(mask)) + 10 * number,
+        loss_mask_T=np.array(mask),
+        old_logprobs_T=np.array(old),
+        turn_ends_T=np.array(mask),
+        rewards_T=np.zeros(len(mask)),
+        group=number,
+        trajectory=number,
+    )
+
+
+class Scorer:
+    """Says -1 of every token, but -1 + log 3 of token 12."""
+
+    def score(self, requests: Sequence[ScoreRequest]) -> list[list[np.ndarray]]:
+        return [
+            [np.where(ids == 12, -1.0 + np.log(3.0), -1.0) for ids in r.continuations]
+            for r in requests
+        ]
+
+
+def test_log_probs_of_the_learner_replace_those_of_the_sampler_and_the_gap_is_told():
+    # The token in the middle is an observation: it has no log-probability, and is not counted.
+    given = [sample([True, False, True], [-1.0, 0.0, -1.0], 1), sample([True], [-1.5], 2)]
+    found, gaps = with_learner_logprobs(cast(Learner, Scorer()), given)
+    np.testing.assert_allclose(found[0].old_logprobs_T, [-1.0, 0.0, -1.0 + np.log(3.0)])
+    np.testing.assert_allclose(found[1].old_logprobs_T, [-1.0])
+    assert given[1].old_logprobs_T.tolist() == [-1.5]
+    # Gaps 0, log 3 and 0.5; ratios 1, 3 and e^0.5.
+    root = np.exp(0.5)
+    assert gaps == pytest.approx(
+        {
+            "mismatch/logp_gap_mean": (np.log(3.0) + 0.5) / 3,
+            "mismatch/logp_gap_max": np.log(3.0),
+            "mismatch/effective_share": (4.0 + root) ** 2 / (3 * (10.0 + np.e)),
+        }
+    )
+
+
+def test_equal_log_probs_leave_no_gap_and_every_token_counts_in_full():
+    _, gaps = with_learner_logprobs(cast(Learner, Scorer()), [sample([True] * 2, [-1.0] * 2, 3)])
+    assert list(gaps.values()) == [0.0, 0.0, 1.0]
+    assert with_learner_logprobs(cast(Learner, Scorer()), []) == ([], {})
+
+
+def test_the_gap_is_logged_of_the_first_minibatch_alone():
+    # Later ones are off because the policy has moved, not because the engines differ.
+    first = {"logp_gap_mean": 0.1, "logp_gap_max": 0.4, "effective_share": 0.9}
+    later = {"logp_gap_mean": 0.5, "logp_gap_max": 2.0, "effective_share": 0.3}
+    others = [{**first, "grad_norm": 1.0}, *({**later, "grad_norm": x} for x in (2.0, 3.0, 6.0))]
+    config = options("filter.rule=none", "optimizer.num_minibatches=2", "optimizer.num_epochs=2")
+    stats = train_on(config, Recorder(others=others), TWO)
+    assert stats == {
+        "learner/policy_loss": 0.0,
+        "learner/grad_norm": 3.0,
+        "mismatch/logp_gap_mean": 0.1,
+        "mismatch/logp_gap_max": 0.4,
+        "mismatch/effective_share": 0.9,
+    }
+
+
+def test_a_learner_need_not_report_a_gap():
+    assert train_on(options("filter.rule=none"), Recorder(), TWO) == {"learner/policy_loss": 0.0}

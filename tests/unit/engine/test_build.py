@@ -1,0 +1,37 @@
+"""Engines by name, and what is said where one cannot be had."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from moored.config import load_config
+from moored.engine.build import build_engine
+from moored.errors import ConfigError, MooredError, UnknownNameError
+
+
+def test_a_typo_is_told_with_the_configuration():
+    with pytest.raises(ConfigError, match="unknown engine 'locl'; did you mean 'local'"):
+        load_config(None, ["engine.kind=locl"])
+
+
+def test_an_engine_whose_package_is_missing_says_what_to_install(monkeypatch):
+    monkeypatch.delitem(sys.modules, "moored.engine.local.engine", raising=False)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(MooredError, match=r"'local' needs .*torch.* pip install 'moored\[train\]'"):
+        build_engine(load_config())
+
+
+def test_an_engine_of_ones_own_that_cannot_be_imported_is_named():
+    with pytest.raises(UnknownNameError, match="no module named 'absent_engine'"):
+        build_engine(load_config(None, ["engine.kind=absent_engine:Mine"]))
+
+
+def test_what_a_server_serves_cannot_be_trained():
+    server = ["engine.kind=endpoint", "engine.endpoint.url=http://localhost:9/v1"]
+    with pytest.raises(MooredError, match=r"cannot be trained; set engine\.kind to local"):
+        build_engine(load_config(None, server))
+    engine = build_engine(load_config(None, server), trains=False)
+    with pytest.raises(MooredError, match="cannot be trained or loaded"):
+        _ = engine.learner
