@@ -73,7 +73,7 @@ for step in range(1, options.steps + 1):
         )
         for sample, weights_T in zip(samples, weights, strict=True)
     ]
-    stats = engine.learner.step(batch) if batch else {"grad_norm": 0.0}
+    stats = next(engine.learner.step([batch])) if batch else {"grad_norm": 0.0}
 
     # 8 make the learner's weights the sampler's.
     engine.publish()

@@ -3,7 +3,7 @@
 The group estimators (`grpo`, `dr_grpo`, `rloo`, `reinforce_pp`) take one reward per trajectory,
 (P, G) or flat with `group_ids`, and return one advantage per trajectory in the same shape; a NaN
 reward takes no part and gets advantage 0. The critic estimators (`gae`, `bilevel_gae`) work on
-tokens. Shape legend: B rows, T tokens, P groups, G trajectories.
+tokens. Shape legend: B rows, T tokens, S tokens inside the mask, P groups, G trajectories.
 """
 
 from __future__ import annotations
@@ -145,16 +145,24 @@ def _backward_pass(
     lam: float,
 ) -> Advantages:
     """GAE from right to left; where `cut_BT` is set nothing is taken over from the right."""
-    num_rows, num_tokens = mask_BT.shape
-    advantages_BT = np.zeros(mask_BT.shape)
-    value_next_B, advantage_next_B = last_B, np.zeros(num_rows)
-    for t in range(num_tokens - 1, -1, -1):
-        inside_B, keep_B = mask_BT[:, t], ~cut_BT[:, t]
-        delta_B = rewards_BT[:, t] + gamma * value_next_B * keep_B - values_BT[:, t]
+    # Only tokens inside the mask count, often a quarter of all: they are moved to the front.
+    num_steps = int(mask_BT.sum(axis=1).max(initial=0))
+    order_BS = np.argsort(~mask_BT, axis=1, kind="stable")[:, :num_steps]
+    rewards_SB, values_SB, inside_SB, keep_SB = (
+        np.ascontiguousarray(np.take_along_axis(x, order_BS, axis=1).T)
+        for x in (rewards_BT, values_BT, mask_BT, ~cut_BT)
+    )
+    advantages_SB = np.zeros(inside_SB.shape)
+    value_next_B, advantage_next_B = last_B, np.zeros(len(mask_BT))
+    for s in range(num_steps - 1, -1, -1):
+        inside_B, keep_B = inside_SB[s], keep_SB[s]
+        delta_B = rewards_SB[s] + gamma * value_next_B * keep_B - values_SB[s]
         advantage_B = delta_B + gamma * lam * advantage_next_B * keep_B
         advantage_next_B = np.where(inside_B, advantage_B, advantage_next_B)
-        value_next_B = np.where(inside_B, values_BT[:, t], value_next_B)
-        advantages_BT[:, t] = np.where(inside_B, advantage_B, 0.0)
+        value_next_B = np.where(inside_B, values_SB[s], value_next_B)
+        advantages_SB[s] = np.where(inside_B, advantage_B, 0.0)
+    advantages_BT = np.zeros(mask_BT.shape)
+    np.put_along_axis(advantages_BT, order_BS, advantages_SB.T, axis=1)
     return Advantages(advantages_BT, np.where(mask_BT, advantages_BT + values_BT, 0.0))
 
 

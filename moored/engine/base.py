@@ -7,7 +7,7 @@ No torch here: whatever crosses these borders is numpy or plain Python.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -197,10 +197,13 @@ class Learner(Scorer, Protocol):
         """Names of weights that are not finite, to be told when a step failed."""
         ...
 
-    def step(self, samples: Sequence[LossSample], *, lr_factor: float = 1.0) -> Mapping[str, float]:
-        """One optimiser update on weighted token streams; returns its statistics.
+    def step(
+        self, minibatches: Iterable[Sequence[LossSample]], *, lr_factor: float = 1.0
+    ) -> Iterator[Mapping[str, float]]:
+        """One optimiser update for each minibatch of weighted token streams; gives its statistics.
 
-        When one of them is not finite, nothing has been updated.
+        When one of them is not finite, that update has not been made. The next minibatch may be
+        prepared while one is computed.
         """
         ...
 

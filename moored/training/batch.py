@@ -56,13 +56,17 @@ class LossSample:
     """What the critic predicted when the advantages were estimated."""
 
 
-def build_samples(groups: Sequence[Group]) -> list[Sample]:
-    """One sample per trajectory; several where the history of a trajectory was re-rendered."""
+def build_samples(groups: Sequence[Group], kept: np.ndarray | None = None) -> list[Sample]:
+    """One sample per trajectory; several where the history of a trajectory was re-rendered.
+
+    `kept` (P,) says which groups are wanted; None takes all.
+    """
     samples, number = [], 0
     for index, group in enumerate(groups):
-        for trajectory in group.trajectories:
-            samples += _trajectory_samples(trajectory, index, number)
-            number += 1
+        is_wanted = kept is None or bool(kept[index])
+        for place, trajectory in enumerate(group.trajectories if is_wanted else ()):
+            samples += _trajectory_samples(trajectory, index, number + place)
+        number += len(group.trajectories)
     return samples
 
 

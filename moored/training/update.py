@@ -72,9 +72,8 @@ def select_samples(
     """Samples of the groups and trajectories that are trained on."""
     if not len(selection.kept):
         return []
-    samples = build_samples(groups)
-    if options.action not in ("mask", "soft"):
-        samples = [s for s in samples if selection.group_mask[s.group]]
+    keeps_all = options.action in ("mask", "soft")
+    samples = build_samples(groups, None if keeps_all else selection.group_mask)
     if options.best_and_worst:
         rewards = np.concatenate([group.rewards for group in groups])
         count = options.best_and_worst
@@ -169,27 +168,40 @@ def update(
         warmup_steps=options.warmup_steps,
         min_ratio=options.min_lr_ratio,
     )
-    rng = np.random.default_rng([config.seed, step])
+    minibatches = _minibatches(config, algorithm, samples, advantages, selection, step)
     totals: dict[str, list[float]] = {}
     first: Mapping[str, float] = {}
-    for _ in range(options.num_epochs if samples else 0):
-        order = rng.permutation(len(samples))
-        for part in np.array_split(order, min(options.num_minibatches, len(samples))):
-            minibatch = loss_samples(
-                [samples[i] for i in part],
-                [advantages[i] for i in part],
-                _weights(config, algorithm, [samples[i] for i in part], selection),
-            )
-            stats = learner.step(minibatch, lr_factor=factor)
-            if not np.isfinite(list(stats.values())).all():
-                raise NotFiniteError(stats, minibatch)
-            # Before the first update the policy is still the one that the sampler used.
-            first = first or stats
-            for name, value in stats.items():
-                totals.setdefault(name, []).append(value)
+    updates = learner.step(minibatches, lr_factor=factor) if minibatches else ()
+    for minibatch, stats in zip(minibatches, updates, strict=True):
+        if not np.isfinite(list(stats.values())).all():
+            raise NotFiniteError(stats, minibatch)
+        # Before the first update the policy is still the one that the sampler used.
+        first = first or stats
+        for name, value in stats.items():
+            totals.setdefault(name, []).append(value)
     means = {name: float(np.mean(values)) for name, values in totals.items()}
     learnt = {f"learner/{name}": mean for name, mean in means.items() if name not in MISMATCH}
     return learnt | {f"mismatch/{name}": first[name] for name in MISMATCH if name in first}
+
+
+def _minibatches(
+    config: Config,
+    algorithm: Algorithm,
+    samples: Sequence[Sample],
+    advantages: Sequence[TokenAdvantages],
+    selection: Selection,
+    step: int,
+) -> list[list[LossSample]]:
+    """The samples of a step, dealt out at random among the updates of every epoch."""
+    options, rng = config.optimizer, np.random.default_rng([config.seed, step])
+    minibatches = []
+    for _ in range(options.num_epochs if samples else 0):
+        order = rng.permutation(len(samples))
+        for part in np.array_split(order, min(options.num_minibatches, len(samples))):
+            own = [samples[i] for i in part]
+            weights = _weights(config, algorithm, own, selection)
+            minibatches.append(loss_samples(own, [advantages[i] for i in part], weights))
+    return minibatches
 
 
 def loss_samples(
@@ -197,7 +209,7 @@ def loss_samples(
     advantages: Sequence[TokenAdvantages],
     weights: Sequence[np.ndarray],
 ) -> list[LossSample]:
-    """What one call of `Learner.step` takes."""
+    """A minibatch as `Learner.step` takes it."""
     return [
         LossSample(
             sample=sample,

@@ -112,9 +112,9 @@ def record_updates(run: Run) -> list[list[LossSample]]:
     seen: list[list[LossSample]] = []
     step = run.engine.learner.step
 
-    def recording(samples, *, lr_factor=1.0):
-        seen.append(list(samples))
-        return step(samples, lr_factor=lr_factor)
+    def recording(minibatches, *, lr_factor=1.0):
+        seen.extend(map(list, minibatches))
+        return step(minibatches, lr_factor=lr_factor)
 
     run.engine.learner.step = recording
     return seen

@@ -53,9 +53,10 @@ class ToyLearner:
     def damaged_weights(self):
         return []
 
-    def step(self, samples, *, lr_factor=1.0):
-        self.version += 1
-        return {"policy_loss": float(len(samples))}
+    def step(self, minibatches, *, lr_factor=1.0):
+        for samples in minibatches:
+            self.version += 1
+            yield {"policy_loss": float(len(samples))}
 
     def save(self, folder):
         (folder / "toy.json").write_text(json.dumps(self.version))

@@ -9,9 +9,10 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -149,20 +150,29 @@ class LocalLearner:
             raise MooredError("this learner has no critic; algorithms with GAE need one")
         return self._map_tokens("values", *_columns(samples), of_tokens=self.critic, at_ends=True)
 
+    def step(
+        self, minibatches: Iterable[Sequence[LossSample]], *, lr_factor: float = 1.0
+    ) -> Iterator[dict[str, float]]:
+        """An update of policy and critic for each minibatch; none when a number is not finite."""
+        prepared = map(self._prepare, minibatches)
+        batches = next(prepared, None)
+        while batches is not None:
+            try:
+                totals = self._add_up(batches)
+                # Laid out while the device computes.
+                batches = next(prepared, None)
+            except BaseException:
+                # What was added up so far must not be part of another update.
+                self._take_in(None)
+                raise
+            yield self._finish(totals, lr_factor)
+
     @says_out_of_memory("an update")
-    def step(self, samples: Sequence[LossSample], *, lr_factor: float = 1.0) -> dict[str, float]:
-        """One update of policy and critic; none of either when a number is not finite."""
-        if not samples:
-            raise MooredError("an update needs at least one sample")
-        reference = None
-        if self.reference is not None:
-            reference = self.reference_logprobs([given.sample for given in samples])
-        try:
-            stats = _with_mismatch(self._add_up(samples, reference))
-        except BaseException:
-            # What was added up so far must not be part of another update.
-            self._take_in(None)
-            raise
+    def _finish(self, totals: Mapping[str, torch.Tensor], lr_factor: float) -> dict[str, float]:
+        """Wait for the gradients and take them in; returns the statistics of the update."""
+        # One wait for the device instead of one for each number.
+        found = torch.stack(list(totals.values())).tolist()
+        stats = _with_mismatch(dict(zip(totals, found, strict=True)))
         for trained in self._trained:
             clip = self.config.optimizer.grad_clip
             norm = nn.utils.clip_grad_norm_(trained.module.parameters(), clip)
@@ -177,17 +187,28 @@ class LocalLearner:
         for trained in self._trained:
             trained.update(lr_factor, keep_grads=self._graphs is not None)
 
-    def _add_up(
-        self, samples: Sequence[LossSample], reference: Sequence[np.ndarray] | None
-    ) -> dict[str, float]:
+    def _prepare(self, samples: Sequence[LossSample]) -> Iterator[TokenBatch]:
+        """Micro-batches of a minibatch; the first is laid out now, the others when asked for."""
+        if not samples:
+            raise MooredError("an update needs at least one sample")
+        reference, own = None, [given.sample for given in samples]
+        if self.reference is not None:
+            reference = self.reference_logprobs(own)
+        batches = (
+            loss_batch(packed, samples, reference, with_values=self.critic is not None)
+            for packed in self._pack(*_columns(own))
+        )
+        return chain([next(batches)], batches)
+
+    @says_out_of_memory("an update")
+    def _add_up(self, batches: Iterable[TokenBatch]) -> dict[str, torch.Tensor]:
         """Gradients of all samples into those of the weights; returns the parts of the loss."""
         if self._graphs is not None:
             for weight in self._weights:
                 weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
         totals: dict[str, torch.Tensor] = {}
         with _training(self._checkpointed):
-            for packed in self._pack(*_columns([given.sample for given in samples])):
-                batch = loss_batch(packed, samples, reference, with_values=self.critic is not None)
+            for batch in batches:
                 for name, value in self._run("update", self._add_gradients, batch).items():
                     known = totals.get(name)
                     if known is None:
@@ -195,8 +216,7 @@ class LocalLearner:
                     else:
                         add = torch.maximum if name.endswith("_max") else torch.add
                         totals[name] = add(known, value)
-        # One wait for the device instead of one for each number.
-        return dict(zip(totals, torch.stack(list(totals.values())).tolist(), strict=True))
+        return totals
 
     def _run(self, name: str, compute: Pass, batch: TokenBatch) -> Outputs:
         return compute(batch) if self._graphs is None else self._graphs.run(name, compute, batch)

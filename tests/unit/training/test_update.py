@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 import numpy as np
@@ -51,10 +51,13 @@ class Recorder:
         self.factors: list[float] = []
         self.seen: list[list[LossSample]] = []
 
-    def step(self, samples: Sequence[LossSample], *, lr_factor: float = 1.0) -> dict[str, float]:
-        self.factors.append(lr_factor)
-        self.seen.append(list(samples))
-        return {"policy_loss": self.loss, **next(self.others, {})}
+    def step(
+        self, minibatches: Sequence[Sequence[LossSample]], *, lr_factor: float = 1.0
+    ) -> Iterator[dict[str, float]]:
+        for samples in minibatches:
+            self.factors.append(lr_factor)
+            self.seen.append(list(samples))
+            yield {"policy_loss": self.loss, **next(self.others, {})}
 
 
 def train_on(
@@ -165,9 +168,11 @@ def test_the_mismatch_is_that_of_the_first_minibatch():
     class Drifting(Recorder):
         """Each update takes it further from the sampler."""
 
-        def step(self, samples: Sequence[LossSample], *, lr_factor: float = 1.0):
-            stats = super().step(samples, lr_factor=lr_factor)
-            return {**stats, "logp_gap_max": float(len(self.seen))}
+        def step(
+            self, minibatches: Sequence[Sequence[LossSample]], *, lr_factor: float = 1.0
+        ) -> Iterator[dict[str, float]]:
+            for stats in super().step(minibatches, lr_factor=lr_factor):
+                yield {**stats, "logp_gap_max": float(len(self.seen))}
 
     config = options("filter.rule=none", "optimizer.num_minibatches=2")
     assert train_on(config, Drifting(), TWO) == {

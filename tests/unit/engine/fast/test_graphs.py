@@ -149,15 +149,16 @@ def test_what_is_added_is_like_the_first_token_but_without_weight():
 def test_gradients_are_not_added_to_the_next_update():
     learner = LocalLearner(tiny_model(), load_config({"optimizer": {"grad_clip": 1e9}}))
     samples = make_samples()
-    first = learner.step(samples, lr_factor=0.0)
-    assert learner.step(samples, lr_factor=0.0)["grad_norm"] == pytest.approx(first["grad_norm"])
+    first = next(learner.step([samples], lr_factor=0.0))
+    again = next(learner.step([samples], lr_factor=0.0))
+    assert again["grad_norm"] == pytest.approx(first["grad_norm"])
 
 
 def test_a_failed_update_leaves_no_gradients_behind(monkeypatch):
     samples = make_samples()
     options = load_config({"optimizer": {"grad_clip": 1e9}, "engine": {"micro_batch_tokens": 20}})
     learner = LocalLearner(tiny_model(), options)
-    whole = learner.step(samples, lr_factor=0.0)
+    whole = next(learner.step([samples], lr_factor=0.0))
     add, calls = learner._add_gradients, iter([False, True])
 
     def fail_at_second(batch):
@@ -167,9 +168,9 @@ def test_a_failed_update_leaves_no_gradients_behind(monkeypatch):
 
     monkeypatch.setattr(learner, "_add_gradients", fail_at_second)
     with pytest.raises(RuntimeError, match="memory"):
-        learner.step(samples)
+        next(learner.step([samples]))
     monkeypatch.undo()
-    again = learner.step(samples, lr_factor=0.0)
+    again = next(learner.step([samples], lr_factor=0.0))
     assert again["grad_norm"] == pytest.approx(whole["grad_norm"])
 
 
@@ -194,7 +195,7 @@ def test_updates_scores_and_values_through_padded_passes_equal_plain_ones():
         if padded:
             learner._graphs = PaddedPasses()  # pyright: ignore[reportAttributeAccessIssue]
         samples = make_samples()
-        stats = [learner.step(samples) for _ in range(3)]
+        stats = [next(learner.step([samples])) for _ in range(3)]
         plain = [given.sample for given in samples]
         request = ScoreRequest(plain[0].prompt, [sample.ids_T for sample in plain])
         (scores,) = learner.score([request])
@@ -236,10 +237,10 @@ def test_recorded_updates_equal_plain_ones(tmp_path: Path, compile, sequence_rat
         learner = LocalLearner(
             tiny_model("cuda"), config, with_critic=True, sequence_ratio=sequence_ratio
         )
-        stats = [learner.step(samples) for samples in batches for _ in range(2)]
+        stats = [next(learner.step([samples])) for samples in batches for _ in range(2)]
         learner.save(tmp_path)
         learner.load(tmp_path)
-        stats.append(learner.step(batches[0]))
+        stats.append(next(learner.step([batches[0]])))
         found[plain] = stats, [weight.detach().clone() for weight in learner.model.parameters()]
     for ours, plain in zip(found[False][0], found[True][0], strict=True):
         assert ours == pytest.approx(plain, rel=0.05, abs=5e-3)

@@ -213,7 +213,7 @@ def gradients(learner: LocalLearner, samples: list[LossSample]) -> list[np.ndarr
     catchers = [CatchGradients(trained.module) for trained in learner._trained]
     for trained, catcher in zip(learner._trained, catchers, strict=True):
         trained.optimizer = catcher
-    learner.step(samples)
+    next(learner.step([samples]))
     return [gradient for catcher in catchers for gradient in catcher.caught]
 
 
@@ -251,7 +251,7 @@ def test_policy_loss_equals_the_numpy_oracle(how):
         rows.append([np.pad(x, (0, width - len(x))) for x in arrays])
     logp, old, advantages, mask = (np.stack(part) for part in zip(*rows, strict=True))
     expected = algo.aggregate(algo.clip_loss(logp, old, advantages), mask, how)
-    assert learner.step(samples)["policy_loss"] == pytest.approx(expected, abs=1e-5)
+    assert next(learner.step([samples]))["policy_loss"] == pytest.approx(expected, abs=1e-5)
 
 
 def test_sequence_ratio_equals_the_numpy_oracle():
@@ -266,7 +266,7 @@ def test_sequence_ratio_equals_the_numpy_oracle():
         loss = algo.clip_loss(algo.sequence_logp(logp, old, mask), old, given.advantages_T[None])
         losses += float(loss[mask].sum())
         tokens += int(mask.sum())
-    assert learner.step(samples)["policy_loss"] == pytest.approx(losses / tokens, abs=1e-5)
+    assert next(learner.step([samples]))["policy_loss"] == pytest.approx(losses / tokens, abs=1e-5)
 
 
 def test_values_start_at_zero_and_learn():
@@ -274,9 +274,9 @@ def test_values_start_at_zero_and_learn():
     samples = ready_samples(model)
     learner = LocalLearner(model, load_config({"optimizer": {"critic_lr": 1e-2}}), with_critic=True)
     assert all((v == 0).all() for v in learner.values([given.sample for given in samples]))
-    first = learner.step(samples)["value_loss"]
+    first = next(learner.step([samples]))["value_loss"]
     for _ in range(10):
-        last = learner.step(samples)["value_loss"]
+        last = next(learner.step([samples]))["value_loss"]
     assert last < first
 
 
@@ -304,7 +304,7 @@ def test_no_reference_model_exists_while_kl_is_off():
     with pytest.raises(MooredError, match="no critic"):
         LocalLearner(tiny_model()).values([])
     with pytest.raises(MooredError, match="at least one sample"):
-        LocalLearner(tiny_model()).step([])
+        next(LocalLearner(tiny_model()).step([[]]))
 
 
 def test_a_saved_learner_goes_on_bit_for_bit(tmp_path):
@@ -315,14 +315,14 @@ def test_a_saved_learner_goes_on_bit_for_bit(tmp_path):
     samples = ready_samples(tiny_model())
     whole, begun, resumed = fresh(), fresh(), fresh()
     for _ in range(4):
-        whole.step(samples)
+        next(whole.step([samples]))
     for _ in range(2):
-        begun.step(samples)
+        next(begun.step([samples]))
     begun.save(tmp_path / "checkpoint")
     resumed.load(tmp_path / "checkpoint")
     assert resumed.version == 2
     for _ in range(2):
-        resumed.step(samples)
+        next(resumed.step([samples]))
     for (name, a), (_, b) in zip(whole.weights(), resumed.weights(), strict=True):
         assert torch.equal(a, b), name
     plain = [given.sample for given in samples]
@@ -365,12 +365,11 @@ def test_dropout_is_off_in_updates_so_the_first_ratio_is_one():
     model = tiny_model(attention_dropout=0.5)
     samples = build_samples(recorded_groups(model))
     weights = token_weights(samples, "token_mean", max_length=10)
-    stats = LocalLearner(model.train()).step(
-        [
-            LossSample(sample=sample, advantages_T=np.ones(len(sample.ids_T)), weights_T=weights_T)
-            for sample, weights_T in zip(samples, weights, strict=True)
-        ]
-    )
+    given = [
+        LossSample(sample=sample, advantages_T=np.ones(len(sample.ids_T)), weights_T=weights_T)
+        for sample, weights_T in zip(samples, weights, strict=True)
+    ]
+    stats = next(LocalLearner(model.train()).step([given]))
     assert abs(stats["old_policy_kl"]) < 1e-6 and stats["clip_fraction"] == 0.0
 
 
@@ -386,7 +385,7 @@ def test_the_rate_factor_scales_both_rates_of_one_update():
         assert learner.critic is not None
         tensors = [model.model.norm.weight, learner.critic.head.bias]
         before = [tensor.detach().clone() for tensor in tensors]
-        stats = learner.step(ready_samples(model), lr_factor=factor)
+        stats = next(learner.step([ready_samples(model)], lr_factor=factor))
         moves.append([tensor.detach() - old for tensor, old in zip(tensors, before, strict=True)])
         assert stats["lr"] == pytest.approx(1e-3 * factor)
     # The first step of Adam is the learning rate times the sign of the gradient.
@@ -401,8 +400,8 @@ def test_a_critic_that_is_not_finite_holds_back_the_policy_too():
     samples = ready_samples(model)
     samples[0] = replace(samples[0], returns_T=np.full(len(samples[0].advantages_T), np.nan))
     before = {name: tensor.clone() for name, tensor in learner.weights()}
-    stats = learner.step(samples)
+    stats = next(learner.step([samples]))
     assert np.isnan(stats["value_loss"]) and np.isfinite(stats["policy_loss"])
     assert learner.version == 0
     assert all(torch.equal(tensor, before[name]) for name, tensor in learner.weights())
-    assert np.isfinite(learner.step(ready_samples(model))["grad_norm"])
+    assert np.isfinite(next(learner.step([ready_samples(model)]))["grad_norm"])
