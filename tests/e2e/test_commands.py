@@ -172,7 +172,10 @@ def _size(file: Path) -> int:
     [
         (["train", "smoke", "engine.device=abacus"], "unknown device 'abacus'; use auto"),
         (["eval", "nano"], "give --env"),
-        (["eval", "nano", "--env", "bandit", "--split", "tset"], "split must be one of"),
+        (
+            ["eval", "nano", "--env", "bandit", "--split", "tset"],
+            "evaluation.split = 'tset': input",
+        ),
         (["eval", "nanoo", "--env", "bandit"], "model 'nanoo' is neither embedded"),
         (["compare", "no_such_run"], "run directory"),
     ],

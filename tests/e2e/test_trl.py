@@ -206,13 +206,14 @@ def test_loss_factors_are_worked_out_from_kept_rows():
 
 def test_scores_are_those_of_a_plain_forward(tmp_path):
     from moored.integrations.trl import CollapseOptions
-    from moored.types import Prompt
+    from moored.types import Prompt, ScoreRequest
 
     watched = {"group_filter": FILTER, "collapse": CollapseOptions(batch_size=2)}
     trainer = train(tmp_path, "KD", rows=8, **watched).trainer
     prompt = Prompt(np.array([5, 6, 7]))
     rows = [np.array([8, 9]), np.array([10, 11, 12, 13]), np.array([14])]
-    for row, scored in zip(rows, trainer.score(prompt, rows), strict=True):
+    (found,) = trainer.score([ScoreRequest(prompt, rows)])
+    for row, scored in zip(rows, found, strict=True):
         ids = torch.tensor([[*prompt.ids, *row]])
         with torch.no_grad():
             logp = trainer.model(ids).logits.log_softmax(-1)[0]
