@@ -164,23 +164,6 @@ def test_every_minibatch_of_a_step_gets_the_factor_of_that_step():
     assert learner.factors == [1.0] * 4 + [0.5] * 4
 
 
-def test_the_mismatch_is_that_of_the_first_minibatch():
-    class Drifting(Recorder):
-        """Each update takes it further from the sampler."""
-
-        def step(
-            self, minibatches: Sequence[Sequence[LossSample]], *, lr_factor: float = 1.0
-        ) -> Iterator[dict[str, float]]:
-            for stats in super().step(minibatches, lr_factor=lr_factor):
-                yield {**stats, "logp_gap_max": float(len(self.seen))}
-
-    config = options("filter.rule=none", "optimizer.num_minibatches=2")
-    assert train_on(config, Drifting(), TWO) == {
-        "learner/policy_loss": 0.0,
-        "mismatch/logp_gap_max": 1.0,
-    }
-
-
 def test_an_update_that_is_not_finite_hands_over_its_minibatch():
     config = options("filter.rule=none", "optimizer.num_minibatches=2")
     learner = Recorder(loss=float("inf"))
