@@ -122,15 +122,11 @@ class Packed:
 
 
 def with_ends(packed: Packed) -> Packed:
-    """The same tokens, with one more target behind each continuation: what comes after it."""
-    stops = np.cumsum([length for _, length in packed.items])
-    order = np.insert(np.arange(stops[-1]), stops, stops[-1] + np.arange(len(stops)))
-    index = torch.from_numpy(order).to(packed.sources.device)
+    """The same tokens, and behind all targets one for what comes after each continuation."""
     return replace(
         packed,
-        sources=torch.cat([packed.sources, packed.ends])[index],
-        targets=torch.cat([packed.targets, torch.zeros_like(packed.ends)])[index],
-        items=tuple((item, length + 1) for item, length in packed.items),
+        sources=torch.cat([packed.sources, packed.ends]),
+        targets=torch.cat([packed.targets, torch.zeros_like(packed.ends)]),
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,9 +26,21 @@ def run_aside(compute: Callable[[], T]) -> T:
 def capture(compute: Callable[[], T], pool: Any) -> tuple[torch.cuda.CUDAGraph, T]:
     """Record without computing; the result is where every replay will write."""
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
+    with _no_collection(), torch.cuda.graph(graph, pool=pool):
         found = compute()
     return graph, found
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep the garbage collector out: freeing an old graph would end a recording under way."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def pinned(array: np.ndarray, device: torch.device) -> torch.Tensor:

@@ -19,6 +19,8 @@ from moored.engine.fast.slots import Job, Session
 
 MAX_STOPS = 8
 """Most tokens that can end a reply."""
+MAX_RECORDED_TOKENS = 8192
+"""Tokens of the largest entry of rows that is recorded: above, the host is fast enough."""
 ALIGNMENT = 4
 """Integers of 16 bytes: kernels compiled for columns that begin there are the faster ones."""
 
@@ -66,7 +68,12 @@ class PassShape:
 
 
 def padded_shape(num_tokens: int, num_rows: int, max_count: int) -> PassShape:
-    """One of few shapes with room for so many, and for a token of padding."""
+    """One of few shapes with room for all of it and one token of padding.
+
+    A pass that is too large to be recorded is not padded: there it would only cost time.
+    """
+    if num_tokens >= MAX_RECORDED_TOKENS:
+        return PassShape(num_tokens + 1, num_rows, max_count)
     return PassShape(
         bucket(num_tokens + 1, 128), power_bucket(num_rows, 8, 2), power_bucket(max_count, 64, 4)
     )

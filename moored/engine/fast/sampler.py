@@ -22,6 +22,7 @@ from moored.engine.fast.decoder import Decoder
 from moored.engine.fast.lockstep import write_batch
 from moored.engine.fast.replies import check_fast_params
 from moored.engine.fast.rows import (
+    MAX_RECORDED_TOKENS,
     PassShape,
     State,
     entries_size,
@@ -37,8 +38,6 @@ from moored.types import Completion
 
 MIN_ROWS = 8
 """Rows of the smallest CUDA graph."""
-MAX_RECORDED_TOKENS = 8192
-"""Tokens of the largest entry of rows that is recorded: above, the host is fast enough."""
 CACHE_SHARE = 0.6
 """Share of the free GPU memory that the cache may take."""
 

@@ -294,9 +294,14 @@ class LocalLearner:
 
         found: dict[int, np.ndarray] = {}
         for packed in self._pack(prompts, continuations, images):
-            packed = with_ends(packed) if at_ends else packed
-            values = self._run(name, compute, TokenBatch(packed))["values"]
-            found.update(packed.split(values[: len(packed.targets)].cpu().numpy()))
+            asked = with_ends(packed) if at_ends else packed
+            values = self._run(name, compute, TokenBatch(asked))["values"]
+            values_S = values[: len(asked.targets)].cpu().numpy()
+            found.update(packed.split(values_S))
+            # One behind all others for each continuation.
+            ends = values_S[len(packed.targets) :]
+            for (index, _), end in zip(packed.items if at_ends else (), ends, strict=True):
+                found[index] = np.append(found[index], end)
         return [found[i] for i in range(len(continuations))]
 
     def _autocast(self):

@@ -213,6 +213,7 @@ def test_updates_scores_and_values_through_padded_passes_equal_plain_ones():
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("default::DeprecationWarning")  # torch warns of itself
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize(
     ("compile", "sequence_ratio"), [(False, False), (True, False), (False, True)]
 )
