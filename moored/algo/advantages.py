@@ -94,7 +94,7 @@ def gae(
 
     delta_t = r_t + gamma V_next - V_t,  A_t = delta_t + gamma lam A_next,
     where `next` is the next token *inside the mask*: observation tokens are skipped, whatever
-    they hold. The value after the last sampled token is `bootstrap`, (B,): the critic's for an
+    their values. The value after the last sampled token is `bootstrap`, (B,): the critic's for an
     episode that was cut off, 0 for one that ended. None: all ended.
     """
     rewards_BT, values_BT, mask_BT = _token_arrays(rewards, values, mask)
@@ -174,7 +174,7 @@ def _token_arrays(
     shapes = [a.shape for a in (*arrays, mask_BT)]
     if mask_BT.ndim != 2 or len(set(shapes)) != 1:
         raise MooredError(f"rewards, values and mask must share one (B, T) shape, got {shapes}")
-    # What stands outside the mask is skipped, even a NaN.
+    # Values outside the mask are ignored, even a NaN.
     rewards_BT, values_BT = (np.where(mask_BT, a, 0.0) for a in arrays)
     return rewards_BT, values_BT, mask_BT
 

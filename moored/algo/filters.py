@@ -67,7 +67,7 @@ def preset(name: str) -> SelectOptions:
 
 
 def check_filter(score: str, rule: str) -> None:
-    """Import both, so that a `module:attribute` that leads nowhere is told before any work."""
+    """Import both, so that a wrong `module:attribute` fails before any work is done."""
     load_score(score)
     load_rule(rule)
 

@@ -62,7 +62,7 @@ class GroupMoments:
     count_P: np.ndarray
     mean_P: np.ndarray
     deviation_PG: np.ndarray
-    """Value minus mean; 0 for missing values and all over a group of equal ones."""
+    """Value minus mean; 0 for missing values and throughout a group of equal ones."""
     values_PG: np.ndarray
     """The values themselves; NaN where one is missing."""
 

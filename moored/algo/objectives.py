@@ -22,7 +22,7 @@ def clip_loss(
 ) -> np.ndarray:
     """Clipped policy loss per token: max(-A r, -A clip(r, 1 - low, 1 + high)), r = pi / pi_old.
 
-    Where A < 0 the loss is bounded by -A * dual_clip, else a ratio gone wild could dominate.
+    Where A < 0 the loss is bounded by -A * dual_clip, else one huge ratio could dominate.
     """
     advantage = np.asarray(advantages, dtype=np.float64)
     ratio = np.exp(np.asarray(logp, np.float64) - np.asarray(old_logp, np.float64))
@@ -80,7 +80,7 @@ def aggregate(
 
     `token_mean`: sum / tokens. `seq_mean_token_mean` (GRPO): mean over rows of the row's mean.
     `seq_mean_token_sum`: mean over rows of the row's sum. `constant` (Dr. GRPO): sum divided by
-    rows * max_length. Rows without tokens count in no mean.
+    rows * max_length. Rows without tokens are left out of every mean.
     """
     mask_BT = np.asarray(mask).astype(bool)
     sums_B = np.where(mask_BT, np.asarray(loss, dtype=np.float64), 0.0).sum(axis=1)

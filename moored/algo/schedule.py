@@ -19,8 +19,8 @@ def lr_factor(
     """Factor on the learning rate of training step `step`, counted from 1.
 
     Rises as step / warmup_steps to 1, then stays there (`constant`) or falls along a line or half
-    a cosine towards `min_ratio`, which a step after the last would have: with `min_ratio` 0 the
-    last step still learns.
+    a cosine towards `min_ratio`, reached one step after the last: with `min_ratio` 0 the last
+    step still learns.
     """
     check_name("schedule", schedule, SCHEDULES)
     if step < 1:

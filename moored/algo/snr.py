@@ -62,7 +62,7 @@ class RewardVariance:
         """Bootstrap interval over groups: with 8 groups the ratio is a rough number."""
         rng = np.random.default_rng(seed)
         num_groups, ratio = len(self.variances), np.zeros(draws)
-        # A draw at a time: all at once would need draws x groups numbers.
+        # One draw at a time: all at once would need draws x groups numbers.
         for draw in range(draws):
             sample = self.variances[rng.integers(num_groups, size=num_groups)]
             mean = sample.mean()

@@ -45,7 +45,7 @@ class StreamingFilter:
         self.score = score
         self.ddof = ddof
         self.warmup = warmup
-        """Groups before the first cut; until then every score but zero is kept."""
+        """Groups before the first cut; until then every score except zero is kept."""
         # The window without the group that is being decided.
         self._scores: deque[float] = deque(maxlen=window - 1)
         self._is_kept: deque[bool] = deque(maxlen=window - 1)

@@ -1,7 +1,7 @@
 """Environments from configuration: one by name and options, or several mixed by weight.
 
 `make_env("sokoban", max_turns=8)` builds one. `EnvMix.parse` reads what a config file says under
-`env:` (a name, a mapping, or a list of them) and tells which environment each group of a run uses.
+`env:` (a name, a mapping, or a list of them) and says which environment each group of a run uses.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _construct(factory: Callable[..., object], options: dict[str, object]) -> ob
     try:
         return factory(**options)
     except TypeError as error:
-        # Most often an option of the wrong type that no annotation tells.
+        # Most often an option of the wrong type that has no annotation.
         given = ", ".join(f"{key}={value!r}" for key, value in options.items()) or "no options"
         raise EnvError(f"{source_name(factory)} cannot be made with {given}: {error}") from error
 

@@ -1,8 +1,8 @@
-"""The formats of rollout files, and the one place that tells them apart.
+"""The formats of rollout files, and the only place that distinguishes them.
 
 `moored` is the Parquet of a run directory, `trl` the completions of `log_completions`, `verl` the
 JSON lines of `rollout_data_dir`, `plain` anything else with columns of known names. All but the
-first hold one reply in each row, as Parquet, JSON lines or CSV. A new format is one object with
+first hold one reply per row, as Parquet, JSON lines or CSV. A new format is one object with
 `fits` and `open`, and one line in `FORMATS`.
 """
 
@@ -86,15 +86,15 @@ class Columns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnFormat:
-    """One reply in each row; of several possible names for a column the first that is there."""
+    """One reply per row; of several possible names for a column, the first that exists."""
 
     marks: frozenset[str] = frozenset()
-    """Columns that tell the format."""
+    """Columns by which the format is recognised."""
     prompt: Sequence[str]
     response: Sequence[str]
     group: Sequence[str]
     reward: Sequence[str] | None
-    """None: every column of numbers that is nothing else."""
+    """None: every column of numbers that has no other meaning."""
 
     def fits(self, table: Table) -> bool:
         return table.columns.keys() >= self.marks

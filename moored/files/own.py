@@ -1,7 +1,7 @@
-"""moored's own rollouts, the Parquet of a run directory: one row for each turn of an episode.
+"""moored's own rollouts, the Parquet of a run directory: one row per turn of an episode.
 
-To be scored, one turn of each episode is a record. For rewards a whole episode is, with the answers
-of all its turns.
+When replies are scored, a record is one turn of an episode. When only rewards are compared, it is
+a whole episode, with the answers of all its turns.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class ReadOptions:
     whole: bool = False
     """A reply without tags is reasoning from end to end, instead of being left out."""
     turn: int = 1
-    """Which turn of an episode, where the file tells turns apart."""
+    """Which turn of an episode, where the file numbers its turns."""
     rewards: Mapping[str, float] = field(default_factory=dict)
     """Reward columns and their weights; none: what the format calls a reward."""
     group: str | None = None
@@ -85,7 +85,7 @@ class BadRow:
     where: str
     why: str
     is_torn: bool = False
-    """A last line cut short, as a writer leaves it that was stopped or still writes."""
+    """The last line, cut short: its writer was stopped or is still writing."""
 
 
 @dataclass(slots=True)
@@ -94,7 +94,7 @@ class Skipped:
 
     num_bad: int = 0
     torn: list[str] = field(default_factory=list)
-    """Where the rows stand that are cut short."""
+    """Places of the rows that are cut short."""
 
 
 Convert = Callable[[Row], Record]

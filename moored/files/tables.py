@@ -1,4 +1,4 @@
-"""Parquet, JSON lines and CSV row by row, told apart by their content.
+"""Parquet, JSON lines and CSV read row by row; the content decides which of them a file is.
 
 Memory holds some hundred rows of a file, however long it is. A row that cannot be read comes out as
 a `BadRow`; what to do about it is the caller's choice.
@@ -25,7 +25,7 @@ Rows = Iterator[tuple[str, Row | BadRow]]
 """Where each row stands, and the row."""
 SUFFIXES = (".parquet", ".jsonl", ".csv")
 RUN_FILES = ("config.yaml", "metrics.jsonl")
-"""What tells a run directory."""
+"""Files that mark a folder as a run directory."""
 ROWS_IN_MEMORY = 256
 BUFFER_BYTES = 1 << 16
 

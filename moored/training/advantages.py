@@ -1,4 +1,4 @@
-"""From rewards to the advantage of every token: estimators, and what one may be.
+"""From rewards to the advantage of every token: the estimators, and how to write your own.
 
 A group estimator is a function (reward of each trajectory, its group) -> advantage of each
 trajectory, like those of `moored.algo`. A `CriticEstimator` works on tokens and the values of a

@@ -21,7 +21,7 @@ class Sample:
 
     prompt: Prompt
     images: tuple[object, ...] = ()
-    """Those that observations of the continuation refer to, in order."""
+    """Images that observations of the continuation refer to, in order."""
     ids_T: np.ndarray
     loss_mask_T: np.ndarray
     """True exactly on sampled tokens."""

@@ -1,4 +1,4 @@
-"""What a step that failed was working on, kept to be looked into: `RUN/failed/step_000012`.
+"""What a failed step was working on, kept for inspection: `RUN/failed/step_000012`.
 
 `failure.json` has the error, the tasks, and names of damaged weights; an update that was not finite
 also leaves its statistics and its minibatch, as arrays `0/prompt_ids`, `0/advantages_T`, … of

@@ -87,7 +87,7 @@ def value_loss(
 
 def _mean_by(values: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
     """Each value replaced by the mean of its group."""
-    # There are no more groups than values; counting them would wait for the device.
+    # There are at most as many groups as values; counting them would wait for the device.
     sums = torch.zeros_like(values).index_add(0, groups, values)
     counts = torch.zeros_like(values).index_add(0, groups, torch.ones_like(values))
     return (sums / counts.clamp(min=1.0))[groups]

@@ -23,11 +23,11 @@ from moored.training.batch import LossSample, Sample, build_samples, token_weigh
 from moored.types import Group, ScoreRequest, Selection, Trajectory
 
 MISMATCH = ("logp_gap_mean", "logp_gap_max", "effective_share")
-"""Statistics of an update that tell how far sampler and learner are apart on the same weights."""
+"""Statistics of an update: how far sampler and learner are apart on the same weights."""
 
 
 class NotFiniteError(MooredError):
-    """An update that was not made because its numbers are not finite, and what it was made of."""
+    """An update that was not made because its numbers are not finite, and its samples."""
 
     def __init__(self, stats: Mapping[str, float], samples: Sequence[LossSample]) -> None:
         self.stats = stats
@@ -159,7 +159,7 @@ def update(
     selection: Selection,
     step: int,
 ) -> dict[str, float]:
-    """Minibatch updates; the same number of them whatever the filter kept."""
+    """Minibatch updates; their number does not depend on what the filter kept."""
     options = config.optimizer
     factor = lr_factor(
         step,

@@ -1,1 +1,1 @@
-"""The quick way for Llama-shaped models: slots, kernels, tree attention, CUDA graphs."""
+"""The fast engine for Llama-shaped models: slots, kernels, tree attention, CUDA graphs."""

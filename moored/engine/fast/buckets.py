@@ -1,4 +1,4 @@
-"""Sizes that repeat, so that what is recorded for a size is used again."""
+"""A few sizes to round up to, so that what is recorded for a size is used again."""
 
 
 def bucket(size: int, least: int) -> int:

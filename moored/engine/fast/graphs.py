@@ -135,7 +135,7 @@ def _tensors(batch: TokenBatch) -> Iterator[torch.Tensor]:
 
 
 def pad(batch: TokenBatch) -> tuple[TokenBatch, Shape]:
-    """Fill up a line (`packing.to_line`) with prompts, continuations and targets without weight."""
+    """Pad a line (`packing.to_line`) with prompts, continuations and targets of weight 0."""
     packed, tree = batch.packed, batch.packed.tree
     assert tree is not None
     first, whole = tree.num_prompt_tokens, packed.input_ids.shape[1]
@@ -165,7 +165,7 @@ def pad(batch: TokenBatch) -> tuple[TokenBatch, Shape]:
         return torch.cat([pad_tensor(p, (0, size - p.shape[1])) for p, size in parts], dim=1)
 
     def fill(tensor: torch.Tensor) -> torch.Tensor:
-        # With what is there: 0 · inf would be nan.
+        # Repeat a real entry; with other filling, 0 · inf could give nan.
         return (
             torch.cat([tensor, tensor[:1].expand(more)]) if len(tensor) else tensor.new_zeros(more)
         )

@@ -1,7 +1,7 @@
 """Replies of a batch written together on a CPU, in the first slots of the cache.
 
 Row i lies in slot i, so that the rows are one slice of the cache, which is read without copying.
-When rows stop, the others close ranks.
+When rows stop, running rows move into their places.
 """
 
 from __future__ import annotations

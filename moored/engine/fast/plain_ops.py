@@ -68,14 +68,14 @@ class Plan:
     hidden: torch.Tensor
     """(R, 1, T, cells) what a token must not see of its slot."""
     prefixes: Prefixes | None
-    """For one token a row."""
+    """For one token per row."""
     stretches: Stretches | None
-    """For several tokens a row."""
+    """For several tokens per row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stretches:
-    """Several new tokens a row, each row with its prefix before it."""
+    """Several new tokens per row, each row with its prefix before it."""
 
     tokens: torch.Tensor
     """(R, T) index of each row's tokens in N; a row with fewer repeats its last."""

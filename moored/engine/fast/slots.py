@@ -1,4 +1,4 @@
-"""Which slot of the cache belongs to whom: episodes, and prompts that several episodes share.
+"""Which slot of the cache belongs to which episode, or to a prompt that several episodes share.
 
 Plain bookkeeping; `SlotSampler` moves the tensors.
 """
@@ -65,7 +65,7 @@ class Slots:
 
     @property
     def num_free(self) -> tuple[int, int]:
-        """Slots of episodes and of shared prompts that nobody uses."""
+        """Unused slots of episodes and of shared prompts."""
         return len(self._free), len(self._free_shared)
 
     def end(self, keys: Iterable[int]) -> None:

@@ -16,7 +16,7 @@ from moored.envs.sokoban.rooms import Room, bits_of, neighbours
 MAX_EXPANDED = 100_000
 
 Position = tuple[int, int]
-"""The boxes and the player, both as sets of cells (see `sokoban_rooms`)."""
+"""The boxes and the player, both as sets of cells (see `rooms.py`)."""
 
 
 def solve(room: Room, boxes: int, player: int) -> list[str] | None:
