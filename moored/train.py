@@ -36,7 +36,7 @@ from moored.training.update import (
     score_groups,
     select_samples,
     update,
-    with_learner_logprobs,
+    with_old_logprobs,
 )
 from moored.types import Group, Selection
 
@@ -118,7 +118,7 @@ def build_run(config: Config, folder: Path, *, resume: bool = False) -> Run:
 
 def train_step(run: Run, step: int) -> StepRecord:
     """Roll out, measure, select, update, log."""
-    config, run.seconds = run.config, {}
+    config, learner, run.seconds = run.config, run.engine.learner, {}
     with run.timed("rollout"):
         groups = _roll_out(run, _plan(run, step, 0, config.rollout.num_groups), step)
     collapse = None
@@ -132,23 +132,17 @@ def train_step(run: Run, step: int) -> StepRecord:
             write_groups(run.log.rollouts_file(step), groups, step=step, kept=selection.group_mask)
     with run.timed("advantages"):
         samples = select_samples(config.filter, groups, selection)
-        mismatch = {}
-        if config.algorithm.old_logprobs == "learner":
-            samples, mismatch = with_learner_logprobs(run.engine.learner, samples)
-        advantages = estimate_advantages(config, run.algorithm, run.engine.learner, groups, samples)
+        samples, gap = with_old_logprobs(config.algorithm, learner, samples)
+        advantages = estimate_advantages(config, run.algorithm, learner, groups, samples)
     with run.timed("update"):
-        stats = update(
-            config, run.algorithm, run.engine.learner, samples, advantages, selection, step
-        )
+        stats = update(config, run.algorithm, learner, samples, advantages, selection, step)
     with run.timed("publish"):
         run.engine.publish()
     evaluation = None
-    if _is_due(step, config.evaluation.every) or (
-        config.evaluation.every and step == config.num_steps
-    ):
+    if _is_due(step, config.evaluation.every, last=config.num_steps):
         with run.timed("evaluation"):
             evaluation = _evaluate(run)
-    metrics = step_metrics(groups, selection, samples, {**stats, **mismatch})
+    metrics = step_metrics(groups, selection, samples, {**stats, **gap})
     metrics |= {} if evaluation is None else evaluation.metrics()
     record = StepRecord(
         step=step, metrics=metrics, collapse=collapse, evaluation=evaluation, seconds=run.seconds
@@ -222,9 +216,9 @@ def _open_sinks(run: Run) -> None:
     run.sinks.open(run.config.log.sinks, info)
 
 
-def _is_due(step: int, every: int) -> bool:
-    """On the first step and then every `every` steps; 0 means never."""
-    return every > 0 and (step == 1 or step % every == 0)
+def _is_due(step: int, every: int, *, last: int | None = None) -> bool:
+    """On the first step, then every `every` steps, and on the `last`; `every` 0 means never."""
+    return every > 0 and (step in (1, last) or step % every == 0)
 
 
 def _plan(run: Run, step: int, offset: int, count: int) -> list[Task]:

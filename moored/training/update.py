@@ -9,7 +9,7 @@ import numpy as np
 
 from moored.algo import loss_scale, lr_factor, select_groups, select_trajectories
 from moored.algo.scores import Quantity, load_score
-from moored.config import Config, FilterConfig
+from moored.config import AlgorithmConfig, Config, FilterConfig
 from moored.engine.base import Learner
 from moored.errors import MooredError
 from moored.training.advantages import (
@@ -82,12 +82,15 @@ def select_samples(
     return samples
 
 
-def with_learner_logprobs(
-    learner: Learner, samples: Sequence[Sample]
+def with_old_logprobs(
+    options: AlgorithmConfig, learner: Learner, samples: list[Sample]
 ) -> tuple[list[Sample], dict[str, float]]:
-    """Samples whose old log-probabilities are the learner's own, and how far the sampler's were."""
-    if not samples:
-        return [], {}
+    """Samples with the log-probabilities that ratios start from, and how far engines are apart.
+
+    `old_logprobs: sampler` leaves samples as they are; `update` then measures the gap.
+    """
+    if options.old_logprobs == "sampler" or not samples:
+        return samples, {}
     scored = learner.score([ScoreRequest(s.prompt, [s.ids_T]) for s in samples])
     gaps = [
         logp[sample.loss_mask_T] - sample.old_logprobs_T[sample.loss_mask_T]

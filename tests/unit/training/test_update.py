@@ -8,7 +8,7 @@ from typing import cast
 import numpy as np
 import pytest
 
-from moored.config import Config, load_config
+from moored.config import AlgorithmConfig, Config, load_config
 from moored.engine.base import Learner
 from moored.training.algorithms import load_algorithm
 from moored.training.batch import LossSample, Sample
@@ -18,9 +18,11 @@ from moored.training.update import (
     score_groups,
     select_samples,
     update,
-    with_learner_logprobs,
+    with_old_logprobs,
 )
 from moored.types import Group, Prompt, ScoreRequest, StopReason, Trajectory, Turn
+
+BY_LEARNER = AlgorithmConfig(old_logprobs="learner")
 
 
 def trajectory(reward: float, length: int, task_seed: int, logprob: float = -1.0) -> Trajectory:
@@ -204,7 +206,7 @@ class Scorer:
 def test_log_probs_of_the_learner_replace_those_of_the_sampler_and_the_gap_is_told():
     # The token in the middle is an observation: it has no log-probability, and is not counted.
     given = [sample([True, False, True], [-1.0, 0.0, -1.0], 1), sample([True], [-1.5], 2)]
-    found, gaps = with_learner_logprobs(cast(Learner, Scorer()), given)
+    found, gaps = with_old_logprobs(BY_LEARNER, cast(Learner, Scorer()), given)
     np.testing.assert_allclose(found[0].old_logprobs_T, [-1.0, 0.0, -1.0 + np.log(3.0)])
     np.testing.assert_allclose(found[1].old_logprobs_T, [-1.0])
     assert given[1].old_logprobs_T.tolist() == [-1.5]
@@ -220,9 +222,13 @@ def test_log_probs_of_the_learner_replace_those_of_the_sampler_and_the_gap_is_to
 
 
 def test_equal_log_probs_leave_no_gap_and_every_token_counts_in_full():
-    _, gaps = with_learner_logprobs(cast(Learner, Scorer()), [sample([True] * 2, [-1.0] * 2, 3)])
+    _, gaps = with_old_logprobs(
+        BY_LEARNER, cast(Learner, Scorer()), [sample([True] * 2, [-1.0] * 2, 3)]
+    )
     assert list(gaps.values()) == [0.0, 0.0, 1.0]
-    assert with_learner_logprobs(cast(Learner, Scorer()), []) == ([], {})
+    assert with_old_logprobs(BY_LEARNER, cast(Learner, Scorer()), []) == ([], {})
+    by_sampler = [sample([True], [-1.5], 3)]
+    assert with_old_logprobs(AlgorithmConfig(), cast(Learner, None), by_sampler) == (by_sampler, {})
 
 
 def test_the_gap_is_logged_of_the_first_minibatch_alone():
