@@ -1,6 +1,6 @@
 """Import layers: a module may import only what stands to its left, never a sibling.
 
-`types errors registry names config reply` <- `algo diagnostics envs runlog files` <-
+`types errors names config reply` <- `algo diagnostics envs runlog files` <-
 `rollout training models engine/base engine/checkpoint` <- `engine/*` <- `train evaluate` <- `cli`.
 `analysis` reads `runlog` and `files`; `integrations` use `algo` and `diagnostics` alone.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "moored"
-BASE = {"types", "errors", "registry", "names", "config", "reply"}
+BASE = {"types", "errors", "names", "config", "reply"}
 MATHS = BASE | {"algo", "diagnostics", "envs", "runlog", "files"}
 PARTS = MATHS | {"rollout", "training", "models", "engine.base"}
 ENGINES = PARTS | {"engine"}

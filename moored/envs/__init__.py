@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moored.envs.base import Environment, Resource, StepResult
-from moored.registry import Registry
+from moored.names import Registry
 from moored.reply import Reply, format_reply, parse_actions, parse_reply
 
 ENVIRONMENTS = Registry(

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO
 
 from moored.errors import EnvError
-from moored.registry import import_object
+from moored.names import import_object
 
 START_LIMIT_S = 120.0
 """For the child to import its handler, and for the first sign of a watched call."""

@@ -8,14 +8,16 @@ first hold one reply per row, as Parquet, JSON lines or CSV. A new format is one
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
+
+import numpy as np
 
 from moored.errors import MooredError, close_match_hint
-from moored.files.own import OWN
 from moored.files.records import (
     BadRow,
     Convert,
@@ -31,6 +33,23 @@ from moored.files.records import (
     weighted_rewards,
 )
 from moored.files.tables import Rows, Table, open_table
+from moored.reply import find_answer
+from moored.runlog.rollouts import SCHEMA
+
+OWN_SHARED = (
+    "schema",
+    "step",
+    "group_id",
+    "episode",
+    "turn",
+    "trajectory_reward",
+    "success",
+    "reply",
+)
+OWN_IDS = ("prompt_ids", "completion_ids")
+OWN_FOR_REPLIES = (*OWN_SHARED, "images", *OWN_IDS, "think_start", "think_end")
+OWN_FOR_REWARDS = (*OWN_SHARED, "observation")
+OWN_REWARDS = {"trajectory_reward": 1.0}
 
 
 class Format(Protocol):
@@ -64,12 +83,84 @@ def find_format(table: Table) -> str:
 def get_format(name: str) -> Format:
     """A format by name, or by `module:attribute`."""
     if ":" in name:
-        from moored.registry import import_object
+        from moored.names import import_object
 
         return cast(Format, import_object(name, kind="reader"))
     if name not in FORMATS:
         raise MooredError(f"unknown reader {name!r}; {close_match_hint(name, FORMATS)}")
     return FORMATS[name]
+
+
+class OwnRollouts:
+    """What `log.rollouts_every` writes: Parquet with one row per turn of an episode.
+
+    When replies are scored, a record is one turn of an episode. When only rewards are compared, it
+    is a whole episode, with the answers of all its turns.
+    """
+
+    def fits(self, table: Table) -> bool:
+        return table.kind == "Parquet" and table.columns.keys() >= {
+            *OWN_FOR_REPLIES,
+            *OWN_FOR_REWARDS,
+        }
+
+    def open(self, table: Table, options: ReadOptions) -> tuple[Rows, Convert]:
+        fixed = OWN_FOR_REWARDS if options.only_rewards else OWN_FOR_REPLIES
+        wanted = (*fixed, *options.rewards, *([options.group] if options.group else ()))
+        table.require(wanted)
+        rows = _checked(table.rows(wanted, arrays=OWN_IDS))
+        if options.only_rewards:
+            return _episodes(rows), partial(_own_record, options=options, read=_trajectory_fields)
+        rows = ((where, row) for where, row in rows if row["turn"] == options.turn - 1)
+        return rows, partial(_own_record, options=options, read=_turn_fields)
+
+
+def _checked(rows: Rows) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for where, row in rows:
+        assert isinstance(row, Mapping), "Parquet has no bad rows"
+        if row["schema"] != SCHEMA:
+            raise MooredError(
+                f"{where} has schema {row['schema']}, this version reads {SCHEMA}; read it with "
+                f"the version that wrote it"
+            )
+        yield where, row
+
+
+def _episodes(rows: Iterator[tuple[str, Row]]) -> Rows:
+    """The first row of each episode, with the answers of all its turns."""
+    for _, turns in groupby(rows, lambda r: (r[1]["step"], r[1]["group_id"], r[1]["episode"])):
+        (where, first), *later = turns
+        replies = (first["reply"], *(turn["reply"] for _, turn in later))
+        answers = "\n".join(find_answer(reply or "") for reply in replies)
+        yield where, {**first, "answers": answers}
+
+
+def _own_record(row: Row, *, options: ReadOptions, read: Callable[[Row], dict[str, Any]]) -> Record:
+    return Record(
+        step=row["step"],
+        rewards=weighted_rewards(row, options.rewards or OWN_REWARDS),
+        group=str(row[options.group or "group_id"]),
+        success=read_number(row, "success"),
+        **read(row),
+    )
+
+
+def _trajectory_fields(row: Row) -> dict[str, Any]:
+    return {"prompt": row["observation"], "response": row["answers"]}
+
+
+def _turn_fields(row: Row) -> dict[str, Any]:
+    if row["images"]:
+        raise Unusable("holds images; only text can be scored")
+    start, end = row["think_start"], row["think_end"]
+    # Copies, because the arrays of a row are views of a whole batch.
+    ids = {name: np.array(row[name], dtype=np.int64) for name in OWN_IDS}
+    return {
+        "prompt": ids["prompt_ids"],
+        "response": ids["completion_ids"],
+        "think": None if start is None else (start, end),
+        "text": row["reply"],
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,5 +311,5 @@ PLAIN = ColumnFormat(
     group=("group", "group_id"),
     reward=("reward", "score"),
 )
-FORMATS: dict[str, Format] = {"moored": OWN, "trl": TRL, "verl": VERL, "plain": PLAIN}
+FORMATS: dict[str, Format] = {"moored": OwnRollouts(), "trl": TRL, "verl": VERL, "plain": PLAIN}
 """In the order in which a file is tried; the last one always fits."""

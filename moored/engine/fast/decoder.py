@@ -15,8 +15,7 @@ import torch.nn.functional as F
 
 from moored.engine.fast import plain_ops
 from moored.engine.fast.rows import Rows
-from moored.engine.local.families import LLAMA_SHAPED, has_fixed_angles, sliding_window
-from moored.engine.local.head import float_logits
+from moored.engine.passes import LLAMA_SHAPED, float_logits, has_fixed_angles, sliding_window
 
 
 def can_decode(model: Any) -> bool:

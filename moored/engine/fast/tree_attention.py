@@ -19,8 +19,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from moored.engine.local.families import LLAMA_SHAPED, sliding_window
 from moored.engine.packing import Tree
+from moored.engine.passes import LLAMA_SHAPED, sliding_window
 
 NAME = "moored_tree"
 CHUNK = 8

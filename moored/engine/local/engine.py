@@ -15,9 +15,9 @@ from moored.engine.check import PlainModel, check_engine
 from moored.engine.fast.decoder import can_decode
 from moored.engine.fast.sampler import SlotSampler
 from moored.engine.local.device import pick_device
-from moored.engine.local.families import sliding_window
 from moored.engine.local.learner import LocalLearner
 from moored.engine.local.sampler import LocalSampler
+from moored.engine.passes import sliding_window
 from moored.errors import MooredError
 from moored.models.load import load_model
 from moored.rollout.render import Renderer
@@ -37,14 +37,16 @@ class LocalEngine:
             loaded.model.gradient_checkpointing_enable()
         self.model: Any = add_lora(loaded.model, config)
         self.tokenizer = loaded.tokenizer
-        algorithm = load_algorithm(config.algorithm)
-        self.learner = LocalLearner(
-            self.model,
-            config,
-            with_critic=algorithm.needs_critic,
-            sequence_ratio=algorithm.sequence_ratio,
-            trains=trains,
-        )
+        if trains:
+            algorithm = load_algorithm(config.algorithm)
+            self.learner = LocalLearner(
+                self.model,
+                config,
+                with_critic=algorithm.needs_critic,
+                sequence_ratio=algorithm.sequence_ratio,
+            )
+        else:
+            self.learner = LocalLearner(self.model, config, trains=False)
         self.scorer = self.learner
         self._renderer: Renderer | None = None
         self._sampler: SlotSampler | LocalSampler | None = None

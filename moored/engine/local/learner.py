@@ -23,9 +23,7 @@ from moored.config import Config
 from moored.engine.fast.graphs import HOST, MOST_PADDING, Graphs, Outputs, Pass
 from moored.engine.fast.tree_attention import use_tree_attention
 from moored.engine.local.device import says_out_of_memory, uses_bf16
-from moored.engine.local.families import has_fixed_angles
-from moored.engine.local.head import is_plain_head
-from moored.engine.local.state import Trained, export_model
+from moored.engine.local.state import Trained, export_model, load_weights
 from moored.engine.packing import (
     Packed,
     TokenBatch,
@@ -36,17 +34,30 @@ from moored.engine.packing import (
     to_tensors,
     with_ends,
 )
-from moored.engine.passes import Critic, critic_pass, logprobs_pass, policy_pass, trunk_of
+from moored.engine.passes import (
+    Critic,
+    critic_pass,
+    has_fixed_angles,
+    is_plain_head,
+    logprobs_pass,
+    policy_pass,
+    trunk_of,
+)
 from moored.errors import MooredError
 from moored.training.batch import LossSample, Sample
 from moored.types import Prompt, ScoreRequest
 
+POLICY = "policy"
+"""The name of its files."""
 MICRO_BATCH_TOKENS = (4096, 24576)
 """On a CPU, where activations should stay near the cores; on a GPU."""
 
 
 class LocalLearner:
-    """Trains `model` in place, as `optimizer`, `algorithm` and `engine` of a configuration say."""
+    """Trains `model` in place, as `optimizer`, `algorithm` and `engine` of a configuration say.
+
+    With `trains=False` it only scores, and has neither critic, reference nor optimiser.
+    """
 
     def __init__(
         self,
@@ -67,8 +78,11 @@ class LocalLearner:
         # A reference model exists only while KL is on.
         has_kl = self.config.algorithm.kl_coef > 0.0
         self.reference = copy.deepcopy(model).eval() if has_kl and trains else None
+        self._trained: list[Trained] = []
         optimizer = self.config.optimizer
-        self._trained = [Trained("policy", model, optimizer.lr, optimizer.weight_decay)]
+        if trains:
+            rates = optimizer.lr, optimizer.weight_decay
+            self._trained.append(Trained(POLICY, model, *rates))
         if self.critic is not None:
             rates = optimizer.critic_lr, optimizer.weight_decay
             self._trained.append(Trained("critic", self.critic, *rates))
@@ -154,6 +168,8 @@ class LocalLearner:
         self, minibatches: Iterable[Sequence[LossSample]], *, lr_factor: float = 1.0
     ) -> Iterator[dict[str, float]]:
         """An update of policy and critic for each minibatch; none when a number is not finite."""
+        if not self._trained:
+            raise MooredError("this engine only scores; build it with trains=True to train")
         prepared = map(self._prepare, minibatches)
         batches = next(prepared, None)
         while batches is not None:
@@ -317,8 +333,10 @@ class LocalLearner:
         (folder / "learner.json").write_text(json.dumps({"version": self._version}) + "\n")
 
     def load(self, folder: Path, *, policy_only: bool = False) -> None:
-        for trained in self._trained[:1] if policy_only else self._trained:
-            trained.load(folder, weights_only=policy_only)
+        if policy_only:
+            load_weights(self.model, folder / f"{POLICY}.safetensors")
+        for trained in () if policy_only else self._trained:
+            trained.load(folder)
         self._version = json.loads((folder / "learner.json").read_text())["version"]
 
     def export(self, folder: Path) -> None:

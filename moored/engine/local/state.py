@@ -56,10 +56,8 @@ class Trained:
         }
         save_file(state, folder / f"{self.name}_optimizer.safetensors")
 
-    def load(self, folder: Path, *, weights_only: bool = False) -> None:
+    def load(self, folder: Path) -> None:
         load_weights(self.module, folder / f"{self.name}.safetensors")
-        if weights_only:
-            return
         state: dict[int, dict[str, torch.Tensor]] = {}
         for key, tensor in load_file(folder / f"{self.name}_optimizer.safetensors").items():
             index, _, name = key.partition(".")

@@ -17,7 +17,7 @@ import numpy as np
 
 from moored.envs.base import FORMAT_REMINDER, StepResult, draw_task, split_of_seed
 from moored.errors import EnvError
-from moored.registry import import_object
+from moored.names import import_object
 from moored.reply import parse_actions, parse_reply
 from moored.types import Content, Message, TextPart, messages_digest
 

@@ -8,7 +8,7 @@ import threading
 
 from benchmarks.files_on_the_way import Watch
 from moored.errors import UnknownNameError
-from moored.registry import Registry
+from moored.names import Registry
 
 
 def look_up(name: str) -> None:
@@ -17,7 +17,7 @@ def look_up(name: str) -> None:
 
 
 def watched(nth: int, *names: str) -> list[str]:
-    watch = Watch("registry.py", "get_object", nth=nth)
+    watch = Watch("names.py", "get_object", nth=nth)
     sys.setprofile(watch)
     try:
         for name in names:
@@ -29,13 +29,13 @@ def watched(nth: int, *names: str) -> list[str]:
 
 def test_only_the_nth_call_and_what_it_calls_count():
     # An unknown name asks errors.py for a close match; a known one fails to import.
-    assert watched(1, "b", "a") == ["registry.py", "errors.py"]
-    assert watched(2, "b", "a") == ["registry.py"]
+    assert watched(1, "b", "a") == ["names.py", "errors.py"]
+    assert watched(2, "b", "a") == ["names.py"]
     assert watched(3, "b", "a") == []
 
 
 def test_other_threads_count_too():
-    watch = Watch("registry.py", "get_object", nth=1)
+    watch = Watch("names.py", "get_object", nth=1)
     threading.setprofile(watch)
     try:
         thread = threading.Thread(target=look_up, args=("b",))
@@ -43,4 +43,4 @@ def test_other_threads_count_too():
         thread.join()
     finally:
         threading.setprofile(None)  # pyright: ignore[reportArgumentType]
-    assert watch.files() == ["registry.py", "errors.py"]
+    assert watch.files() == ["names.py", "errors.py"]

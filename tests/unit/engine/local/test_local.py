@@ -329,6 +329,20 @@ def test_a_saved_learner_goes_on_bit_for_bit(tmp_path):
     assert all(map(np.array_equal, whole.values(plain), resumed.values(plain)))
 
 
+def test_a_learner_that_only_scores_takes_over_the_policy_and_refuses_updates(tmp_path):
+    samples = ready_samples(tiny_model())
+    options = load_config({"optimizer": {"lr": 1e-2}})
+    trained, scoring = LocalLearner(tiny_model(), options), LocalLearner(tiny_model(), trains=False)
+    next(trained.step([samples]))
+    trained.save(tmp_path)
+    scoring.load(tmp_path, policy_only=True)
+    assert scoring.version == 1
+    for (name, a), (_, b) in zip(trained.weights(), scoring.weights(), strict=True):
+        assert torch.equal(a, b), name
+    with pytest.raises(MooredError, match="only scores"):
+        next(scoring.step([samples]))
+
+
 def test_rows_and_micro_batches_keep_their_bounds():
     prompts = [Prompt(np.arange(10)), Prompt(np.arange(10)), Prompt(np.arange(5))]
     rows = pack(prompts, [30, 30, 30], max_tokens=50)

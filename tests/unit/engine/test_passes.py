@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from moored.engine.local import head
+from moored.engine import passes
 
 
 def tiny(**options):
@@ -27,8 +27,8 @@ def tiny(**options):
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("cap", [None, 2.0], ids=["plain", "capped"])
 def test_values_and_gradients_equal_a_plain_softmax(monkeypatch, tokens, temperature, cap):
-    monkeypatch.setitem(head.LOGITS_PER_CHUNK, "cpu", 1)
-    monkeypatch.setattr(head, "MIN_CHUNK", 6)
+    monkeypatch.setitem(passes.LOGITS_PER_CHUNK, "cpu", 1)
+    monkeypatch.setattr(passes, "MIN_CHUNK", 6)
     model = tiny()
     model.config.final_logit_softcapping = cap
     hidden = torch.randn(tokens, 16, dtype=torch.float64, requires_grad=True)
@@ -40,7 +40,9 @@ def test_values_and_gradients_equal_a_plain_softmax(monkeypatch, tokens, tempera
     logits = logits if cap is None else cap * torch.tanh(logits / cap)
     log_p = torch.log_softmax(logits / temperature, dim=-1)
     expected = log_p[torch.arange(tokens), targets], -(log_p.exp() * log_p).sum(dim=-1)
-    found = head.token_logprobs(model, hidden, targets, temperature=temperature, with_entropy=True)
+    found = passes.token_logprobs(
+        model, hidden, targets, temperature=temperature, with_entropy=True
+    )
     slopes = []
     for logp, entropy in (expected, found):
         total = (logp * to_logp).sum() + (entropy * to_entropy).sum()
@@ -57,7 +59,7 @@ def test_two_equally_likely_tokens_have_entropy_log_2_worked_out_by_hand():
         model.lm_head.weight[2:, 0] = -1000.0
     hidden = torch.zeros(1, 16, dtype=torch.float64)
     hidden[0, 0] = 1.0
-    logp, entropy = head.token_logprobs(
+    logp, entropy = passes.token_logprobs(
         model, hidden, torch.tensor([1]), temperature=1.0, with_entropy=True
     )
     np.testing.assert_allclose(

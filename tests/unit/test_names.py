@@ -9,7 +9,7 @@ from fractions import Fraction
 import pytest
 
 from moored.errors import UnknownNameError
-from moored.registry import Registry, import_object
+from moored.names import Registry, import_object
 
 SHAPES = Registry("shape", {"circle": "fractions:Fraction", "square": "no_such_module:Square"})
 
