@@ -23,12 +23,12 @@ VERL_NEEDS := aiohttp cachetools codetiming fastapi hydra-core msgspec orjson pr
 test: .venv/installed
 	$(BIN)/pytest -n auto
 
-# What needs a GPU: one process, since there may be one GPU only.
+# Tests that need a GPU: one process, since there may be only one GPU.
 test-gpu: .venv/installed
 	$(BIN)/pytest -m gpu
 
 # The main job on the embedded model: reasoning collapses without the filter and stays with it.
-# Both runs at once, a core each; OPTIONS go to both, e.g. OPTIONS=num_steps=20.
+# Both runs at the same time, on one core each; OPTIONS go to both, e.g. OPTIONS=num_steps=20.
 train: BOTTLE := runs/bottle-$(shell date +%Y%m%d-%H%M%S)
 train: .venv/installed
 	mkdir -p $(BOTTLE)

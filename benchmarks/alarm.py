@@ -32,7 +32,7 @@ Curve = Sequence[Sequence[float]]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a run, in steps; None: it did not happen."""
+    """What happened in a run, and at which step; None: it did not happen."""
 
     study: str
     arm: str

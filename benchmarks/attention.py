@@ -92,7 +92,7 @@ def block_mask(tree: Tree, device: torch.device, make: Callable = create_block_m
 
 
 def by_tree(q, k, v, tree: Tree) -> torch.Tensor:
-    """(N, heads, width); the tree anew, since it keeps what it has found out."""
+    """(N, heads, width); with a fresh tree, since a tree caches what it has computed."""
     fresh = Tree(tree.prompts, tree.continuations)
     return tree_attend(q, k, v, fresh, q.shape[-1] ** -0.5)  # pyright: ignore[reportCallIssue]
 

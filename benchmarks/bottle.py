@@ -1,4 +1,4 @@
-"""The bottle with seeds: the same run without the filter, with it, and turned upside down.
+"""The bottle with seeds: the same run without the filter, with it, and with the filter reversed.
 
     python benchmarks/bottle.py sokoban ppo model=mini --seeds 5 --steps 100 --jobs 10
 
@@ -41,7 +41,7 @@ ARMS = {
     ],
 }
 ENGINE = {"plain engine": ["engine.sampler=plain", "engine.learner=plain"]}
-"""For a look at moored's engine, with the filter, rather than at the filter."""
+"""For comparing engines, with the filter, instead of filters."""
 VIEW = "collapse_first_turn_sample"
 FIGURES = {
     "success": "rollout/success_rate",

@@ -24,7 +24,7 @@ ARMS = {
     "top-p 0.9": ("with top-p filter", "blue"),
     "lowest half": ("lowest half only", "orange"),
 }
-"""How an arm is called, and its colour; others keep their name and are grey."""
+"""The label of an arm, and its colour; others keep their name and are grey."""
 PANELS = {
     "MI": "input dependence (MI, nats/token)",
     "retrieval": "retrieval accuracy",
@@ -34,7 +34,7 @@ PANELS = {
     "reply tokens": "reply length, tokens",
 }
 NUM_POINTS = 20
-"""Curves with a value for every step are averaged over stretches, so many a run."""
+"""Points per curve: one with a value for every step is averaged over this many stretches."""
 PANEL_WIDTH, PANEL_HEIGHT, PER_ROW = 300, 210, 3
 LEFT, RIGHT, TOP, BOTTOM = 40, 12, 24, 42
 """Room for labels on each side of a panel's frame."""
@@ -77,7 +77,7 @@ def over_seeds(curves: Sequence[Curve]) -> Points:
 
 
 def panel(name: str, arms: dict[str, Points], left: float, top: float) -> str:
-    """One figure over the steps, one line for each arm."""
+    """One figure over the steps, one line per arm."""
     points = [point for found in arms.values() for point in found]
     x_low, x_high = left + LEFT, left + PANEL_WIDTH - RIGHT
     y_low, y_high = top + PANEL_HEIGHT - BOTTOM, top + TOP

@@ -1,7 +1,7 @@
 """What the speed comparisons share: interleaved timing, the plain sampler, the JSON record.
 
-Everything that is compared runs in one process, turn about, so that a slow moment of the machine
-hits all sides alike.
+Everything that is compared runs in one process, in turn, so that a slow moment of the machine
+affects all sides alike.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PACKAGES = ("torch", "transformers", "trl", "accelerate", "numpy")
 
 @dataclass(slots=True)
 class Timing:
-    """Seconds and sampled tokens of repeated calls; the first call sets things up, and is apart."""
+    """Seconds and sampled tokens of repeated calls; the first is the start-up, kept separately."""
 
     start_up_s: float = 0.0
     seconds: list[float] = field(default_factory=list)
@@ -78,7 +78,7 @@ class Timing:
 def timing_table(
     title: str, timings: Mapping[str, Timing], speed_ups: Mapping[str, float]
 ) -> Table:
-    """One row for each side of a comparison."""
+    """One row per side of a comparison."""
     table = Table("", title=title)
     for column in ("seconds (min–max)", "tokens/s", "first call s", "speed-up of moored"):
         table.add_column(column, justify="right")
@@ -105,7 +105,7 @@ def timed(call: Callable[[], int], device: torch.device) -> tuple[float, int]:
 def interleave(
     calls: Mapping[str, Callable[[], int]], repeats: int, device: torch.device
 ) -> dict[str, Timing]:
-    """Time calls that return their number of tokens in turn: a, b, a, b, …; first a round apart."""
+    """Time calls that return their number of tokens, in turn: a, b, a, b, …; a warm-up first."""
     timings = {name: Timing() for name in calls}
     for name, call in calls.items():
         timings[name].start_up_s = timed(call, device)[0]
@@ -121,9 +121,9 @@ def synchronize(device: torch.device) -> None:
 
 
 class PlainSampler:
-    """`model.generate` on the whole dialogue, anew every turn: what people write first.
+    """`model.generate` on the whole dialogue, again at every turn: the obvious way to write it.
 
-    It keeps no log-probabilities, which spares it a pass over the vocabulary.
+    It keeps no log-probabilities, which saves it a pass over the vocabulary.
     """
 
     def __init__(self, model: nn.Module, *, cache: str | None = None) -> None:

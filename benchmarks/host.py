@@ -1,4 +1,4 @@
-"""What a rollout costs the host, per turn: everything but the model.
+"""What a rollout costs the host, per turn: everything except the model.
 
     python benchmarks/host.py [--model mini] [--groups 8] [--group-size 16] [--out FILE]
 

@@ -1,4 +1,4 @@
-"""Calls of environments a second through `EnvPool`, against plain calls.
+"""Calls of environments per second through `EnvPool`, against plain calls.
 
     python benchmarks/pool.py [--calls 20000] [--batch 128]
 
@@ -23,7 +23,7 @@ def short_call() -> int:
 
 
 def rate(run: Callable[[Sequence[Callable[[], int]]], object], calls: int, batch: int) -> float:
-    """Calls a second, the best of three runs."""
+    """Calls per second, the best of three runs."""
     best_s = float("inf")
     for _ in range(3):
         start = time.perf_counter()
@@ -39,11 +39,11 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=128)
     arguments = parser.parse_args()
     plain = rate(lambda calls: [call() for call in calls], arguments.calls, arguments.batch)
-    print(f"plain calls  {plain:10,.0f} calls/s  {1e6 / plain:6.1f} µs a call")
+    print(f"plain calls  {plain:10,.0f} calls/s  {1e6 / plain:6.1f} µs per call")
     for workers in (1, 4):
         with EnvPool(workers=workers) as pool:
             found = rate(pool.run_all, arguments.calls, arguments.batch)
-        print(f"{workers} worker(s)  {found:10,.0f} calls/s  {1e6 / found:6.1f} µs a call")
+        print(f"{workers} worker(s)  {found:10,.0f} calls/s  {1e6 / found:6.1f} µs per call")
 
 
 if __name__ == "__main__":

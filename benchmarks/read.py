@@ -42,7 +42,7 @@ class Reading:
 
 
 def make_steps(num_rows: int) -> Iterator[list[dict[str, object]]]:
-    """Rows, a step at a time: slices of a random text so long that hardly any repeats."""
+    """Rows, one step at a time: slices of a random text so long that few repeat."""
     rng = np.random.default_rng(0)
     letters = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ", np.uint8)
     text = rng.choice(letters, 1 << 24).tobytes().decode()
@@ -149,7 +149,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def report(figures: dict[str, dict[str, object]], out: Path | None) -> None:
-    # Here, for it brings torch, which readers do without.
+    # Imported here because it imports torch, which readers do not need.
     import torch
     from harness import describe_machine, make_console, show_machine, write_record
     from rich.table import Table

@@ -57,7 +57,7 @@ class Pen:
 
 
 class EndlessSokoban:
-    """Sokoban that always goes on to its last turn: a game that ends begins anew."""
+    """Sokoban that always goes on to its last turn: a game that ends is started again."""
 
     name: ClassVar[str] = "sokoban"
     is_stochastic = False

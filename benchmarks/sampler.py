@@ -122,7 +122,7 @@ def make_requests(rows: int, prompt_tokens: int, vocabulary: int) -> list[Reques
 def measure_shape(
     shape: str, rows: int, arguments: argparse.Namespace, device: torch.device, *, bf16: bool
 ) -> list[Case]:
-    """All samplers on one shape, turn about."""
+    """All samplers on one shape, in turn."""
     torch.manual_seed(0)
     model = LlamaForCausalLM(SHAPES[shape]).to(device)  # pyright: ignore[reportArgumentType]
     requests = make_requests(rows, arguments.prompt_tokens, SHAPES[shape].vocab_size)

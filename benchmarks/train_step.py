@@ -56,7 +56,7 @@ WARM_UP = 2
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Timings of both sides, taken turn about."""
+    """Timings of both sides, taken in turn."""
 
     variant: TrlVariant | None
     moored: Timing
@@ -102,7 +102,7 @@ class MooredSide:
 
 
 def make_config(arguments: argparse.Namespace) -> Config:
-    """GRPO with nothing but rollouts and updates in the step."""
+    """GRPO with only rollouts and updates in the step."""
     device, bf16 = device_of(arguments)
     settings: dict[str, object] = {
         "model": arguments.model,
@@ -136,7 +136,7 @@ def prompt_rows(run: Run, num_steps: int) -> list[PromptRow]:
 
 
 def compare(arguments: argparse.Namespace, console: Console) -> list[Pair]:
-    """Time every variant of TRL turn about with moored; without TRL, moored alone."""
+    """Time every variant of TRL in turn with moored; without TRL, moored alone."""
     variants = trl_variants(arguments) if has_trl(console) else []
     num_rounds = WARM_UP + arguments.repeats
     with tempfile.TemporaryDirectory() as folder:

@@ -21,7 +21,7 @@ print(f"train on prompts {selection.kept.tolist()} ({selection.kept_fraction:.0%
 print(f"advice: {advice.recommendation}; {advice.reasons[0]}")
 
 # Cross-scores: log-likelihood of 64 reasonings (rows) under 16 prompts (columns). A healthy model
-# finds a reasoning likelier under the prompt it was written for; a collapsed one does not care.
+# finds a reasoning likelier under the prompt it was written for; a collapsed one does not.
 columns = np.repeat(np.arange(16), 4)
 lengths = np.full(64, 40)
 template = rng.normal(-60, 3, (64, 1)) + rng.normal(0, 0.1, (64, 16))

@@ -1,6 +1,6 @@
 """The whole idea in one file: roll out, measure, select, update, on the package's own primitives.
 
-A GRPO loop on single-turn Sokoban with the embedded `nano`, everything in sight. The real loop
+A GRPO loop on single-turn Sokoban with the embedded `nano`, nothing hidden. The real loop
 (`moored train`) adds configuration, minibatches, a critic, checkpoints and a run log.
 
 Run: python examples/01_min_loop.py [--steps 3] [--no-filter]
@@ -51,7 +51,7 @@ for step in range(1, options.steps + 1):
     ]
     groups = roll_out(tasks, engine=engine, options=config.rollout, seed=(0, step))
 
-    # 3 measure, before the filter: does reasoning still tell its prompt?
+    # 3 measure, before the filter: does reasoning still depend on its prompt?
     pairs = first_turn_pairs(groups, seed=step)
     report = information(cross_score(pairs, engine.scorer.score), pairs.columns, pairs.lengths)
 

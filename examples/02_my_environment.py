@@ -3,7 +3,7 @@
     python examples/02_my_environment.py
     cd examples && moored train grpo env=02_my_environment:GuessNumber
 
-No base class: `reset`, `step`, `oracle` and `close` are all that is asked for.
+No base class: `reset`, `step`, `oracle` and `close` are all that is required.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from moored.reply import format_reply, parse_reply
 from moored.types import Message
 
 NAME = "02_my_environment:GuessNumber"
-"""What commands and configurations call it."""
+"""Its name in commands and configurations."""
 
 
 class GuessNumber:
@@ -83,7 +83,7 @@ class GuessNumber:
 
 
 def _shown(task: tuple[int, int]) -> str:
-    """What the first prompt tells of a task: tasks that look the same belong to one split."""
+    """What the first prompt shows of a task: tasks that look the same belong to one split."""
     number, first = task
     return f"{first} {number > first} {number == first}"
 

@@ -1,7 +1,7 @@
 """The filter in an asynchronous trainer: groups arrive one by one, each is answered at once.
 
-There is no batch to sort, so the last 64 groups stand in for it. `finished_groups` plays the part
-of your rollout workers and the `print` that of your update; the rest is what you would write.
+There is no batch to sort, so the last 64 groups stand in for it. `finished_groups` replaces your
+rollout workers and the `print` your update; the rest is what you would write.
 
 Run: python examples/03_one_group_at_a_time.py [--groups 400]
 """
@@ -44,7 +44,7 @@ for number, rewards in enumerate(finished_groups(options.groups), start=1):
         print(f"update {updates} after {number} groups: mean |advantage| {size:.2f}")
         batch = []
     if number == options.groups // 2:
-        # What a checkpoint of yours would store: plain lists. A new filter goes on from there.
+        # What your checkpoint would store: plain lists. A new filter continues from there.
         state = stream.state_dict()
         stream = StreamingFilter(0.9, window=64)
         stream.load_state_dict(state)

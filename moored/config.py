@@ -1,4 +1,4 @@
-"""Every option, once: its name, its default, its meaning.
+"""All options: name, default and meaning of each.
 
 `load_config` reads a YAML file (or a mapping), applies dotted overrides such as
 `filter.value=0.8`, and rejects what it does not know with a close match. Maths never sees these
@@ -89,7 +89,7 @@ class AlgorithmConfig(Section):
     lam: float = Field(default=1.0, ge=0.0, le=1.0)
     """GAE lambda."""
     gamma_turn: float = Field(default=0.95, ge=0.0, le=1.0)
-    """Discount from turn to turn under `bilevel_gae`."""
+    """Discount from turn to turn, for `bilevel_gae`."""
     clip_low: float = Field(default=0.2, ge=0.0)
     clip_high: float = Field(default=0.28, ge=0.0)
     dual_clip: float | None = Field(default=3.0, gt=1.0)
@@ -150,7 +150,7 @@ class EndpointConfig(Section):
 
 
 class EngineConfig(Section):
-    """Where and how the model is computed; nothing here changes a result, rounding apart."""
+    """Where and how the model is computed; nothing here changes a result except for rounding."""
 
     kind: typing.Annotated[str, AfterValidator(ENGINES.check)] = "local"
     """`local` (this process), `endpoint` (a server; evaluates and scores only), or `module:attr`:
@@ -163,7 +163,7 @@ class EngineConfig(Section):
     device: str = "auto"
     """`auto` takes a GPU when there is one."""
     dtype: typing.Literal["auto", "float32", "bfloat16"] = "auto"
-    """What is computed in; `auto` is bfloat16 on a GPU."""
+    """Precision of the computation; `auto` is bfloat16 on a GPU."""
     micro_batch_tokens: int | None = Field(default=None, ge=1)
     """Bound on the tokens of one forward pass. null: by device."""
     row_tokens: int = Field(default=2048, ge=1)
@@ -191,8 +191,8 @@ class FilterConfig(Section):
     action: FilterAction = "drop"
     """What happens to the groups that are not kept."""
     best_and_worst: int = Field(default=0, ge=0)
-    """Of each kept group train on this many of the best and as many of the worst trajectories, 0 on
-    all; with `rule: none` this is the trajectory-level baseline."""
+    """Train on this many of the best and as many of the worst trajectories of each kept group; 0
+    trains on all. With `rule: none` this is the trajectory-level baseline."""
     loss_scale: LossScale = "none"
     max_empty_steps: int = Field(default=5, ge=1)
     """Steps in a row without a kept group after which the run stops."""

@@ -18,7 +18,7 @@ class ConfigError(MooredError):
 
 
 class UnknownNameError(MooredError):
-    """A name that is in no registry and is not a `module:attribute` path."""
+    """A name that is neither registered nor a `module:attribute` path."""
 
 
 class EnvError(MooredError):

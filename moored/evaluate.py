@@ -104,7 +104,7 @@ def summarize(groups: Sequence[Group], num_samples: int) -> Evaluation:
 
 
 def wilson_interval(successes: float, trials: int, z: float = 1.959964) -> tuple[float, float]:
-    """Wilson score interval: honest for rates near 0 and 1."""
+    """Wilson score interval: accurate also for rates near 0 and 1."""
     share = successes / trials
     centre = (share + z * z / (2 * trials)) / (1 + z * z / trials)
     spread = math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))

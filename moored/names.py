@@ -1,4 +1,4 @@
-"""Names that options may take, what they stand for, and which numbers go with them.
+"""Names that options may take, what they stand for, and which numbers are valid with them.
 
 Configuration and maths both check against these, so a name is known in one place. What can be added
 to is a `Registry`: a name and where its object lives, so that checking a name imports nothing, and

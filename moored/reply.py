@@ -1,7 +1,7 @@
-"""What a model's reply consists of: the one place that finds reasoning and answer tags in text.
+"""What a model's reply consists of: the only place that finds reasoning and answer tags in text.
 
 Nothing here raises on model text; everything runs in linear time and executes nothing. Imports
-the standard library alone, so that every layer can use it.
+only the standard library, so that every layer can use it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_ACTIONS_CHARS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A model's reply taken apart; both parts are None when the tags are not as asked."""
+    """The parts of a model's reply; both are None when the tags are malformed."""
 
     think: str | None
     answer: str | None
@@ -103,7 +103,7 @@ def open_think(prompt: str) -> str:
 
 
 def find_answer(text: str) -> str:
-    """What stands between the last answer tags, or the whole text."""
+    """The text between the last answer tags, or the whole text."""
     opening, closing = ANSWER_TAGS
     _, tag, after = text.rpartition(opening)
     return after.partition(closing)[0].strip() if tag else text.strip()
@@ -112,7 +112,7 @@ def find_answer(text: str) -> str:
 def join_reasoning(reasoning: str, content: str) -> str:
     """The reply as the model wrote it, before a server took its reasoning out.
 
-    Content that is a well-formed reply by itself stays alone: the model has then reasoned twice.
+    Content that is a well-formed reply by itself stays as it is: the model then reasoned twice.
     Where the chat template writes `<think>` in the model's name, the tag is put back.
     """
     opening, closing = THINK_TAGS

@@ -1,4 +1,4 @@
-"""The training loop. `train_step` is one step, read top to bottom; it never asks where it runs.
+"""The training loop. `train_step` is one step, read top to bottom; it does not know where it runs.
 
 Everything random derives from (run seed, step), so a resumed run goes on as if it had not stopped.
 """

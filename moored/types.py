@@ -1,6 +1,6 @@
-"""The records everything else speaks in: Message, Completion, Turn, Trajectory, Group, Selection.
+"""The records everything else uses: Message, Completion, Turn, Trajectory, Group, Selection.
 
-What the sampler really emitted is written down once, here; nothing downstream re-tokenises.
+What the sampler emitted is recorded once, here; nothing downstream re-tokenises.
 Shape legend: P groups, G trajectories in a group.
 """
 
@@ -152,7 +152,7 @@ class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     ERROR = "error"
-    """No reply could be had: the completion has no tokens, and its `error` says why."""
+    """There is no reply: the completion has no tokens, and its `error` says why."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -196,7 +196,7 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Turn:
-    """One reply: what was seen, what was written, what it earned."""
+    """One reply: its prompt, its tokens, its reward."""
 
     prompt: Prompt
     """Everything before the reply, earlier turns with their observations and images included."""

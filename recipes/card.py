@@ -98,7 +98,7 @@ def mix_table(mix: Sequence[TaskSpec]) -> str:
 
 
 def rates_table(rates: Sequence[StartRates]) -> str:
-    """Start rates, one environment a line."""
+    """Start rates, one environment per line."""
     lines = [
         "| environment | options | success | valid | states facts | prompt tokens | reply tokens |",
         "|---|---|---|---|---|---|---|",

@@ -1,6 +1,6 @@
 """Demonstration dialogues: the environments' own text, answered from their oracles.
 
-Three kinds of reply, one kind a dialogue: *grounded* states facts of the observation and then
+Three kinds of reply, one kind per dialogue: *grounded* states facts of the observation and then
 gives the oracle's plan; *noised* states the same facts, but some moves are replaced by random
 ones; *boilerplate* is stock phrases followed by a poor plan. Seeded: `make_dialogue(seed, i)` is
 the same text everywhere. Only task seeds of the train split are used.

@@ -125,7 +125,7 @@ def batches(
     widths = batch_widths(corpus.lengths)
     while True:
         epoch = split_epoch(corpus.lengths, widths, batch_tokens, rng)
-        # One transfer an epoch: a copy to the device in every step would wait for the step before.
+        # One transfer per epoch: a copy to the device in every step would wait for the last step.
         order = torch.from_numpy(np.concatenate([rows for _, rows in epoch])).to(device)
         parts = order.split([len(rows) for _, rows in epoch])
         for (width, _), rows in zip(epoch, parts, strict=True):

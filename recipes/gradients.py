@@ -37,8 +37,8 @@ def causal_attention(
     return out.transpose(1, 2).contiguous(), None
 
 
-# A name without a mask function of its own: transformers then builds no mask, which would have it
-# read values back from the device, and a recording allows no such thing.
+# A name without a mask function: transformers then builds no mask. Building one would read values
+# back from the device, which a recording does not allow.
 AttentionInterface.register(CAUSAL, causal_attention)
 
 

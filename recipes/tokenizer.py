@@ -1,8 +1,8 @@
 """The tokenizer of the embedded models: byte-level BPE of 1,024 tokens with a ChatML template.
 
-Text that never changes in the prompts of an environment is one token a phrase, so that a prompt
-costs few tokens; whatever a task is made of (grid symbols, digits, brackets, actions) is one token
-each; all other words are BPE. Any text can be written and comes back exactly.
+Text that never changes in the prompts of an environment is one token per phrase, so that a prompt
+costs few tokens; the parts of a task (grid symbols, digits, brackets, actions) are one token each;
+all other words are BPE. Any text can be encoded and decodes exactly.
 
     python recipes/tokenizer.py        prints what prompts and replies cost
 """

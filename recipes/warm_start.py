@@ -1,4 +1,4 @@
-"""Make an embedded model from nothing: tokenizer, demonstrations, training, model card.
+"""Make an embedded model from scratch: tokenizer, demonstrations, training, model card.
 
     python recipes/warm_start.py nano --out moored/models/nano --seed 0
 
@@ -54,7 +54,7 @@ def main() -> None:
     )
     rates = measure_start(model, tokenizer, num_tasks=options.tasks, seed=options.seed)
     model.save_pretrained(options.out)
-    # Weights are written readable by their owner alone; a package is for everybody.
+    # Weights are written readable only by their owner; a package is for everybody.
     (options.out / "model.safetensors").chmod(0o644)
     tokenizer.save_pretrained(options.out)
     total_s = time.perf_counter() - begin
@@ -82,7 +82,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--batch-tokens", type=int, help="tokens of one step, padding included")
     parser.add_argument("--no-graphs", action="store_true", help="do not record CUDA graphs")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--tasks", type=int, default=128, help="validation tasks an environment")
+    parser.add_argument("--tasks", type=int, default=128, help="validation tasks per environment")
     return parser.parse_args()
 
 

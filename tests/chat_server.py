@@ -1,4 +1,4 @@
-"""A chat-completions server in a thread, for tests: answers as told, and remembers what it saw."""
+"""A chat-completions server in a thread, for tests: gives set answers, and records requests."""
 
 from __future__ import annotations
 

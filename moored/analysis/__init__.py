@@ -1,1 +1,1 @@
-"""What is read off runs and rollout files: diagnosis, advice, and the page that shows them."""
+"""Analysis of runs and rollout files: diagnosis, advice, and the page that shows them."""

@@ -22,11 +22,11 @@ RHOS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
 TOO_LOW_RHO = 0.6
 """RAGEN-2 reports that `top_p` hurts from here down."""
 NOISE = 0.01
-"""A group whose RV is not zero but at most this share of the largest carries noise, no signal."""
+"""A group whose RV is not zero but at most this share of the largest carries only noise."""
 MIN_KEPT_GROUPS = 4
-"""Groups a step below which an update rests on too few prompts, so that refilling pays."""
+"""Below this many groups per step an update rests on too few prompts, so refilling pays."""
 MAX_REFILL = 5.0
-"""Times the rollouts up to which it does; `filter.max_refills` stops there by default."""
+"""Refilling pays up to this many times the rollouts: the first, and 4 by `filter.max_refills`."""
 MANY = 0.5
 """Share of too easy or too hard groups from which the tasks should change."""
 
@@ -50,7 +50,7 @@ class RhoEffect:
     kept_mass: float
     """Share of the reward variance; a little above rho, because groups are kept whole."""
     update_saved: float
-    """Share of the trajectories, so about of the update's time, that is not trained on."""
+    """Share of the trajectories that is not trained on; about the share of update time saved."""
     step_saved: float | None
     """Share of the step's time; None when the update's share of it is not known."""
 
@@ -95,10 +95,10 @@ def advise_batch(
     update_share: float | None = None,
     rhos: Sequence[float] = RHOS,
 ) -> BatchAdvice:
-    """Advice on flat `rewards` with their `group_ids`; `steps` tells the step of each group (P,).
+    """Advice on flat `rewards` with their `group_ids`; `steps` (P,) is the step of each group.
 
-    Filters work on one step at a time, so their effect is counted within steps; all else is of all
-    groups together. The other arguments are those of `moored.algo.advise`.
+    Filters work on one step at a time, so their effect is counted within steps; everything else is
+    over all groups together. The other arguments are those of `moored.algo.advise`.
     """
     grouped = group(rewards, group_ids)
     counts_P = moments(grouped).count_P
@@ -216,11 +216,11 @@ def _gap(noise: np.ndarray, signal: np.ndarray) -> float:
 
 
 def _noise_guard(noise: np.ndarray, signal: np.ndarray, groups_per_step: float) -> float:
-    """`eps` with which `top_p` keeps nothing of a step whose groups are all no more than noise.
+    """`eps` with which `top_p` keeps nothing of a step whose groups are all noise.
 
-    0 when it would be as much as a group with signal, which `top_p` would then lose.
+    0 when it would be as large as a group with signal, which `top_p` would then drop.
     """
-    # Rounded up, else a step of the largest noise would pass.
+    # Rounded up, or a step with the largest noise would pass.
     guard = float(f"{1.05 * DEFAULT_RHO * groups_per_step * noise.max(initial=0.0):.2g}")
     return guard if guard < signal.min() else 0.0
 

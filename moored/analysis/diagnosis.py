@@ -23,9 +23,9 @@ from moored.types import ScoreRequest
 SCHEMA = 1
 PROBE_PAIRS = 4
 MIN_LOOKS = SMOOTH
-"""An alarm needs at least as many steps."""
+"""An alarm needs at least this many steps."""
 MOST_TURNS = 10
-"""Positions looked at; each costs as much as a step."""
+"""Most turn positions that are measured; each costs as much as a step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,7 +58,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Closeup:
-    """What a look was measured on, to be shown: M reasonings, N prompts, every score."""
+    """What a look was measured on, for display: M reasonings, N prompts, every score."""
 
     prompts: tuple[str, ...]
     reasonings: tuple[str, ...]
@@ -185,7 +185,7 @@ def make_plan(
 def draw_turns(
     draw_turn: Callable[[int], Draw], step: int | None, *, turn: int
 ) -> dict[int, StepDraw]:
-    """Draws of every turn position of a step but `turn`, up to the last that has rows."""
+    """Draws of every turn position of a step except `turn`, up to the last that has rows."""
     found: dict[int, StepDraw] = {}
     for position in range(1, MOST_TURNS + 1):
         if position == turn:
@@ -208,7 +208,7 @@ def plan_turns(
 ) -> Plan:
     """Add other turn positions of the last step than `turn`; each costs a look, with the same N.
 
-    One that cannot be measured is skipped: the steps can be, and matter more.
+    One that cannot be measured is skipped: the steps matter more.
     """
     planned: dict[int, PairSet] = {}
     skipped: dict[int, str] = {}

@@ -1,4 +1,4 @@
-"""A diagnosis in words and figures: what terminal and page both show, and the terminal's tables."""
+"""A diagnosis in words and figures: what terminal and page have in common, and the tables."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ METRICS = {
 """Field of the report -> its name, and what chance gives. Smoothing needs several steps."""
 METRIC_COLUMNS = ("", "value", "95 % interval", "p", "chance")
 FOREIGN_NATS = 4.0
-"""H(Z|X) per token that no model has of what it wrote itself."""
+"""H(Z|X) per token above which the scoring model cannot be the one that wrote the text."""
 
 
 class Kind(StrEnum):
-    """How loud a finding is."""
+    """How serious a finding is."""
 
     GOOD = "good"
     BAD = "bad"
@@ -49,7 +49,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line that the figures do not say."""
+    """One line that adds to the figures."""
 
     text: str
     kind: Kind = Kind.PLAIN
@@ -96,7 +96,7 @@ def verdict(diagnosis: Diagnosis) -> Finding:
 
 
 def notes(diagnosis: Diagnosis) -> list[Finding]:
-    """What verdict and figures do not say."""
+    """What to know besides verdict and figures."""
     last = diagnosis.looks[-1]
     report = last.report
     share = f"{last.valid_thinking_rate:.1%} of {last.num_rows}"
@@ -164,7 +164,7 @@ def _reward(look: Look) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table with one row for each report: its name, and what to write in it."""
+    """A column of a table with one row per report: its name, and what to write in it."""
 
     name: str
     cell: Callable[[CollapseReport], str]
@@ -186,14 +186,14 @@ MEASURED = (
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A table as text: what stands above its columns, and in its rows."""
+    """A table as text: its column headings and its rows."""
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
 
 def curve_grid(diagnosis: Diagnosis, *, wide: bool = True) -> Grid:
-    """One row a step, its regime last."""
+    """One row per step, its regime last."""
     columns = [column for column in MEASURED if wide or not column.is_wide]
     rows = []
     for look in diagnosis.looks:
@@ -205,7 +205,7 @@ def curve_grid(diagnosis: Diagnosis, *, wide: bool = True) -> Grid:
 
 
 def turn_grid(diagnosis: Diagnosis, *, wide: bool = True) -> Grid:
-    """One row a turn position of the last step."""
+    """One row per turn position of the last step."""
     columns = [column for column in MEASURED if wide or not column.is_wide]
     rows = tuple(
         (
@@ -224,7 +224,7 @@ def step_table(look: Look) -> Table:
 
 
 def curve_table(diagnosis: Diagnosis, width: int) -> Table:
-    """One row for each step; a terminal narrower than `WIDE` gets the figures without intervals."""
+    """One row per step; a terminal narrower than `WIDE` gets the figures without intervals."""
     from rich.text import Text
 
     grid = curve_grid(diagnosis, wide=width >= WIDE)
@@ -238,13 +238,13 @@ def curve_table(diagnosis: Diagnosis, width: int) -> Table:
 
 
 def turn_table(diagnosis: Diagnosis, width: int) -> Table:
-    """One row for each turn position."""
+    """One row per turn position."""
     grid = turn_grid(diagnosis, wide=width >= WIDE)
     return _table(grid.header, grid.rows)
 
 
 def summary(diagnosis: Diagnosis) -> list[Text]:
-    """What the tables do not say, one line each."""
+    """The findings that are not in the tables, one line each."""
     from rich.text import Text
 
     found = [verdict(diagnosis), *notes(diagnosis)]

@@ -1,4 +1,4 @@
-"""A diagnosis as one page to look at: no network, no script, light and dark.
+"""A diagnosis as one HTML page: no network, no script, light and dark.
 
 This module gathers what is shown; `page.html` is the template, `page.css` the style. Texts of
 rollouts are shown as they are, so the template escapes everything, and the page forbids itself to
@@ -195,7 +195,7 @@ def _heat_maps(diagnosis: Diagnosis) -> dict[str, object] | None:
     shown = [(look, look.closeup) for look in diagnosis.looks if look.closeup is not None]
     if not shown:
         return None
-    # One scale for both, or a collapsed look would seem as lively as a healthy one.
+    # One scale for both, or a collapsed look would seem as varied as a healthy one.
     peaks = np.concatenate([closeup.token.gain_if_MN.max(axis=1) for _, closeup in shown])
     limit = max(float(np.quantile(peaks, 0.95)), 1e-6)
     maps = {}

@@ -73,8 +73,8 @@ def read_rewards(
 ) -> RewardGroups:
     """Read files, and those of folders, one after the other.
 
-    Groups are told apart by file, step, and the group's column or, without one, the prompt.
-    `on_rows` is told now and then how many trajectories have been read.
+    Groups are identified by file, step, and the group's column or, without one, the prompt.
+    `on_rows` is called now and then with the number of trajectories read so far.
     """
     seen, skipped = _Seen(), Skipped()
     options = replace(options, only_rewards=True)

@@ -1,8 +1,8 @@
-"""A bounded, seeded draw from any number of rows: of each step N prompts and M reasonings.
+"""A bounded, seeded draw from any number of rows: N prompts and M reasonings of each step.
 
 Prompts have a keyed digest; the N lowest of a step are kept. That is a uniform draw over distinct
-prompts, whatever the order of rows, and takes the same prompts in every step that has them. Of each
-prompt the reasonings with the lowest random numbers stay, as many as its share of M.
+prompts, whatever the order of rows, and takes the same prompts in every step that has them. Each
+prompt keeps the reasonings with the lowest random numbers, as many as its share of M.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from moored.analysis.scorers import Encoder
 
 MAX_REWARD_GROUPS = 4096
-"""Groups of a step whose rewards are followed; of more, a uniform draw."""
+"""Most groups of a step whose rewards are kept; of more, a uniform draw."""
 
 TAIL = 32
 """Kept after a reasoning: where its last token ends depends on what follows."""
@@ -61,7 +61,7 @@ class LowestKeys(Generic[V]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reasoning:
-    """Where reasoning stands in a reply, of which nothing is kept beyond `TAIL`."""
+    """Where reasoning stands in a reply, which is kept up to `TAIL` beyond it."""
 
     content: str | np.ndarray
     start: int

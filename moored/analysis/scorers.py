@@ -67,7 +67,7 @@ class Encoder:
     ) -> None:
         self._tokenizer = tokenizer
         self._vocabulary = vocabulary
-        """Ids the model knows; None when that cannot be asked."""
+        """Number of ids the model knows; None when it cannot be found out."""
 
     def prompt(self, prompt: PromptLike) -> np.ndarray:
         if isinstance(prompt, np.ndarray):
@@ -99,7 +99,7 @@ class Encoder:
         return ids[: int(np.count_nonzero(spans_T2[:, 1] <= stop))], num_opening
 
     def text(self, ids: np.ndarray) -> str:
-        """What ids say; without a tokenizer, the ids."""
+        """The text of ids; without a tokenizer, the ids."""
         if self._tokenizer is None:
             return " ".join(map(str, ids.tolist()))
         return cast(str, self._tokenizer.decode(ids.tolist(), clean_up_tokenization_spaces=False))

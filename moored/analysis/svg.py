@@ -42,7 +42,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """Where the plane is parted into regimes."""
+    """Where the plane is divided into regimes."""
 
     entropy: float
     mi: float

@@ -1,1 +1,1 @@
-"""The `moored` command: one file a command."""
+"""The `moored` command: one file per subcommand."""

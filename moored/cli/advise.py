@@ -150,7 +150,7 @@ def _headline(advice: BatchAdvice, batch: RewardGroups) -> str:
 
 
 def _bars(histogram: Histogram) -> list[str]:
-    """One line for each bin, its bar as long as its share of the fullest."""
+    """One line per bin, with a bar relative to the fullest."""
     rows = [("0", histogram.num_zero)]
     for low, high, count in zip(
         histogram.edges[:-1], histogram.edges[1:], histogram.counts, strict=True

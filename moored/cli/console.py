@@ -12,7 +12,7 @@ PIPE_WIDTH = 160
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """A console whose output in a pipe depends on no terminal and no environment variable."""
+    """A console whose output in a pipe does not depend on terminal or environment variables."""
     from rich.console import Console
 
     console = Console(stderr=stderr, highlight=False)

@@ -57,7 +57,7 @@ NumPrompts = Annotated[
     typer.Option("--prompts", help="N; default: as many as a step has, 16 at most.", min=2),
 ]
 NumPairs = Annotated[int, typer.Option("--pairs", help="M, reasonings in each look.", min=2)]
-MaxTokens = Annotated[int | None, typer.Option(help="Score no more of each reasoning.", min=1)]
+MaxTokens = Annotated[int | None, typer.Option(help="Most tokens scored per reasoning.", min=1)]
 NumDraws = Annotated[int, typer.Option(help="For intervals and p-values.", min=0)]
 TokenizerName = Annotated[
     str | None, typer.Option(help="For text at --endpoint: a folder or hub id.")
@@ -70,7 +70,7 @@ ByTurn = Annotated[
         show_default=False,
     ),
 ]
-Page = Annotated[Path | None, typer.Option(metavar="PAGE", help="Write a page to look at, too.")]
+Page = Annotated[Path | None, typer.Option(metavar="PAGE", help="Also write an HTML page.")]
 
 
 def diagnose_command(
@@ -154,7 +154,9 @@ def _measure(
 
 def _wants_turns(by_turn: bool | None, html: Path | None, source: _Source) -> bool:
     if by_turn and not source.tells_turns():
-        raise ConfigError("--by-turn needs files with one row for each turn, as runs of moored do")
+        raise ConfigError(
+            "--by-turn needs files with one row per turn, as runs of moored write them"
+        )
     return by_turn if by_turn is not None else html is not None and source.tells_turns()
 
 
@@ -168,7 +170,7 @@ def _own_model(paths: list[Path]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Looks:
-    """How much each look takes from the files, and what is done with it."""
+    """How much each look takes from the files, and how it is measured."""
 
     num_prompts: int | None
     num_pairs: int
@@ -187,7 +189,7 @@ class _Looks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Source:
-    """Files, how they are read, and which steps they were seen to hold."""
+    """Files, how they are read, and which steps they hold."""
 
     files: list[Path]
     reading: ReadOptions
@@ -195,7 +197,7 @@ class _Source:
     steps: dict[Path, set[int | None]] = field(default_factory=dict)
 
     def draw(self) -> Draw:
-        """Read all files; a line on the terminal says how far it is."""
+        """Read all files; a line on the terminal shows the progress."""
         from moored.analysis.sample import draw
 
         looks = self.looks
@@ -225,7 +227,7 @@ class _Source:
                 yield row
 
     def tells_turns(self) -> bool:
-        """True when all files have one row for each turn."""
+        """True when all files have one row per turn."""
         from moored.files.formats import find_format
         from moored.files.tables import open_table
 
@@ -237,7 +239,7 @@ class _Source:
         return replace(self, looks=replace(self.looks, num_prompts=num_prompts))
 
     def of_turn(self, turn: int, step: int | None) -> _Source:
-        """Another turn, from those files alone that hold a step (or window of steps)."""
+        """Another turn, read only from the files that hold a step (or window of steps)."""
         wanted = {None} if step is None else set(range(step, step + self.looks.window))
         files = [file for file, steps in self.steps.items() if steps & wanted]
         return replace(self, files=files, reading=replace(self.reading, turn=turn), steps={})
@@ -279,7 +281,7 @@ def _endpoint_scorer(
 
 @contextmanager
 def _progress(plan: Plan, scorer: Scorer) -> Iterator[Callable[[], None]]:
-    """Say what scoring costs, then show how far it is where that takes a while."""
+    """Say what scoring costs, and show progress when it takes a while."""
     from rich.progress import Progress
 
     from moored.analysis.diagnosis import predict_seconds

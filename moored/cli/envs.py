@@ -32,7 +32,7 @@ def envs_command(as_json: AsJson = False) -> None:
 
 
 def print_envs(console: Console, infos: Sequence[EnvInfo]) -> None:
-    """A table, or on a narrow terminal one paragraph for each."""
+    """A table, or on a narrow terminal one paragraph per environment."""
     from rich.markup import escape
     from rich.padding import Padding
 

@@ -25,7 +25,7 @@ HINT = "?"
 
 @dataclass
 class Score:
-    """What an episode came to so far."""
+    """The state of an episode so far."""
 
     rewards: list[float] = field(default_factory=list)
     is_over: bool = False

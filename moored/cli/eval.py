@@ -77,7 +77,7 @@ def eval_command(
     if endpoint is not None:
         server = {"url": endpoint, "api_key_env": api_key_env, "concurrency": concurrency}
         given["engine"] = {"kind": "endpoint", "endpoint": {**server, "timeout_s": timeout}}
-        # How long a dialogue may get is the server's affair.
+        # The server decides how long a dialogue may get.
         given["rollout"] |= {"max_context": sys.maxsize}
     found = evaluate_source(source, env, given)
     print(json.dumps(asdict(found), indent=2) if as_json else _summary(found))

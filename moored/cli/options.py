@@ -49,7 +49,7 @@ RewardColumns = Annotated[
 ]
 GroupColumn = Annotated[
     str | None,
-    typer.Option(metavar="COLUMN", help="What tells groups; default: group, else the prompt."),
+    typer.Option(metavar="COLUMN", help="Column of the group; default: group, else the prompt."),
 ]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Count bad rows and go on.")]
 
@@ -65,7 +65,7 @@ Timeout = Annotated[float, typer.Option(help="Seconds it may take for a reply.")
 
 
 def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Presets and files apart from `key=value` overrides."""
+    """Separate presets and files from `key=value` overrides."""
     presets = [word for word in words if "=" not in word]
     return presets, [word for word in words if "=" in word]
 
@@ -80,9 +80,9 @@ def read_config(words: Sequence[str]) -> Config:
 
 
 def check_config(config: Config) -> None:
-    """Refuse what cannot run, as far as it can be told without importing torch: that takes seconds.
+    """Refuse what cannot run, as far as that is known without importing torch, which takes seconds.
 
-    Sinks that are not installed, environments and their options, and models that do not exist.
+    Checks that sinks are installed, that models exist, and environments with their options.
     """
     from moored.envs.mix import EnvMix
     from moored.models.load import check_model_name

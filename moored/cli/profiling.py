@@ -1,4 +1,4 @@
-"""Where the time of a run goes: a table of phases, and a trace of one step to look into."""
+"""Where the time of a run goes: a table of phases, and a trace of one step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training run shows while it runs: a bar, and a line for each look at collapse."""
+"""What a training run prints: a progress bar, and one line per look at collapse."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from moored.errors import MooredError, TooFewPromptsError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningActionReport:
-    """I(Z;A|X): how much the reasoning of a trajectory tells about its own action."""
+    """I(Z;A|X): how much the reasoning of a trajectory says about its own action."""
 
     mi_nats: float
     mi_upper_bound: float
@@ -106,7 +106,7 @@ def _cluster_interval(gains: list[np.ndarray], draws: int, rng: np.random.Genera
 def _shuffle_p_value(
     blocks: list[Likelihood], observed: float, draws: int, rng: np.random.Generator
 ) -> float:
-    """Reasonings are dealt anew to the actions of the same prompt."""
+    """Chance of such a value when reasonings are shuffled among the actions of their prompt."""
     null = np.zeros(draws)
     for block in blocks:
         shuffled = rng.permuted(np.tile(block.columns_M, (draws, 1)), axis=1)

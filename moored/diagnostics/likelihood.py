@@ -1,8 +1,8 @@
-"""What is read off a cross-scoring matrix, and how sure it is.
+"""The quantities computed from a cross-scoring matrix, and their uncertainty.
 
-Row by row: likelihood gains and retrieval. Of means over rows: bootstrap intervals and permutation
-p-values. Shape legend: M reasonings, N prompts, B draws. `columns_M` is the prompt each reasoning
-was written for.
+For each row: likelihood gains and retrieval. For means over rows: bootstrap intervals and
+permutation p-values. Shape legend: M reasonings, N prompts, B draws. `columns_M` is the prompt
+each reasoning was written for.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def prompt_influence(
 
     `without_MN[m, j]` is the value of row m when prompt j is left out. The jackknife pseudo-value
     of a prompt minus its own rows' mean, centred: what resampling rows alone would miss. Prompts
-    without rows are never drawn: they stand as a fixed background and have influence 0.
+    without rows are never drawn: they are a fixed background and have influence 0.
     """
     num_rows, num_prompts = without_MN.shape
     counts_N = np.bincount(columns_M, minlength=num_prompts)

@@ -1,7 +1,7 @@
 """The collapse monitor: what a training loop calls every few steps.
 
-Ten lines in anyone's loop: make it with a `ScoreFn`, hand it the groups of a step before filtering,
-log what it returns, save its state with the checkpoint.
+It takes ten lines in any training loop: make it with a `ScoreFn`, give it the groups of a step
+before filtering, log what it returns, save its state with the checkpoint.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ class CollapseMonitor:
     ema_decay: float = 0.9
     seed: int = 0
     chain_rollouts: int = 4
-    """Trajectories a prompt in the chain view: it scores their square."""
+    """Trajectories per prompt in the chain view: it scores their square."""
     _watches: dict[str, CollapseWatch] = field(default_factory=dict)
     _followed: str | None = None
-    """The view that gives regime and alarm: the first of the run that could be measured, and never
-    another one later, because two series must not be mixed."""
+    """The view that gives regime and alarm: the first of the run that could be measured. It never
+    changes later, because two series must not be mixed."""
 
     def __post_init__(self) -> None:
         for view in self.views:

@@ -69,7 +69,7 @@ def first_turn_pairs(
     """First turns; the reasonings are spread evenly over the prompts.
 
     Give `num_prompts` in a run: the ceiling of MI is log N, so curves need a fixed N. None takes
-    every prompt there is, `num_pairs` of them at most.
+    all prompts, `num_pairs` of them at most.
     """
     _check_counts(num_pairs, num_prompts)
     rng = np.random.default_rng(seed)

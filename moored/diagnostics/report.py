@@ -111,7 +111,7 @@ class CollapseReport:
 
     @property
     def dependence(self) -> float:
-        """Retrieval corrected for chance: 0 at chance, 1 when every prompt is told."""
+        """Retrieval corrected for chance: 0 at chance, 1 when every prompt is found."""
         chance = 1.0 / self.num_prompts
         return (self.retrieval_accuracy - chance) / (1.0 - chance)
 
@@ -150,7 +150,7 @@ class RegimeThresholds:
     """Where the axes are cut. The entropy is per token, in nats."""
 
     min_dependence: float = 0.1
-    """Chance-corrected retrieval below which reasoning does not tell its prompt."""
+    """Chance-corrected retrieval below which reasoning does not depend on its prompt."""
     min_mi_of_start: float = 0.2
     """Share of the run's first MI below which input dependence counts as lost."""
     min_entropy_of_start: float = 0.5

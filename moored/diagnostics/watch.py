@@ -1,9 +1,8 @@
-"""One series of reports over a run: smoothing, regime and alarm, for every trainer alike.
+"""One series of reports over a run: smoothing, regime and alarm, the same for every trainer.
 
-The alarm is for template collapse, where MI falls while entropy stands: a one-sided CUSUM on the MI
-series against the highest level the run has held. MI may rise for a long time first, so the
-reference follows it up and never down. A run whose MI never was above zero has nothing to lose and
-raises no alarm.
+The alarm is for template collapse, where MI falls while entropy does not: a one-sided CUSUM on the
+MI series against the highest level the run has held. MI may rise for a long time first, so the
+reference follows it up and never down. A run whose MI was never above zero raises no alarm.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ SMOOTH = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
-    """What one look says when those before it are known."""
+    """What one look says in the light of those before it."""
 
     report: CollapseReport
     """With its `*_ema` fields filled."""
@@ -60,7 +59,7 @@ class CollapseWatch:
         return self._alarm.alarm
 
     def update(self, step: int | None, report: CollapseReport) -> Watched:
-        """Take in the next look; one without a step has no place in time, so no alarm."""
+        """Take in the next look; one without a step number is not checked for an alarm."""
         report = self._ema.update(report)
         alarm = None
         if step is not None:
@@ -159,7 +158,7 @@ class Alarm:
 
     step: int
     kind: Regime
-    """`template_collapse` when entropy stands, `low_entropy_collapse` when it fell too."""
+    """`template_collapse` when entropy did not fall, `low_entropy_collapse` when it fell too."""
     mi_level: float
     mi_reference: float
     cusum: float

@@ -1,7 +1,7 @@
 """The protocols that hide where things run: `Sampler` writes, `Learner` scores and updates, and
 an `Engine` holds both.
 
-No torch here: whatever crosses these borders is numpy or plain Python.
+No torch here: everything that crosses these interfaces is numpy or plain Python.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def check_params(params: SamplingParams) -> None:
 
 
 def check_text_prompt(prompt: Prompt) -> None:
-    """Raise when a sampler of text has nothing to go on from, or pictures it cannot see."""
+    """Raise when a text sampler gets an empty prompt, or pictures that it cannot read."""
     if len(prompt.ids) == 0:
         raise MooredError("a prompt needs at least one token to predict the next from")
     if prompt.images:
@@ -143,7 +143,7 @@ class BatchSampler(Protocol):
 
 
 class LockstepStream:
-    """A stream over `generate`: every poll writes all that was submitted since the last."""
+    """A stream over `generate`: every poll writes everything submitted since the last one."""
 
     is_lockstep = True
 
@@ -194,13 +194,13 @@ class Learner(Scorer, Protocol):
         ...
 
     def damaged_weights(self) -> list[str]:
-        """Names of weights that are not finite, to be told when a step failed."""
+        """Names of weights that are not finite, for the report of a failed step."""
         ...
 
     def step(
         self, minibatches: Iterable[Sequence[LossSample]], *, lr_factor: float = 1.0
     ) -> Iterator[Mapping[str, float]]:
-        """One optimiser update for each minibatch of weighted token streams; gives its statistics.
+        """One optimiser update per minibatch of weighted token streams; yields its statistics.
 
         When one of them is not finite, that update has not been made. The next minibatch may be
         prepared while one is computed.
@@ -208,7 +208,7 @@ class Learner(Scorer, Protocol):
         ...
 
     def save(self, folder: Path) -> None:
-        """Write all that `load` needs to go on as if nothing had happened."""
+        """Write everything that `load` needs to continue as if nothing had happened."""
         ...
 
     def load(self, folder: Path, *, policy_only: bool = False) -> None:
@@ -234,7 +234,7 @@ class Engine(Protocol):
     def renderer(self) -> DialogueRenderer: ...
 
     def check(self) -> None:
-        """Raise when sampler or learner compute something else than the model."""
+        """Raise when sampler or learner compute something other than the model does."""
         ...
 
     def publish(self) -> None:

@@ -20,7 +20,7 @@ MESSAGES = (
     Message("system", "You are a helpful assistant who thinks before answering."),
     Message("user", "A box stands left of its target. Which way do you push it, and why?"),
 )
-"""A dialogue as chat models know them: on arbitrary tokens bfloat16 itself is off by many nats."""
+"""A dialogue as chat models expect: on arbitrary tokens bfloat16 itself is off by many nats."""
 NUM_TOKENS = 16
 TOLERANCE = 1e-3
 """Nats by which a token may be off where the model itself is exact."""
@@ -35,7 +35,7 @@ class PlainModel:
     """The model's own forward pass."""
 
     kind: str
-    """How messages call it."""
+    """Its name in messages."""
     logprobs: Callable[[np.ndarray, np.ndarray, bool], np.ndarray]
     """(prompt ids, ids, in bfloat16?) -> log-probability of each id."""
     bf16: bool

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: everything `resume` needs, each in a folder that is whole or not there."""
+"""Checkpoints of a run: everything `resume` needs, each in a folder that is complete or absent."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ WIDTH_MULTIPLE = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
-    """One prompt and some continuations in a line; a continuation sees the prompt and itself."""
+    """One prompt and some continuations end to end; a continuation sees the prompt and itself."""
 
     prompt: Prompt
     items: tuple[int, ...]
@@ -154,7 +154,7 @@ def to_tensors(
             ids[b, at:stop] = continuations[item]
             positions[b, at:stop] = base + np.arange(length)
             segments[b, at:stop] = segment
-            # The first token is predicted by the end of the prompt, the others by their forerunner.
+            # The first token is predicted by the end of the prompt, the others by the token before.
             before = np.concatenate([[base - 1], np.arange(at, stop - 1)])[:length]
             sources.append(b * width + before)
             targets.append(continuations[item])
@@ -200,7 +200,7 @@ def to_line(
     bases = np.repeat([len(ids) for ids in prompts], [len(row.items) for row in rows])
     last = np.repeat(np.cumsum([len(ids) for ids in prompts]) - 1, [len(r.items) for r in rows])
     stops = sum(map(len, prompts)) + np.cumsum(lengths)
-    # The first token is predicted by the end of the prompt, the others by their forerunner.
+    # The first token is predicted by the end of the prompt, the others by the token before.
     sources = [
         np.concatenate([[end], np.arange(stop - length, stop - 1)])[:length]
         for end, stop, length in zip(last, stops, lengths, strict=True)

@@ -32,9 +32,9 @@ ATTENTION = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 Parts = dict[str, torch.Tensor]
 """Sums over a micro-batch by name; those named `*_max` are largest values."""
 LOGITS_PER_CHUNK = {"cpu": 1 << 18, "cuda": 1 << 26}
-"""Elements of one chunk's logits: what stays near the cores; what keeps a GPU busy."""
+"""Elements of one chunk's logits: what fits the caches of a CPU; what keeps a GPU busy."""
 MIN_CHUNK = 64
-"""Tokens that make a matrix product worth its while."""
+"""Fewest tokens for which a matrix product pays."""
 
 
 def has_fixed_angles(config: Any) -> bool:
@@ -142,7 +142,7 @@ def float_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def _times(logits: torch.Tensor, factor: float) -> torch.Tensor:
-    """In place, and not at all for 1: it would pass over all logits."""
+    """In place, and skipped for 1, because it would go over all logits."""
     return logits if factor == 1.0 else logits.mul_(factor)
 
 

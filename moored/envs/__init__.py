@@ -1,4 +1,4 @@
-"""Environments by name. Nothing is imported until it is asked for."""
+"""Environments by name. Each is imported on first use."""
 
 from __future__ import annotations
 

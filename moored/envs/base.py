@@ -86,7 +86,7 @@ class Resource:
         """Make it ready: load, connect, start a server."""
 
     def close(self) -> None:
-        """Give everything back. Called once, and only after `open` succeeded."""
+        """Release everything. Called once, and only after `open` succeeded."""
 
 
 @runtime_checkable

@@ -24,7 +24,7 @@ WHOLE_OPERATIONS = {
     "/": operator.floordiv,
 }
 CLAIM = re.compile(r"\s*[-−]?[0-9]+(?:[./][0-9]+)?\s*")
-"""What may stand after an equals sign."""
+"""What may follow an equals sign."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +41,13 @@ class Countdown:
 
     A task is three or four numbers and a positive whole target, such as 3, 7, 25 and 46; the
     answer is an expression such as `25 + 7 * 3`. Every task has a solution, and never the plain sum
-    or the plain product of all numbers. Fractions on the way are exact and allowed; `−`, `×` and
-    `÷` may be written for `-`, `*` and `/`; a trailing `= 46` is ignored. One turn, and its answer
-    is judged: the episode is terminated, never truncated.
+    or the plain product of all numbers. Intermediate fractions are exact and allowed; `−`, `×` and
+    `÷` may be written for `-`, `*` and `/`; a trailing `= 46` is ignored. There is one turn, and
+    its answer is judged: the episode is terminated, never truncated.
 
     Reward: 1 when the value is the target, 0.1 when each number is used exactly once but the
     value is wrong, 0 for anything else (other numbers, powers, a leading minus, division by zero).
-    A reply without the asked tags earns `format_penalty`.
+    A reply without the required tags earns `format_penalty`.
 
     Options:
     - `num_numbers=(3, 4)`: how many numbers, as a range or one count, within 2 and 6.

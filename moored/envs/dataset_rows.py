@@ -1,7 +1,7 @@
 """Question-and-answer rows from a local file or a hub id.
 
 `load_rows` reads MetaMathQA rows (`query`, `response` ending in "The answer is: …") and GSM8K rows
-(`question`, `answer` ending in "#### …") from JSON, JSONL or Parquet, told apart by content.
+(`question`, `answer` ending in "#### …") from JSON, JSONL or Parquet, recognised by content.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _load_file(path: Path, mtime_ns: int, size: int) -> tuple[Row, ...]:
     else:
         raise EnvError(
             f"'{path}' {'is empty' if size == 0 else 'holds no JSON, JSONL or Parquet rows'}; "
-            f"write one JSON object a line, a JSON list of objects, or a Parquet table"
+            f"write one JSON object per line, a JSON list of objects, or a Parquet table"
         )
     return _collect(records, str(path))
 
@@ -110,7 +110,7 @@ def _load_hub(hub_id: str) -> tuple[Row, ...]:
 
 
 def _collect(records: Iterable[Record], source: str) -> tuple[Row, ...]:
-    """Turn records into rows; those without a final answer are counted, told, and left out."""
+    """Turn records into rows; those without a final answer are left out, with a warning."""
     rows, unusable = [], []
     for where, record in records:
         row = _read_row(where, record)

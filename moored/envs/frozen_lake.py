@@ -123,14 +123,14 @@ class FrozenLake(Game[Lake]):
     `format_penalty`.
 
     Options:
-    - `size=4`: tiles a side of drawn maps.
+    - `size=4`: tiles per side of drawn maps.
     - `frozen=0.9`: probability that a tile is ice, not a hole.
     - `slip=0.02`: from 0, never, to 1, always.
     - `map=None`: play this one map, in rows of S, F, H, G as gymnasium writes them; whether the
       actions allowed reach its goal is not checked.
     - `view="grid"`: symbols; or positions (`coord`), both (`grid_coord`), a picture (`image`,
       needs `moored[images]`).
-    - `tile_px=32`: pixels a tile in the picture.
+    - `tile_px=32`: pixels per tile in the picture.
     - `max_turns=5`, `max_actions=10`, `max_actions_per_turn=2`: limits of an episode.
     - `format_penalty=-0.1`: reward of a malformed reply.
     """
@@ -360,7 +360,7 @@ SHAPES = (
 
 
 def draw_board(rows: Sequence[str], tile_px: int) -> Image:
-    """Picture of a board in symbols, `tile_px` pixels a tile."""
+    """Picture of a board in symbols, `tile_px` pixels per tile."""
     try:
         from PIL import Image
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Games played by naming one or several actions a turn: Sokoban, FrozenLake, 2048, Rubik's cube.
+"""Games played by naming one or several actions per turn: Sokoban, FrozenLake, 2048, Rubik's cube.
 
 `Game` owns the turn protocol (parsing, limits, penalties, prompt frame); a subclass owns the
 board: how a task is drawn, what an action does, what the model sees.
@@ -81,7 +81,7 @@ class Game(ABC, Generic[TaskT]):
         """Text that two tasks share exactly when they are the same task."""
 
     def task_options(self) -> Hashable | None:
-        """What a task follows from besides its seed; None: unknown, it is drawn every time."""
+        """What a task depends on besides its seed; None: unknown, it is drawn every time."""
         return None
 
     @abstractmethod
@@ -115,7 +115,7 @@ class Game(ABC, Generic[TaskT]):
 
     @property
     def actions_left(self) -> int:
-        """Actions the rest of the episode can hold: turns used up take theirs with them."""
+        """Actions the rest of the episode can hold: a used turn's unused actions are lost."""
         turns_left = self.max_turns - self._turn
         return min(self._actions_left, turns_left * self.max_actions_per_turn)
 

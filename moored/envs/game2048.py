@@ -71,7 +71,7 @@ class Game2048(Game[Board]):
         if self.target < 8 or self.target.bit_count() != 1:
             raise EnvError(f"2048: target must be a power of two from 8, got {self.target}")
         if self.splits is None:
-            # Two tiles at the start and one after each action but the last, were they all 2s.
+            # Two tiles at the start and one after each action except the last, if all are 2s.
             if self.target > 2 * (budget + 1):
                 raise EnvError(
                     f"2048: target {self.target} is out of reach of two tiles in {budget} "

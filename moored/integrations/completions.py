@@ -66,7 +66,7 @@ def group_completions(
     completions: Sequence[TokenIds],
     think_spans: Sequence[Span | None] | None = None,
 ) -> list[Group]:
-    """One group for every distinct prompt, in order of first appearance.
+    """One group per distinct prompt, in order of first appearance.
 
     Without `think_spans` the whole completion counts as reasoning.
     """
@@ -81,7 +81,7 @@ def group_completions(
 
 
 def make_turn(prompt: TokenIds, completion: TokenIds, span: Span | None) -> Turn:
-    """A turn of which ids and reasoning are known, and nothing else."""
+    """A turn of which only ids and reasoning are known."""
     return Turn(
         prompt=Prompt(np.asarray(prompt, dtype=np.int64)),
         completion_ids=np.asarray(completion, dtype=np.int64),
@@ -92,7 +92,7 @@ def make_turn(prompt: TokenIds, completion: TokenIds, span: Span | None) -> Turn
 
 
 def group_episodes(env: str, episodes: Iterable[tuple[Prompt, tuple[Turn, ...]]]) -> list[Group]:
-    """One group for every distinct first prompt, in order of first appearance."""
+    """One group per distinct first prompt, in order of first appearance."""
     by_prompt: dict[Prompt, list[tuple[Turn, ...]]] = {}
     for prompt, turns in episodes:
         by_prompt.setdefault(prompt, []).append(turns)

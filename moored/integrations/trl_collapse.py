@@ -89,7 +89,7 @@ class WatchedGRPOTrainer(GRPOTrainer):
             self._metrics["train"][name].append(float(value))
 
     def _measure_collapse(self, batch: dict[str, Any], monitor: CollapseMonitor) -> None:
-        """Cross-score the first replies of all processes, every so many steps."""
+        """Cross-score the first replies of all processes, every `every` steps."""
         step, every = self.state.global_step + 1, self.collapse_options.every
         if self._measured_at is not None and step // every == self._measured_at // every:
             return
@@ -192,7 +192,7 @@ class AlarmCallback(TrainerCallback):
         self._is_told = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        # An alarm that came with a checkpoint has been told before.
+        # An alarm that was loaded from a checkpoint has been reported before.
         self._is_told = self.monitor.alarm is not None
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -48,7 +48,7 @@ class AlgorithmConfig(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class FilteredBatch:
-    """A batch to train on, and how it came about."""
+    """A batch to train on, and how it was selected."""
 
     batch: DataProto
     selection: Selection

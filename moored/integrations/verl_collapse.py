@@ -31,7 +31,7 @@ SPANS_KEY = "moored_spans"
 class ReplySpans(TypedDict):
     """Token ranges [start, stop) inside the response of one row.
 
-    A dict, because verl lays the fields of all rows into one array, which lists would break.
+    A dict, because verl puts the fields of all rows into one array, which lists would break.
     """
 
     turns: list[list[int]]

@@ -41,7 +41,7 @@ def describe_models() -> list[dict[str, str]]:
 
 
 def check_model_name(name: str) -> None:
-    """Refuse a name that no model can have: told without torch, and without the network."""
+    """Refuse a name that no model can have; needs neither torch nor the network."""
     if name == "smollm2":
         if _smollm_folder() is None:
             raise MooredError(

@@ -18,7 +18,7 @@ def preset_names() -> list[str]:
 
 
 def describe_presets() -> dict[str, str]:
-    """The first comment line of every preset."""
+    """The first comment line of each preset."""
     found = {}
     for name in preset_names():
         first = (HERE / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[0]

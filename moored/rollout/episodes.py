@@ -1,8 +1,8 @@
 """Episodes, turn by turn, with any Sampler: tasks in, groups of recorded trajectories out.
 
-Replies come from a stream, answers from environments; whatever arrives is recorded, and the
-episode's next turn is asked for at once. With a lockstep stream all live episodes advance together.
-What an environment raises ends its episode and is recorded, as is a reply that a sampler gives up
+Replies come from a stream, answers from environments; each is recorded when it arrives, and the
+episode's next turn is requested at once. With a lockstep stream all live episodes advance together.
+What an environment raises ends its episode and is recorded, like a reply that a sampler gives up
 on; what a sampler raises ends the rollout.
 """
 
@@ -40,7 +40,7 @@ from moored.types import (
 )
 
 Answer = list[Message] | StepResult | Exception
-"""What an environment makes of `reset` or `step`."""
+"""What `reset` or `step` of an environment returned or raised."""
 POLL_S = 0.002
 """How long to wait for replies while environments are at work too."""
 QUICK_S = 0.001
@@ -105,11 +105,11 @@ def roll_out(
     pool: EnvPool | None = None,
     on_replies: Callable[[int, int], None] | None = None,
 ) -> list[Group]:
-    """Play every episode of `tasks` to its end; one group for each task, in order.
+    """Play every episode of `tasks` to its end; one group per task, in order.
 
     A reply's randomness comes from `seed` (e.g. run seed and step), the episode's two seeds and the
-    turn, so it does not matter what else is under way. `temperature` replaces that of `options`.
-    `on_replies` is called with the number of replies so far and of episodes that go on.
+    turn, so it does not depend on other episodes. `temperature` replaces that of `options`.
+    `on_replies` is called with the number of replies so far and of episodes still running.
     """
     renderer = engine.renderer
     params = SamplingParams(
@@ -164,7 +164,7 @@ class _Rollout:
         self.pool.submit(session, call, env=episode.env)
 
     def _answers(self) -> list[tuple[int, Answer]]:
-        """What environments gave, in the order of the episodes; in lockstep, of all of them.
+        """Answers of environments, in the order of the episodes; in lockstep, of all of them.
 
         Otherwise those that answer quickly are waited for, so that their next turns enter together.
         """
@@ -179,7 +179,7 @@ class _Rollout:
         return sorted(found, key=lambda answer: answer[0])  # pyright: ignore
 
     def _take_answers(self, answers: Sequence[tuple[int, Answer]]) -> None:
-        """Record what environments gave, and ask for the next replies."""
+        """Record what environments returned, and ask for the next replies."""
         results = (result for _, result in answers)
         self.renderer.expect(
             result.observation
@@ -211,7 +211,7 @@ class _Rollout:
 
 @dataclass(slots=True, eq=False)
 class _Episode:
-    """One episode on its way."""
+    """One running episode."""
 
     task: Task
     seed: int
@@ -252,7 +252,7 @@ class _Episode:
         self._warn(f"the sampler gave no reply: {why}")
 
     def take(self, answer: Answer, renderer: DialogueRenderer) -> None:
-        """Record what the environment made of `reset` or of a reply."""
+        """Record how the environment answered `reset` or a reply."""
         if isinstance(answer, Exception):
             self._fail(answer)
         if isinstance(answer, list):

@@ -1,10 +1,10 @@
-"""Environments at work: kept for reuse, called in threads under a time limit, sharing resources.
+"""A pool of environments: kept for reuse, called in threads under a time limit, sharing resources.
 
 `EnvPool` hands out environments (`take`, `give_back`, `discard`) and runs their calls (`submit`,
 `poll`, `run_all`). What a call raises is data. A call beyond its limit comes back as an
-`EnvTimeoutError`; its thread and its environment are given up, and a new thread takes the queue
-over. A call that holds the interpreter lock in C cannot be given up: such an environment belongs in
-a process of its own (`moored.envs.worker`).
+`EnvTimeoutError`; its thread and its environment are given up, and a new thread takes over the
+queue. A call that holds the interpreter lock in C cannot be given up: such an environment belongs
+in a process of its own (`moored.envs.worker`).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Finished = list[tuple[Any, Any]]
 """Key of a call, and what it returned or the Exception it raised."""
 
 LOOK_UP_S = 0.1
-"""Longest wait without a look at the clock and at Ctrl-C."""
+"""Longest wait before the clock and Ctrl-C are checked again."""
 GRACE_S = 2.0
-"""How long `close` and `drop_calls` wait for what is still at work."""
+"""How long `close` and `drop_calls` wait for calls that are still running."""
 
 logger = logging.getLogger(__name__)
 
@@ -44,12 +44,12 @@ class _Call:
     """Resources of the environment, each with a bound on the calls at a time."""
 
     def attempt(self) -> object:
-        """The one place that catches: what an environment raises is data."""
+        """The only place that catches: what an environment raises is data."""
         try:
             return self.run()
         except Exception as error:
             return error
-        except BaseException as error:  # SystemExit would end the thread without a word
+        except BaseException as error:  # SystemExit would end the thread silently
             return EnvError(f"it raised {type(error).__name__}: {error}")
 
 
@@ -137,11 +137,11 @@ class EnvPool:
         return [found[index] for index in range(num_calls)]
 
     def drop_calls(self) -> None:
-        """Forget every call; one that is at work may finish, or is given up after `GRACE_S`."""
+        """Forget every call; one that is running may finish, or is given up after `GRACE_S`."""
         self._hung += [call.env for call in self._threads.drop_calls(GRACE_S)]
 
     def close(self) -> None:
-        """Close environments and resources; calls that are still at work are given up."""
+        """Close environments and resources; calls that are still running are given up."""
         try:
             self.drop_calls()
             idle = itertools.chain.from_iterable(self._idle.values())
@@ -186,8 +186,8 @@ class _Worker(threading.Thread):
 class _Threads:
     """A queue of calls, the daemon threads that run them, and what they returned.
 
-    A worker hands a result in and takes its next call under one lock: a batch of short calls costs
-    two switches of threads, not two a call.
+    A worker hands in a result and takes its next call under one lock: a batch of short calls costs
+    two thread switches, not two per call.
     """
 
     def __init__(self, max_workers: int, timeout_s: float | None) -> None:
@@ -215,7 +215,7 @@ class _Threads:
                 self._start_worker()
 
     def collect(self, wait_s: float | None) -> tuple[Finished, list[_Call]]:
-        """Results that are there, and calls that were given up."""
+        """Finished results, and calls that were given up."""
         end_s = math.inf if wait_s is None else time.monotonic() + wait_s
         with self._news:
             expired = self._expire()
@@ -244,7 +244,7 @@ class _Threads:
             return None
 
     def drop_calls(self, grace_s: float) -> list[_Call]:
-        """Forget all calls; returns those that were still at work after `grace_s`."""
+        """Forget all calls; returns those that were still running after `grace_s`."""
         with self._news:
             self._todo.clear()
             deadline_s = time.monotonic() + grace_s

@@ -2,7 +2,7 @@
 
 A reply is never re-tokenised: the next prompt is the ids before it, the ids as they were sampled,
 and what the chat template puts between one reply and the next. A template that rewrites earlier
-turns is found out at construction; then every turn gets a prompt of its own.
+turns is detected at construction; then every turn gets its own prompt.
 An image becomes the text that `image_text` gives it, and travels with the ids in `Prompt.images`.
 """
 
@@ -28,7 +28,7 @@ CACHED_CHUNKS = 4096
 CACHED_STARTS = 1024
 CACHED_PIECES = 1 << 16
 
-# Words of the dialogues that find out what a template does.
+# Words of the dialogues that test what a template does.
 _SYSTEM, _USER, _REPLY, _NEXT = "SYSTEMPROBE", "USERPROBE", "REPLYPROBE", "NEXTPROBE"
 _BROKEN = "\ufffd"
 
@@ -106,7 +106,7 @@ class Renderer:
         self._chunk_ids.update(zip(unknown, arrays, strict=True))
 
     def _encode_batch(self, texts: list[str]) -> list[list[int]]:
-        """Ids of many texts; straight from the backend, where what is around it takes longer."""
+        """Ids of many texts; straight from the backend, because its wrapper takes longer."""
         if self.tokenizer.is_fast:
             backend = cast("TokenizersBackend", self.tokenizer).backend_tokenizer
             found = backend.encode_batch_fast(texts, add_special_tokens=False)
@@ -217,7 +217,7 @@ class Renderer:
             )
 
     def _find_opening(self) -> str:
-        """What of `<think>…` the template already writes in the model's name; mostly nothing."""
+        """The part of `<think>…` that the template already writes for the model; mostly nothing."""
         return open_think(self._render([_user()]).rpartition(_USER)[2])
 
     def _find_end_id(self) -> int | None:

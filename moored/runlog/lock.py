@@ -1,6 +1,6 @@
 """One writer at a time: `RUN/lock` is locked as long as a process writes to the run directory.
 
-The system gives the lock back when the process ends, however it ends, so no stale lock is left.
+The operating system frees the lock when the process ends, even after a crash, so none is left over.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The run directory: `config.yaml`, `metrics.jsonl`, `collapse.jsonl`, `timing.jsonl`, `rollouts/`.
 
-Streams are append-only JSON lines, one record a line, each with its schema number and step. A
+Streams are append-only JSON lines, one record per line, each with its schema number and step. A
 process killed at any moment leaves at most one torn last line, which readers skip and the next
-writer removes. Whole files are written beside their place and renamed into it.
+writer removes. Other files are written under another name and renamed when complete.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from moored.runlog.lock import FolderLock
 SCHEMA = 1
 Stream = Literal["metrics", "collapse", "timing"]
 STREAMS: tuple[Stream, ...] = ("metrics", "collapse", "timing")
-"""Timing is apart, so that a resumed run writes the same metrics as one that never stopped."""
+"""Timing is separate, so that a resumed run writes the same metrics as one that never stopped."""
 
 
 def check_folder(path: str | Path, *, resume: bool = False) -> None:

@@ -1,8 +1,8 @@
 """Rollouts on disk: the groups of a step as one Parquet file.
 
-Each turn is a row, each group a row group. Every row stands alone: whole prompts, and the facts of
-its trajectory and group beside it. (Whole prompts cost little: a later turn repeats the earlier
-one, and zstd sees that.) An episode that ended before its first turn has one row whose `turn` is
+Each turn is a row, each group a row group. Every row can be read alone: it has the whole prompt and
+the facts of its trajectory and group. (Whole prompts cost little: a later turn repeats the earlier
+one, and zstd finds that.) An episode that ended before its first turn has one row whose `turn` is
 null. Images are stored as PNG.
 """
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 TOKEN_COLUMNS = {"prompt_ids": np.int64, "completion_ids": np.int64, "logprobs": np.float32}
-"""The columns with one entry a token, and what they are in memory."""
+"""The columns with one entry per token, and their types in memory."""
 PNG_MODES = {"1", "L", "LA", "P", "RGB", "RGBA", "I;16"}
 """What PNG holds without loss; an image of another mode is stored, and comes back, as RGB."""
 ROWS_IN_MEMORY = 1024
@@ -51,7 +51,7 @@ def write_groups(
     import pyarrow.parquet as pq
 
     schema = _schema()
-    # Dictionary codes are packed into bits: zstd would no longer see that prompts repeat.
+    # Dictionary codes are packed into bits: zstd would no longer find that prompts repeat.
     coded: Any = [name for name in schema.names if name not in TOKEN_COLUMNS]
     with (
         replacing(file) as beside,
@@ -208,7 +208,7 @@ def _to_png(image: Any) -> bytes:
 
 
 def _token_array(rows: Sequence[np.ndarray], kind: pa.ListType) -> pa.ListArray:
-    """Lists from arrays without a Python object a token."""
+    """Lists from arrays without one Python object per token."""
     import pyarrow as pa
 
     offsets = np.cumsum([0, *map(len, rows)], dtype=np.int32)

@@ -1,7 +1,7 @@
 """Where the numbers of a run go besides its own directory: W&B, TensorBoard, trackio.
 
-A sink is a copy for looking at. It may fail, and then the run warns once and goes on; a resumed run
-continues the same curves.
+A sink is a copy for display. When it fails, the run warns once and goes on; a resumed run continues
+the same curves.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
-    """What a sink is told of the run when it opens."""
+    """What a sink knows about the run when it opens."""
 
     log: RunLog
     project: str
     config: Mapping[str, object]
     first_step: int
-    """The next step; what was sent of it and of later ones before a resume is void."""
+    """The next step; what was sent for it and later ones before a resume is void."""
 
 
 class Sink(Protocol):
@@ -55,7 +55,7 @@ class WandbSink:
         )
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        # A curve cannot be taken back: steps made again after a resume are there already.
+        # W&B cannot delete points: steps that are repeated after a resume are there already.
         if step >= self._run.step:
             self._run.log(dict(values), step=step)
 
@@ -121,7 +121,7 @@ def require_sinks(names: Iterable[str]) -> None:
 
 
 class Sinks:
-    """All sinks of a run; one that fails is warned about once, and never stops the run."""
+    """All sinks of a run; a failing one gives one warning and never stops the run."""
 
     def __init__(self) -> None:
         self._open: dict[str, Sink] = {}

@@ -113,7 +113,7 @@ def test_plain_lines_with_a_torn_end_and_a_bad_row_are_diagnosed(tmp_path, monke
         (ROW, [], "--model"),
         (ROW, ["--model", "nano", "--reader", "tlr"], "did you mean 'trl'"),
         (ROW, ["--model", "nano", "--pairs", "4", "--prompts", "8"], "at least --prompts"),
-        (ROW, ["--model", "nano", "--by-turn"], "needs files with one row for each turn"),
+        (ROW, ["--model", "nano", "--by-turn"], "needs files with one row per turn"),
         ("", ["--html", "no/where/page.html"], "folder 'no/where' does not exist"),
         ("", ["--html", "."], "needs a file, got the folder"),
         (IDS, ["--model", "nano"], "token id 9999, but the model knows 1024"),

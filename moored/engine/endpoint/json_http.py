@@ -112,7 +112,7 @@ class JsonClient:
     def _no_answer(self, error: Exception, timeout_s: float) -> HttpError:
         if isinstance(error, httpx2.TimeoutException):
             return HttpError(f"no answer within {timeout_s:g} s")
-        # Once connected, anything may be a passing trouble of the server.
+        # Once connected, any failure may be temporary.
         broke = isinstance(
             error,
             httpx2.ReadError | httpx2.WriteError | httpx2.ProtocolError | httpx2.DecodingError,
@@ -121,7 +121,7 @@ class JsonClient:
         return HttpError(text, is_unreachable=not broke)
 
     def show(self, text: str) -> str:
-        """Foreign text for a message: one short printable line without the key."""
+        """A server's text for a message: one short printable line without the key."""
         if self._api_key:
             text = text.replace(self._api_key, "***")
         printable = "".join(char if char.isprintable() else " " for char in text)

@@ -31,7 +31,7 @@ from moored.types import Completion, Content, FinishReason, Message, Prompt, con
 
 NUM_ATTEMPTS = 6
 KEY_VARIABLE = "OPENAI_API_KEY"
-# What every server takes for a seed: some read 32 bits with a sign.
+# A seed that every server accepts: some read 32 bits with a sign.
 _SEED_BITS = 31
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class TextRenderer:
     is_prefix_stable: bool = True
 
     def start(self, messages: Sequence[Message]) -> Prompt:
-        """The dialogue as text, a paragraph a message."""
+        """The dialogue as text, one paragraph per message."""
         text = "".join(f"{message.role}: {_shown(message.content)}\n\n" for message in messages)
         images = tuple(image for message in messages for image in message.images)
         return Prompt(_code_points(f"{text}assistant: "), images)
@@ -172,7 +172,7 @@ class EndpointSampler:
         return error.retry_after_s + self._first_pause_s * 2 ** (num_failed - 1) * jitter
 
     def _report(self, error: HttpError) -> None:
-        """Warn once: a busy server makes many ask again."""
+        """Warn once: a busy server makes many requests retry."""
         level = logging.DEBUG if self._has_warned else logging.WARNING
         self._has_warned = True
         logger.log(level, "%s: %s; asking again (said once)", self._client.url, error)
@@ -240,7 +240,7 @@ class EndpointStream:
         self._num_under_way -= len(outcomes)
         self._held += [(s, self._sampler.take(o, self._num_threads)) for s, o in outcomes]
         if self._num_under_way and not self._sampler.has_answered:
-            # Failures wait for a first answer: if none comes, one error tells it.
+            # Failures wait for a first answer: if none comes, one error is raised for all.
             return self.poll() if wait_s is None else []
         found, self._held = self._held, []
         return found

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class OutOfMemoryError(MooredError):
-    """The GPU's memory does not hold what was asked for."""
+    """The GPU has too little memory for what was requested."""
 
 
 def pick_device(name: str) -> torch.device:

@@ -53,14 +53,14 @@ class LocalEngine:
 
     @property
     def renderer(self) -> Renderer:
-        """Made when asked for: scoring needs none, and so no chat template."""
+        """Made on first use: scoring does not need it, nor a chat template."""
         if self._renderer is None:
             self._renderer = Renderer(self.tokenizer)
         return self._renderer
 
     @property
     def sampler(self) -> SlotSampler | LocalSampler:
-        """Made when asked for: it may hold a copy of the weights."""
+        """Made on first use: it may hold a copy of the weights."""
         if self._sampler is None:
             self._sampler = make_sampler(
                 self.model,
@@ -113,7 +113,7 @@ class LocalEngine:
         self.tokenizer.save_pretrained(folder)
 
     def close(self) -> None:
-        """Nothing to give back: memory goes with the process."""
+        """Nothing to release: memory is freed with the process."""
 
 
 def make_sampler(

@@ -1,4 +1,4 @@
-"""Keys and values of a batch of sequences of unequal length, one row for each.
+"""Keys and values of a batch of sequences of unequal length, one row per sequence.
 
 `RowCache` stands in for a Hugging Face cache: attention layers call `update` with the keys and
 values of the new tokens, which are written at each row's own positions.

@@ -94,7 +94,7 @@ class LocalLearner:
         self._graphs = Graphs(self.device) if self._can_record() else None
 
     def _can_record(self) -> bool:
-        """Where no pass asks the device for a number or for its random state."""
+        """True when no pass asks the device for a number or for its random state."""
         return (
             self.device.type == "cuda"
             and self._uses_tree
@@ -167,7 +167,7 @@ class LocalLearner:
     def step(
         self, minibatches: Iterable[Sequence[LossSample]], *, lr_factor: float = 1.0
     ) -> Iterator[dict[str, float]]:
-        """An update of policy and critic for each minibatch; none when a number is not finite."""
+        """One update of policy and critic per minibatch; none when a number is not finite."""
         if not self._trained:
             raise MooredError("this engine only scores; build it with trains=True to train")
         prepared = map(self._prepare, minibatches)
@@ -178,15 +178,15 @@ class LocalLearner:
                 # Laid out while the device computes.
                 batches = next(prepared, None)
             except BaseException:
-                # What was added up so far must not be part of another update.
+                # The gradients summed so far must not be part of another update.
                 self._take_in(None)
                 raise
             yield self._finish(totals, lr_factor)
 
     @says_out_of_memory("an update")
     def _finish(self, totals: Mapping[str, torch.Tensor], lr_factor: float) -> dict[str, float]:
-        """Wait for the gradients and take them in; returns the statistics of the update."""
-        # One wait for the device instead of one for each number.
+        """Wait for the gradients and apply them; returns the statistics of the update."""
+        # One wait for the device instead of one per number.
         found = torch.stack(list(totals.values())).tolist()
         stats = _with_mismatch(dict(zip(totals, found, strict=True)))
         for trained in self._trained:
@@ -238,7 +238,7 @@ class LocalLearner:
         return compute(batch) if self._graphs is None else self._graphs.run(name, compute, batch)
 
     def _add_gradients(self, batch: TokenBatch) -> Outputs:
-        """Add those of a micro-batch to the weights'; returns the parts of its loss for the log."""
+        """Add a micro-batch's gradients to the weights'; returns the parts of its loss."""
         options = self.config.algorithm
         with self._autocast():
             loss, parts = policy_pass(
@@ -364,7 +364,7 @@ def _with_mismatch(parts: dict[str, float]) -> dict[str, float]:
 
 @contextmanager
 def _training(layers: Sequence[nn.Module]) -> Iterator[None]:
-    """Training mode for a while."""
+    """Training mode inside the block."""
     for layer in layers:
         layer.training = True
     try:

@@ -119,7 +119,7 @@ class LocalSampler:
         )
 
     def _prefill_known(self, requests: Sequence[Request], max_tokens: int) -> _Live:
-        """Bring the rows together and compute what came since."""
+        """Gather the rows into one cache and compute their new tokens."""
         sessions = [self._sessions[r.session] for r in requests]
         order = sorted(range(len(requests)), key=lambda i: id(sessions[i].cache))
         parts: list[tuple[RowCache, torch.Tensor]] = []
@@ -200,7 +200,7 @@ class LocalSampler:
     def _draw(
         self, hidden: torch.Tensor, uniform: torch.Tensor, temperature: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """One token a row by inverting the distribution function at the row's own number."""
+        """One token per row by inverting the distribution function at the row's own number."""
         head = cast(nn.Module, self.model.get_output_embeddings())  # pyright: ignore[reportCallIssue]
         logp = torch.log_softmax(scaled_logits(self.model, head, hidden, temperature), dim=-1)
         if temperature == 0.0:

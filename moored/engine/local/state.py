@@ -1,4 +1,4 @@
-"""What a learner leaves on disk: the state to go on from, and a model that others can load.
+"""What a learner writes to disk: the state to resume from, and a model that others can load.
 
 A state holds what updates change: all weights, or under LoRA the adapters alone.
 """
@@ -33,7 +33,7 @@ class Trained:
         )
 
     def update(self, lr_factor: float | None, *, keep_grads: bool = False) -> None:
-        """Take the gradients in, or with None throw them away; kept ones stay where they are."""
+        """Apply the gradients, or with None discard them; kept tensors stay where they are."""
         if lr_factor is not None:
             for group in self.optimizer.param_groups:
                 group["lr"] = self.lr * lr_factor
@@ -102,7 +102,7 @@ def export_model(model: nn.Module, folder: Path, dtype: torch.dtype) -> None:
 
 
 def _changing(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Everything but frozen weights, each storage once: safetensors refuses shared memory."""
+    """Everything except frozen weights, each storage once: safetensors refuses shared memory."""
     named = module.named_parameters(remove_duplicate=False)
     frozen = {name for name, parameter in named if not parameter.requires_grad}
     kept: dict[int, tuple[str, torch.Tensor]] = {}

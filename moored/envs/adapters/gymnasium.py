@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MAX_ANSWER_CHARS = 4096
 NUM_PROBES = 16
-"""Resets that tell whether all starts are equal."""
+"""Resets that find out whether all starts are equal."""
 DISCOUNT = 0.999
 """Makes the built-in oracle prefer the sooner of two equal rewards."""
 
@@ -44,7 +44,7 @@ class Start:
 
 
 class GymnasiumEnv:
-    """Any gymnasium environment in text, one action a reply (needs `moored[gym]`).
+    """Any gymnasium environment in text, one action per reply (needs `moored[gym]`).
 
     Reward: the environment's own; −0.1 for a malformed reply, which changes nothing and uses up
     the turn. An episode is terminated when the environment says so, and truncated when the
@@ -53,7 +53,7 @@ class GymnasiumEnv:
     A task is a start state: `task_seed` seeds `reset`. The environment's generator `np_random` is
     then replaced by one made from the start's seed and `episode_seed`, so the members of a group
     start alike and each draws its own noise. A simulator that draws from another generator must
-    see to that itself.
+    do that itself.
 
     Options:
         env: an id for `gymnasium.make` ("FrozenLake-v1"), or a function that makes one.
@@ -254,7 +254,7 @@ class GymnasiumEnv:
         terminated: bool = False,
         truncated: bool = False,
     ) -> StepResult:
-        # gymnasium may report both; what is over in itself was not cut off.
+        # gymnasium may report both; an episode that is over by itself was not cut off.
         truncated = not terminated and (truncated or self._turn >= self.max_turns)
         self._over = terminated or truncated
         success = self._over and bool(self._success(self._total, terminated, self._info))

@@ -30,8 +30,8 @@ REFERENCE_KEYS = ("example_answer", "example_correct_answer", "possible_answer")
 """Where the metadata hold a right answer when there are many."""
 
 # Some scorers call eval on the answer, where the right one is a local variable; others hand it to
-# sympy's parse_expr, which ends in eval. What passes here names no variable and calls no function
-# but those of school.
+# sympy's parse_expr, which ends in eval. What passes here names no variable and calls only the
+# functions of school mathematics.
 PLAIN = re.compile(r"""[A-Z0-9_\s\[\],.'"+-]*""", re.ASCII)
 FUNCTIONS = "a?(?:sin|cos|tan|sec|csc|cot)h?|exp|log|ln|sqrt|[Aa]bs|pi|erf"
 FORMULA = re.compile(
@@ -53,7 +53,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What scoring an answer came to."""
+    """The result of scoring an answer."""
 
     score: float
     outcome: Literal["scored", "refused", "error", "timeout"]

@@ -1,7 +1,7 @@
 """The other processes of `check_env`: fresh ones that make first messages, one that is watched.
 
 An environment under test may hang, exit or crash its process. So the rules run in a `Worker` that
-says what it calls next; when it falls silent for too long, it is killed and the last call is named.
+says what it calls next; when it is silent for too long, it is killed and the last call is named.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from moored.types import messages_digest
 
 HASH_SEEDS = ("1", "2")
 CALL, EVENT = "call", "event"
-"""What a watched child tells: the call it makes next, and what `run` yields."""
+"""What a watched child reports: the call it makes next, and what `run` yields."""
 T = TypeVar("T")
 
 
@@ -93,7 +93,7 @@ def watch_child(
 
 
 def run_watched(job: bytes) -> None:
-    """Run in the watched child: tell each call before it is made, and each event."""
+    """Run in the watched child: report each call before it is made, and each event."""
     try:
         run, subject, names = pickle.loads(job)
     except Exception as error:

@@ -1,7 +1,7 @@
 """Replies no environment may crash on: a hand-written list and a seeded fuzzer.
 
-Used by `check_env`, by tests and by the benchmark. One reply tries to run code: should an
-environment ever execute it, `EXECUTED` stops being empty.
+Used by `check_env`, by tests and by the benchmark. One reply tries to run code: if an environment
+executes it, `EXECUTED` is no longer empty.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rules of `check_env` that compare what episodes came to: noise, and the reference solution."""
+"""Rules of `check_env` that compare results of episodes: noise, and the reference solution."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def check_noise(subject: Subject) -> str:
 
 
 def _find_rare_noise(subject: Subject, env: Probe) -> str:
-    """Look longer, and at other answers: the words of the prompt may name what is noisy."""
+    """Try more episodes, and other answers: the words of the prompt may name what is noisy."""
     episodes = range(1, subject.num_episodes)
     for seed in subject.seeds:
         words = dict.fromkeys(env.reset(seed)[1].text.replace(".", " ").split())
@@ -50,7 +50,7 @@ def _find_rare_noise(subject: Subject, env: Probe) -> str:
 
 
 def _parting_of_episodes(env: Probe, seed: int, replies: list[str], episodes: range) -> str:
-    """Say where the same replies part in another episode than the first; empty when nowhere."""
+    """Say where the same replies lead elsewhere in another episode; empty when nowhere."""
     first = replay(env, seed, replies)
     partings = (difference(first, replay(env, seed, replies, k)) for k in episodes)
     return next(filter(None, partings), "")

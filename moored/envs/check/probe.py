@@ -31,7 +31,7 @@ class NotApplicable(Exception):
 
 
 def announce_nothing(call: str) -> None:
-    """For probes nobody watches."""
+    """For probes that are not watched."""
 
 
 @dataclass(slots=True)
@@ -118,7 +118,7 @@ class Subject:
         self._resources.close()
 
     def close_all(self) -> None:
-        """Close what `make` gave out; whether that works is told by the rule "protocol"."""
+        """Close the environments that `make` returned; the rule "protocol" checks that it works."""
         while self._made:
             close = getattr(self._made.pop(), "close", None)
             self.announce("close()")
@@ -239,7 +239,7 @@ def total_reward(results: Sequence[StepResult]) -> float:
 
 
 def difference(a: Sequence[StepResult], b: Sequence[StepResult]) -> str:
-    """Say where two episodes part; empty when they are equal."""
+    """Say where two episodes differ; empty when they are equal."""
     for turn, (x, y) in enumerate(zip(a, b, strict=False), start=1):
         for name, value in _facts(x).items():
             other = _facts(y)[name]

@@ -152,11 +152,11 @@ def check_ending(subject: Subject) -> str:
 def check_splits(subject: Subject) -> str:
     """Train, validation and test tasks share no first prompt, whatever task numbers it shows.
 
-    Compared are the first messages, without the digits of the task seed. Twins that look otherwise
+    The first messages are compared, without the digits of the task seed. Equal tasks that look
     different, such as the same numbers in another order, are for the environment's own tests.
     """
     env, num_seeds = subject.make(), subject.num_split_seeds
-    # From both ends: the last seeds have many digits, which can be taken out without harm.
+    # From both ends: the last seeds have many digits, which can be removed safely.
     ends = slice((num_seeds + 1) // 2), slice(-(num_seeds // 2) or None, None)
     digests = {
         split: {_task_digest(env, seed) for end in ends for seed in seeds[end]}
@@ -249,7 +249,7 @@ def _time_nasty_reply(
 
 
 def check_malformed(subject: Subject) -> str:
-    """Replies whose tags are not as asked get is_valid = False and no success."""
+    """Replies whose tags are malformed get is_valid = False and no success."""
     env = subject.make()
     malformed = [reply for reply in NASTY_REPLIES if not parse_reply(reply).is_valid]
     for reply, seed in zip(malformed, cycle(subject.seeds), strict=False):

@@ -1,7 +1,7 @@
 """`check_env`: does an environment keep the rules that training relies on?
 
-In goes a class, a function that makes an environment, a registered name or `"module:Class"`; out
-comes a `CheckReport`, one `Check` a rule, each saying what was wrong, what came, what to do.
+It takes a class, a function that makes an environment, a registered name or `"module:Class"`, and
+returns a `CheckReport`: one `Check` per rule, each saying what was wrong, what came, what to do.
 The rules themselves are the functions of `moored.envs.check.rules`.
 """
 
@@ -81,7 +81,7 @@ def check_env(
     `num_split_seeds` how many tasks of each split are compared. The rules run in a child process,
     which is killed when one call takes over `call_limit_s`; a class it cannot find (of a script or
     notebook) is checked in this process, as is any with `in_child=False`, e.g. for a debugger.
-    `only` names the checks to run; `progress` is told the name of each before it runs.
+    `only` names the checks to run; `progress` is called with the name of each before it runs.
     """
     for name, value in (("num_tasks", num_tasks), ("num_episodes", num_episodes)):
         if value < 1:
@@ -119,7 +119,7 @@ def _events(
                 yield event
             return
     except NotApplicable:
-        pass  # said by the rule "processes"
+        pass  # reported by the rule "processes"
     except ChildDied as death:
         broken, *others = (name for name in names if name not in finished)
         yield Check(broken, _claim(broken), "failed", str(death))
@@ -151,7 +151,7 @@ def _run_in_order(subject: Subject, names: list[str]) -> Iterator[str | Check]:
 
 
 def _refuse_wrong_options(subject: Subject) -> None:
-    """Raise what the constructor says of its options; other errors are the first rule's to tell."""
+    """Raise what the constructor says about options; the first rule reports other errors."""
     try:
         subject.make()
     except MooredError:

@@ -1,4 +1,4 @@
-"""Which answers a symbolic comparison would choke on, told from the text alone.
+"""Which answers a symbolic comparison would choke on, judged by the text alone.
 
 `looks_costly` refuses what no final answer needs: power towers, large exponents, factorials of
 large numbers, deep brackets, and prose. It runs in time linear in the text.
@@ -18,7 +18,7 @@ MAX_DEPTH = 12
 POWER = re.compile(r"\^|\*\*")
 EXPONENT = re.compile(r"\s*(?:(?P<open>[{(])|[-+]?(?:[0-9.]+|\\?[a-zA-Z]+|.))", re.DOTALL)
 NUMBER = re.compile(r"[0-9]+")
-# After anything but a number of up to two digits: (10^3)!, 1000!, 9!!.
+# After anything except a number of up to two digits: (10^3)!, 1000!, 9!!.
 FACTORIAL = re.compile(r"(?:[0-9]{3}|[^\s0-9])\s*!")
 # Words are not mathematics; \sqrt and its like are.
 WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{4}")
@@ -26,7 +26,7 @@ OPENING, CLOSING = "({[", ")}]"
 
 
 def looks_costly(text: str) -> bool:
-    """True when comparing this answer may take long, or is of no use."""
+    """True when comparing this answer may take long, or is useless."""
     steps = accumulate((char in OPENING) - (char in CLOSING) for char in text)
     if max(steps, default=0) > MAX_DEPTH:
         return True

@@ -1,4 +1,4 @@
-"""MetaMathQA: word problems with retries. Every turn used up halves what a right answer earns."""
+"""MetaMathQA: word problems with retries. Every turn used halves what a right answer earns."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from moored.types import Message
 class MetaMath:
     r"""Solve a maths problem; a wrong answer may be tried again, for half the reward.
 
-    Without a `source` the problems are made on the spot: short stories of one to six steps about
-    money, rates, ages, fractions and the like, without end and with exact answers. With one they
-    are real MetaMathQA or GSM8K rows; rewordings of one question stay in one split. Answers are
+    Without a `source` the problems are generated: short stories of one to six steps about money,
+    rates, ages, fractions and the like, an endless supply with exact answers. With one they are
+    real MetaMathQA or GSM8K rows; rewordings of one question stay in one split. Answers are
     compared as exact numbers (`1,200`, `$0.50`, `1/2`, `\boxed{\frac{3}{4}}`, `12 km`; units and %
     are not checked), or as text without case and white space.
 

@@ -34,7 +34,7 @@ def require_math_verify() -> None:
 
 
 def start_verifier() -> None:
-    """Start the child process, if it is not there: about 1 s that no answer then waits for."""
+    """Start the child process unless it runs, so that no answer waits the 1 s this takes."""
     try:
         _VERIFIER.start()
     except EnvError as error:
@@ -65,7 +65,7 @@ def _verdict(given: str, expected: str) -> bool:
 
 
 def warm_up() -> None:
-    """In the child: what the first comparison loads and builds, every later process then has."""
+    """In the child: make one comparison, so that every later process has loaded its parts."""
     import math_verify
 
     math_verify.verify(math_verify.parse("$x^2+2x+1$"), math_verify.parse("$(x+1)^2$"))

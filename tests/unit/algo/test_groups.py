@@ -86,7 +86,7 @@ def test_small_true_differences_are_kept_in_either_precision():
     rewards = np.array([[1.0, 1.0001]], dtype=np.float32)
     assert select_groups(rewards).scores[0] == pytest.approx(0.25e-8, rel=0.01)
     np.testing.assert_allclose(dr_grpo(rewards), [[-5e-5, 5e-5]], rtol=1e-2)
-    # 8 eps of float32 is 9.5e-7: the same numbers in float64 are no rounding.
+    # 8 eps of float32 is 9.5e-7: in float64 the same difference is more than rounding.
     close = [1.0, 1.0 + 5e-7]
     assert select_groups([close]).scores[0] == pytest.approx(6.25e-14, rel=1e-6)
     assert select_groups(np.array([close], dtype=np.float32)).scores[0] == 0

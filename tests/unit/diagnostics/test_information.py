@@ -248,7 +248,7 @@ def test_intervals_need_reasonings_of_two_prompts_and_estimates_do_not():
     assert one.intervals == {}
     with pytest.raises(TooFewPromptsError, match="reasonings of 1; set bootstrap=0"):
         information(logp[:12], [0] * 12, lengths[:12], bootstrap=20)
-    # An empty reasoning is no reasoning.
+    # An empty reasoning does not count as one.
     with pytest.raises(TooFewPromptsError, match="set bootstrap=0"):
         information(logp[:2], [0, 1], [5, 0], bootstrap=20)
 

@@ -72,7 +72,7 @@ def hang():
 
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
-    """The pool's clock, which stands still but for what a test adds to it."""
+    """The pool's clock, which moves only when a test adds to it."""
     clock = Clock()
     monkeypatch.setattr("moored.rollout.pool.time", clock)
     return clock

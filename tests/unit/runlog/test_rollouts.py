@@ -103,7 +103,7 @@ def test_groups_can_be_read_one_at_a_time(tmp_path):
     file = stored(tmp_path, many_kinds())
     assert pq.ParquetFile(file).num_row_groups == 2
     assert [g.group_id for g in iter_groups(file)] == [7, 8]
-    # Whoever rewrites the file may choose other row groups, and leave episodes out.
+    # A rewritten file may have other row groups, and lack episodes.
     table = pq.read_table(file)
     pq.write_table(table.filter(pq.filters_to_expression([("episode", "==", 1)])), file)
     assert [[t.num_turns for t in g.trajectories] for g in iter_groups(file)] == [[1], [0]]

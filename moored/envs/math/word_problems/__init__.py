@@ -1,4 +1,4 @@
-"""Word problems without end: every family is a function `(rng, level) -> Problem`."""
+"""An endless supply of word problems: a family is a function `(rng, level) -> Problem`."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class Problem:
     question: str
     answer: str
     solution: str
-    """One step a line; the last line is "The answer is: …", as in MetaMathQA rows."""
+    """One step per line; the last line is "The answer is: …", as in MetaMathQA rows."""
 
 
 class Working:

@@ -184,7 +184,7 @@ def tank(rng: random.Random, level: int) -> Problem:
 
 
 def reading(rng: random.Random, level: int) -> Problem:
-    """Pages a day; a part read already; more pages every day."""
+    """Pages per day; a part read already; more pages every day."""
     who, work = person(rng), Working()
     pages, days = rng.randint(8, 20 * level), rng.randint(3, 6 + 2 * level)
     if level == 1:
@@ -241,7 +241,7 @@ def recipe(rng: random.Random, level: int) -> Problem:
 
 
 def growth(rng: random.Random, level: int) -> Problem:
-    """Doubling; tripling with losses; percent a year."""
+    """Doubling; tripling with losses; percent per year."""
     work = Working()
     if level == 3:
         town, now = rng.choice(TOWNS), 1000 * rng.randint(2, 60)

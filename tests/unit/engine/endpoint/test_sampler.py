@@ -177,7 +177,7 @@ def test_when_the_first_requests_all_fail_the_rest_are_not_asked(chat_server, se
     server = serve(lambda *_: chat_server.error(400, "temperature must be 1"))
     with pytest.raises(MooredError, match="gave no reply: 400 Bad Request: temperature must be 1"):
         ask(server, *map(str, range(400)), concurrency=2)
-    assert len(server.seen) < 300  # threads may ask a few more before they hear of it
+    assert len(server.seen) < 300  # threads may send a few more before they stop
 
 
 @pytest.mark.parametrize(("key", "what"), [(None, "asks for an API key"), (KEY, "refuses the API")])

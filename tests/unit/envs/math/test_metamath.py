@@ -306,7 +306,7 @@ GOOD = json.dumps(metamath_rows(1)[0])
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        ("", ["is empty", "one JSON object a line"]),
+        ("", ["is empty", "one JSON object per line"]),
         ("[]", ["no rows"]),
         ("hello", ["holds no JSON"]),
         (f"{GOOD}\n{GOOD[:40]}", ["line 2", "not complete JSON", "remove"]),
