@@ -92,9 +92,9 @@ def compare(before: Path, after: Path) -> dict[str, object]:
     same, differ, gone, added = [], {}, [], []
     for key in sorted(keys):
         pairs = [(a.get(key), b.get(key)) for a, b in zip(old, new, strict=False)]
-        if all(a is None for a, _ in pairs):
+        if not any(key in record for record in old):
             added.append(key)
-        elif all(b is None for _, b in pairs):
+        elif not any(key in record for record in new):
             gone.append(key)
         else:
             first = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
