@@ -4,7 +4,7 @@
 
 Random text is written into a temporary folder, as JSON lines and as Parquet in a single row group
 (as pandas writes it, the hardest to stream). Every reading is a process of its own; its peak memory
-stands beside what it holds before it opens the file. Linux only.
+is reported with what it holds before it opens the file. Linux only.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def headings(page: Path) -> list[str]:
 
 @named
 def test_every_file_that_a_document_names_exists(page):
-    """A name with a folder: from the root, inside the package, or beside the page."""
+    """A name with a folder: from the root, inside the package, or next to the page."""
     text = page.read_text()
     names = re.findall(r"(?<![\w/.*-])((?:[\w-]+/)+[\w-]+\.(?:py|yaml|json|md|svg))\b", text)
     for name in names:
@@ -148,7 +148,7 @@ def test_every_module_and_name_of_the_package_in_a_document_exists(page):
 
 
 def exists(name: str) -> bool:
-    """True when `package.module.attribute` is there; read, not imported, because verl is slow."""
+    """True when `package.module.attribute` exists; read, not imported, because verl is slow."""
     place, parts = ROOT / "moored", name.split(".")[1:]
     while parts and (place / parts[0]).is_dir():
         place /= parts.pop(0)

@@ -273,7 +273,7 @@ def _action_reason(settings: FilterSettings, rv_P: np.ndarray, steps_P: np.ndarr
     per_step = len(rv_P) / len(np.unique(steps_P))
     kept_P = _kept(rv_P, steps_P, rule=settings.rule, value=settings.value, eps=settings.eps)
     share = float(kept_P.mean())
-    left = f"{share * per_step:.3g} of {per_step:.3g} groups a step remain"
+    left = f"{share * per_step:.3g} of {per_step:.3g} groups per step remain"
     if share * per_step >= MIN_KEPT_GROUPS:
         return f"{left}: dropping the rest saves {1 - share:.0%} of the update; no refill is needed"
     if settings.action == "refill":

@@ -112,7 +112,7 @@ def notes(diagnosis: Diagnosis) -> list[Finding]:
         found.append(_alarm(diagnosis))
     if report.conditional_entropy_est > FOREIGN_NATS:
         text = (
-            f"H(Z|X) of {report.conditional_entropy_est:.1f} nats a token: this model would not "
+            f"H(Z|X) of {report.conditional_entropy_est:.1f} nats per token: this model would not "
             f"have written these reasonings; score with the one that did"
         )
         found.append(Finding(text, Kind.WARNING))

@@ -32,13 +32,13 @@ from moored.errors import ConfigError
 from moored.runlog.log import write_atomically
 
 MEANINGS = {
-    Regime.DIVERSE: "Reasoning depends on its prompt and varies: this is health.",
+    Regime.DIVERSE: "Reasoning depends on its prompt and varies: this is healthy.",
     Regime.COMPRESSED: "Reasoning varies little and is still tied to its prompt: often fine late "
     "in training.",
-    Regime.TEMPLATE_COLLAPSE: "Reasoning no longer tells which prompt it was written for, while "
-    "its entropy stands, so that entropy alone shows nothing. Go back to a checkpoint before the "
+    Regime.TEMPLATE_COLLAPSE: "Reasoning no longer shows which prompt it was written for, while "
+    "its entropy has not fallen: entropy alone shows nothing. Go back to a checkpoint before the "
     "fall; filter by reward variance, with less KL and entropy bonus.",
-    Regime.LOW_ENTROPY_COLLAPSE: "Reasoning no longer tells which prompt it was written for, and "
+    Regime.LOW_ENTROPY_COLLAPSE: "Reasoning no longer shows which prompt it was written for, and "
     "hardly varies. Go back to a checkpoint before the fall; filter by reward variance.",
 }
 MOST_FILES = 6

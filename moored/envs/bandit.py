@@ -1,6 +1,7 @@
-"""Bandit: two arms named after professions, one safe, one risky; the better one is to be chosen.
+"""Bandit: two arms named after professions, one safe, one risky; choose the better one.
 
-The smallest task with noisy rewards: what a name suggests, and an expected value.
+The smallest task with noisy rewards: the names suggest the kinds of arm, and an expected value
+decides.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ DARING = (
 
 
 class Bandit:
-    """Pull one of two arms, once; their names, two professions, tell which is safe and which risky.
+    """Pull one of two arms, once; their names, two professions, show which is safe and which risky.
 
     The prompt says what the two kinds of arm pay, not which arm is which: an arm named after a
     steady profession (Librarian) is safe, one named after a daring profession (Trader) is risky.
     Success is choosing the arm that pays more on average, whatever it paid this time. One pull
     terminates the episode.
 
-    Reward: 0.1 from the safe arm, 1 with probability 0.25, else 0, from the risky arm, which is
-    thus the better one. A reply that does not name one of the arms earns `format_penalty`.
+    Reward: 0.1 from the safe arm, 1 with probability 0.25, else 0, from the risky arm, so the
+    risky arm is better. A reply that does not name one of the arms earns `format_penalty`.
 
     Options:
     - `safe_reward=0.1`: what the safe arm always pays.

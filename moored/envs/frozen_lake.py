@@ -1,7 +1,7 @@
 """FrozenLake: walk over slippery ice to the goal without falling into a hole.
 
 `Lake` is the map and its dynamics, which are gymnasium's; `FrozenLake` is the game played on it;
-`draw_board` makes the picture of the `image` view.
+`draw_board` paints the picture of the `image` view.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Lake:
         return self.tiles.index("S")
 
     def move(self, cell: int, direction: int) -> int:
-        """The cell one step away; the same cell at the edge."""
+        """The neighbouring cell; the same cell at the edge."""
         row, col = divmod(cell, self.num_cols)
         down, right = STEPS[direction]
         row, col = row + down, col + right
@@ -337,7 +337,7 @@ def _rows(cells: str, num_cols: int) -> list[str]:
     return [cells[first : first + num_cols] for first in range(0, len(cells), num_cols)]
 
 
-# What each symbol's tile shows: ImageDraw method, x, y, x, y ... on a 32 x 32 plan, colour.
+# What each symbol's tile shows: ImageDraw method, x, y, x, y ... on a 32 x 32 canvas, colour.
 SHAPES = (
     ("_OGPX√", "rectangle", (0, 0, 32, 32), "#9cc5dc"),  # ice
     ("_OGPX√", "rectangle", (1, 1, 31, 31), "#dcf0fa"),
@@ -376,7 +376,7 @@ def draw_board(rows: Sequence[str], tile_px: int) -> Image:
 
 @lru_cache(maxsize=64)
 def _draw_tile(symbol: str, tile_px: int) -> Image:
-    """One tile, drawn large and smoothed down to size."""
+    """One tile, painted large and scaled down smoothly."""
     from PIL import Image, ImageDraw
 
     scale = 8

@@ -70,7 +70,7 @@ class Scramble:
 class Rubik(Game[Scramble]):
     """Solve a 2×2 cube by quarter turns of the Up, Right and Front faces.
 
-    The cube is drawn as an unfolded net of colour letters and starts exactly `depth` quarter turns
+    The cube is shown as an unfolded net of colour letters and starts exactly `depth` quarter turns
     away from solved, held in any of the 24 ways a cube can be held, all of which belong to one
     split. A half turn is two actions.
 

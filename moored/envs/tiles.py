@@ -1,4 +1,4 @@
-"""Boards as pictures: one painted tile a symbol, and the tiles of Sokoban.
+"""Boards as pictures: one painted tile per symbol, and the tiles of Sokoban.
 
 A painter draws one symbol on a square canvas. It is called once for each tile size, on a canvas
 several times larger that is then scaled down, so edges come out smooth at any size.
@@ -23,7 +23,7 @@ OVERSAMPLING = 8
 
 
 def draw_tiles(rows: Sequence[str], painters: Mapping[str, Painter], tile_px: int) -> Image:
-    """Paint rows of symbols as an RGB picture, `tile_px` pixels a tile."""
+    """Paint rows of symbols as an RGB picture, `tile_px` pixels per tile."""
     try:
         from PIL import Image
     except ImportError as error:

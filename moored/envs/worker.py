@@ -1,9 +1,9 @@
 """A child process that can be killed: it answers requests, and is replaced when it is lost.
 
-Code that may run for ever, crash, or eat the memory belongs in one. `Worker` starts a child that
+Code that may never end, crash, or use up the memory belongs in one. `Worker` starts a child that
 imports the handler once and forks a process to call it. A request beyond its limit kills that
-process, even in the middle of a long call into C, and the next one is there within milliseconds.
-Without fork (Windows) the child calls the handler itself and is started anew.
+process, even in the middle of a long call into C, and the next one is ready within milliseconds.
+Without fork (Windows) the child calls the handler itself and is started again.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from moored.errors import EnvError
 from moored.names import import_object
 
 START_LIMIT_S = 120.0
-"""For the child to import its handler, and for the first sign of a watched call."""
+"""Time for the child to import its handler, and for the first message of a watched call."""
 GRACE_S = 5.0
 """How much later than the child's own timer this process kills it."""
 NO_MORE_REQUESTS = 64
-"""Exit code of a process whose requests have ended, as no other end has it by accident."""
+"""Exit code of a process whose requests have ended; no other end has it by accident."""
 READY, ITEM, RESULT, ERROR, LOST, END = "ready", "item", "result", "error", "lost", "end"
-"""What a child says: it can be asked; something on the way to the result; the result; what the
-handler raised; how the process that called it ended; and nothing more."""
+"""Messages of a child: ready for requests; an item before the result; the result; what the
+handler raised; how the process that called it ended; the end."""
 
 
 class WorkerLost(Exception):
@@ -40,7 +40,7 @@ class WorkerLost(Exception):
     def __init__(self, exit_code: int | None) -> None:
         super().__init__("no answer in time" if exit_code is None else f"exit code {exit_code}")
         self.exit_code = exit_code
-        """None when it was killed from outside, because it fell silent."""
+        """None when it was killed from outside, because it was silent for too long."""
 
     @property
     def is_late(self) -> bool:
@@ -52,7 +52,7 @@ _TIMER_SIGNALS = {getattr(signal, name, None) for name in ("SIGALRM", "SIGPROF")
 
 
 class Worker:
-    """The child and its life: started at first use, restarted when it was lost; safe in threads.
+    """A child process: started at first use, restarted when it was lost; safe in threads.
 
     `handler` is `"module:function"`, called with the arguments of a request; `prepare` likewise,
     called once before the first. Arguments and results are pickled. `environ` adds to the
@@ -78,7 +78,7 @@ class Worker:
         self._kill: Callable[[], object] = lambda: None
 
     def start(self) -> None:
-        """Start the child, if it is not there, so that no request waits for its imports."""
+        """Start the child unless it runs, so that no request waits for its imports."""
         with self._lock:
             self._living_process()
 
@@ -157,7 +157,7 @@ class Worker:
         if process and self._owner_pid == os.getpid() and process.poll() is None:
             return process
         self.stop()
-        # A queue of its own: what an earlier child still had to say is not for this one.
+        # A new queue: messages of an earlier child must not be read as this one's.
         self._process, self._heard = _spawn(self._serve_arguments, self._environ, self._is_quiet)
         self._owner_pid = os.getpid()
         # Also called when this object is gone, and at exit.
@@ -221,7 +221,7 @@ _tell: Callable[[str, object], None]
 
 
 def emit(item: object) -> None:
-    """In a handler: hand something to `Worker.watch` before the result is there."""
+    """In a handler: hand something to `Worker.watch` before the result is ready."""
     _tell(ITEM, item)
 
 
@@ -295,7 +295,7 @@ def _portable(error: Exception) -> Exception:
 
 
 def die_after(*, cpu_s: float | None = None, wall_s: float | None = None) -> None:
-    """Have the system kill this process after so much time; 0 calls it off, None changes nothing.
+    """Have the system kill this process after a time; 0 cancels that, None changes nothing.
 
     A handler may call it too, to give a part of its work a shorter limit than the request has.
 

@@ -72,7 +72,7 @@ class ReadOptions:
     rewards: Mapping[str, float] = field(default_factory=dict)
     """Reward columns and their weights; none: what the format calls a reward."""
     group: str | None = None
-    """Column that tells groups apart; None: what the format calls a group."""
+    """Column of the group; None: what the format calls a group."""
     only_rewards: bool = False
     """Rewards of whole trajectories are compared and nothing is scored. A row then needs a reward,
     and a group or prompt; token ids are not read."""

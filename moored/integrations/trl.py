@@ -131,7 +131,7 @@ class FilteredGRPOTrainer(WatchedGRPOTrainer):
         return select_groups(grouped, **self.group_filter)
 
     def _mask(self, batch: dict[str, Any], is_kept: torch.Tensor) -> None:
-        """Empty the loss mask of dropped rows, and count loss tokens anew."""
+        """Empty the loss mask of dropped rows, and count loss tokens again."""
         is_kept = is_kept.to(batch["completion_mask"].device)
         mask = batch.get("tool_mask", torch.ones_like(batch["completion_mask"]))
         batch["tool_mask"] = mask * is_kept.unsqueeze(1)

@@ -87,7 +87,7 @@ def batch_groups(
             raise MooredError(f"the batch has no {name}, so its tokens cannot be read")
     if any(batch.non_tensor_batch.get("multi_modal_inputs", ())):
         raise MooredError(
-            "prompts of this batch hold images, which token ids do not tell apart; measure "
+            "prompts of this batch hold images, which token ids do not distinguish; measure "
             "collapse on rows of text only"
         )
     prompts, responses = tensors["prompts"].cpu().numpy(), tensors["responses"].cpu().numpy()

@@ -42,7 +42,7 @@ from moored.types import (
 Answer = list[Message] | StepResult | Exception
 """What `reset` or `step` of an environment returned or raised."""
 POLL_S = 0.002
-"""How long to wait for replies while environments are at work too."""
+"""How long to wait for replies while environments are working too."""
 QUICK_S = 0.001
 """How long to wait for an environment while replies are written."""
 logger = logging.getLogger(__name__)

@@ -56,8 +56,8 @@ class _Call:
 class EnvPool:
     """Environments by the function that makes them, and the threads that call them; close it.
 
-    `workers` calls run at a time. `timeout_s` limits each call, counted from its start; None waits
-    for ever. All methods are for one thread.
+    `workers` calls run at a time. `timeout_s` limits each call, counted from its start; None sets
+    no limit. All methods must be called from one thread.
     """
 
     def __init__(self, *, workers: int = 1, timeout_s: float | None = 60.0) -> None:

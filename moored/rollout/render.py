@@ -53,7 +53,7 @@ class Renderer:
     """Tokens that end a reply: the template's end of turn, and the tokenizer's end of text."""
     is_prefix_stable: bool
     """False when the template changes earlier turns, e.g. strips their reasoning; `extend` then
-    renders the whole dialogue anew, and the ids do not continue the earlier stream."""
+    renders the whole dialogue again, and the ids do not continue the earlier stream."""
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ def test_trl_trains_on_as_many_tokens_as_moored(tmp_path):
     pytest.importorskip("trl")
     out = tmp_path / "step.json"
     words = "--device cpu --groups 2 --group-size 2 --reply-tokens 4 --repeats 1"
-    # A process of its own: TRL warns of things that are none of ours.
+    # A process of its own: TRL gives warnings that are not about our code.
     command = [sys.executable, str(SCRIPT), *words.split(), "--trl-micro-batch", "2"]
     subprocess.run([*command, "--out", str(out)], check=True, capture_output=True, text=True)
     (pair,) = json.loads(out.read_text())["figures"]["pairs"]

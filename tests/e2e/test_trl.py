@@ -28,7 +28,7 @@ from tests.e2e.trl_runs import (
 )
 
 pytest.importorskip("trl")
-# TRL and what it imports warn of things that are none of ours.
+# TRL and what it imports give warnings that are not about our code.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
@@ -62,7 +62,7 @@ def test_the_gradient_is_that_of_the_kept_groups_alone(loss_type, kept_only, tmp
     filtered = train(tmp_path, "KDK", rows=12, group_filter=FILTER, **options)
     assert distance(filtered.gradients[0], kept_only(loss_type)) < 1e-5
     assert filtered.log[0]["filter/kept_fraction"] == pytest.approx(2 / 3)
-    # 3 + 5 + 7 + 9 tokens a group
+    # 3 + 5 + 7 + 9 tokens per group
     assert (filtered.log[0]["tokens/trained"], filtered.log[0]["tokens/discarded"]) == (48, 24)
 
 

@@ -40,7 +40,7 @@ class Echo:
 
 
 class Half(Echo):
-    """Echo that pays for odd tasks alone: half of its groups have no variance."""
+    """Echo that pays only for odd tasks: half of its groups have no variance."""
 
     name: ClassVar[str] = "half"
 

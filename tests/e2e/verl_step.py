@@ -1,4 +1,4 @@
-"""One advantage step of verl's V1 trainer on real Ray and TransferQueue; prints what came of it.
+"""One advantage step of verl's V1 trainer on real Ray and TransferQueue; prints its results.
 
 Two groups of two sessions, one session in two outputs, and a row that verl adds to fill up: `a`
 has rewards 1 and 0, `b` 1 and 1. Run as `python -m tests.e2e.verl_step`.

@@ -61,7 +61,7 @@ TEMPLATES: dict[str, str] = {
         "{% if loop.last and system is defined %}{{ system }}\n\n{% endif %}{{ m.content }}[/INST]"
         "{% else %}{{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
     ),
-    # Nothing closes a reply but the next turn's header.
+    # Only the next turn's header closes a reply.
     "glm": (
         "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{% endfor %}"
         "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"

@@ -73,7 +73,7 @@ class GymnasiumEnv:
         format_penalty (−0.1): reward of a malformed reply.
 
     A function may be given as "module:name". To be pickled it must stand at the top of a module;
-    a pickled copy makes the environment anew and replays the actions of the episode.
+    a pickled copy makes the environment again and replays the actions of the episode.
     """
 
     name: ClassVar[str] = "gymnasium"
@@ -173,7 +173,7 @@ class GymnasiumEnv:
         return {**self.__dict__, "_env": None, "_info": {}}
 
     def _living_env(self) -> gymnasium.Env:
-        """The gymnasium environment; a pickled copy makes it anew and replays the episode."""
+        """The gymnasium environment; a pickled copy makes it again and replays the episode."""
         if self._env is None:
             self._env = self._make()
             if not self._over:

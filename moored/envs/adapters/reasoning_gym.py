@@ -1,7 +1,7 @@
 """Any task of the reasoning-gym package: one question, one answer, scored by the package.
 
 The package runs in a child process (`reasoning_gym_worker`). Some of its generators depend on the
-hash seed or set the global generators, and some of its scorers can be made to run for ever; in a
+hash seed or set the global generators, and some of its scorers never end on some answers; in a
 child the hash seed is fixed, nothing is shared, and what takes too long is killed.
 """
 

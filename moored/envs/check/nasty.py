@@ -24,7 +24,7 @@ _ANSWERS = (
     # Separators of actions, in the wrong places.
     *("||", "|| Up", "Up ||", "Up || || Down", "Up | Down", "Up|||Down", "Up || " * 5000),
     "the sign || stands inside a text || like this one",
-    # Unicode: look-alike letters, full-width forms, marks nobody sees, odd case folding, a lone
+    # Unicode: look-alike letters, full-width forms, invisible marks, odd case folding, a lone
     # surrogate (which cannot be encoded), invisible separators, ten thousand accents.
     *("Uр", "ＵＰ", "Up\u200b", "\u202eUp\u202c", "\u2066pU\u2069", "\ufeffUp", "Up\u2028Down"),
     *("ß", "İı", "ﬁ", "Up\ud800", "\udfff", "Z" + "\u0301" * 10_000, "👩‍👩‍👧‍👦" * 100),

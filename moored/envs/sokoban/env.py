@@ -54,7 +54,7 @@ class Sokoban(Game[Room]):
             boxes the shortest may fall below the minimum.
         view ("grid_coord"): `grid` of symbols; `coord`, lists of (row, col) cells; `grid_coord`,
             both; `image`, a picture (needs `moored[images]`).
-        tile_px (32): pixels a tile in the `image` view.
+        tile_px (32): pixels per tile in the `image` view.
         level (None): play this one room, given as rows or as one string of lines.
         levels_file (None): draw rooms from a file in the public Boxoban format. Whether its rooms
             fit the budget is not checked; Boxoban's 10×10 rooms with four boxes need far more

@@ -3,7 +3,7 @@
 From the solved position, one action back at a time, layer n holds every position that takes
 exactly n actions to solve. A room is one of those positions, so it is solvable by construction
 and its shortest solution is known. Sets of cells are ints (see `rooms.py`): all players of
-a layer step at once, and a 6×6 room takes about 0.1 ms.
+a layer move at once, and a 6×6 room takes about 0.1 ms.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a Sokoban room is, and how rooms are read from rows of symbols and from level files.
 
-A cell is the number `row * cols + col`; a set of cells is an int with one bit a cell. The border
+A cell is the number `row * cols + col`; a set of cells is an int with one bit per cell. The border
 of a room is wall, so a neighbour is always a shift by 1 or by `cols` away and nothing can leave
 the board.
 """
@@ -133,7 +133,7 @@ def _check_rows(rows: Sequence[str], symbols: str, source: str, first_line: int)
 
 
 def read_levels(path: str | Path) -> tuple[Room, ...]:
-    """All rooms of a Boxoban level file; they stand apart by lines that start with `;`."""
+    """All rooms of a Boxoban level file; they are separated by lines that start with `;`."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -1,7 +1,7 @@
 """The shortest solution of a Sokoban position, by A* over pushes.
 
 A position is the boxes and the player right after a push; the next pushes are all that the
-player can walk to. A push costs the steps of the walk plus one, so the shortest path is the
+player can walk to. A push costs the moves of the walk plus one, so the shortest path is the
 shortest list of actions. The estimate counts the pushes each box needs on an empty floor.
 """
 
@@ -114,7 +114,7 @@ def _actions(
 
 
 def _walk(player: int, goal: int, free: int, cols: int) -> list[int]:
-    """The steps of a shortest walk, found by flooding from the goal back to the player."""
+    """The moves of a shortest walk, found by flooding from the goal back to the player."""
     waves, reached = [goal], goal
     while not reached & player:
         waves.append(neighbours(waves[-1], cols) & free & ~reached)

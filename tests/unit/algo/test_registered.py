@@ -49,12 +49,12 @@ def test_a_score_of_ones_own_sees_the_rewards_of_each_group():
 
 
 def test_a_rule_of_ones_own_sees_candidates_best_first_and_may_return_a_mask():
-    # Candidates 3, 2, 1 (the zero is none): mean 2, so 1.0 * 2 keeps the first alone.
+    # Candidates 3, 2, 1 (not the zero): mean 2, so 1.0 * 2 keeps only the first.
     assert select([1, 3, 0, 2], rule=f"{HERE}:above_the_mean", value=1.0).tolist() == [1]
     # With the zero the mean is 1.5.
     kept = select([1, 3, 0, 2], rule=f"{HERE}:above_the_mean", value=1.0, keep_zero=True)
     assert kept.tolist() == [1, 3]
-    # A value that no built-in rule takes is the rule's own affair.
+    # A rule of the user's own may take a value that no built-in rule takes.
     assert select([1, 3, 0, 2], rule=f"{HERE}:above_the_mean", value=-7.0).tolist() == [0, 1, 3]
 
 

@@ -74,7 +74,7 @@ def test_groups_with_unequal_signal_are_cut_by_mass():
     advice = advise_rows([BIG, MIDDLE, SMALL] + [FAIL] * 5)
     # 1 + 1/4 reach 0.9 of 1.3125.
     assert advice.settings == FilterSettings(rule="top_p", value=0.9, eps=0.0, action="refill")
-    assert "2 of 8 groups a step remain" in advice.reasons[2]
+    assert "2 of 8 groups per step remain" in advice.reasons[2]
 
 
 def test_eps_skips_a_step_of_mere_noise():

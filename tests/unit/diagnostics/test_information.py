@@ -61,7 +61,7 @@ def test_binary_symmetric_channel_has_its_closed_form():
 
 
 def test_per_token_view_divides_scores_before_mixing():
-    # Sums -2 and -6 over 2 tokens: -1 and -3 a token.
+    # Sums -2 and -6 over 2 tokens: -1 and -3 per token.
     report = information([[-2.0, -6.0]], [0], [2])
     marginal = math.log((math.exp(-1) + math.exp(-3)) / 2)
     assert report.mi_estimate == pytest.approx(-1 - marginal)

@@ -58,7 +58,7 @@ class ToyModel:
 def play(
     task: int, member: int, thoughts: list[int], images: list[Image.Image] | None
 ) -> Trajectory:
-    """One turn a thought; a negative thought is a reply without tags."""
+    """One turn per thought; a negative thought is a reply without tags."""
     turns, prompt = [], [100 + task]
     for t, thought in enumerate(thoughts):
         reply = [THINK, 10 + task, 20 + thought, END, ANSWER, 40 + thought, END]
@@ -182,7 +182,7 @@ def test_chain_metrics_by_hand():
     metrics = monitor("chain").measure(1, GROUPS).metrics
     assert metrics["collapse_chain/reasoning_action_mi"] == pytest.approx(math.log(2))
     assert metrics["collapse_chain/state_action_mi"] == pytest.approx(-3 / 32)
-    # One action a prompt: reasoning has no say, state has all: log 2 + (2 + 2 - 2 - 1) / 16.
+    # One action per prompt: it depends on the state alone: log 2 + (2 + 2 - 2 - 1) / 16.
     groups = [make_group(task, *[[task]] * 4) for task in range(2)]
     told = monitor("chain").measure(1, groups)
     assert told.metrics["collapse_chain/state_action_mi"] == pytest.approx(math.log(2) + 1 / 16)

@@ -1,4 +1,4 @@
-"""Engines by name, and what is said where one cannot be had."""
+"""Engines by name, and the message where one cannot be built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines that compute something else than the model are refused before a run."""
+"""Engines that compute something other than the model does are refused before a run."""
 
 from __future__ import annotations
 

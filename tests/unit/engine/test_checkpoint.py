@@ -1,4 +1,4 @@
-"""Folders that are whole or not there."""
+"""Folders that are complete or absent."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def say(*actions: str) -> str:
 
 
 def play(env: FrozenLake, *actions: str):
-    """One action a turn; the list of results, up to the end of the game."""
+    """One action per turn; the list of results, up to the end of the game."""
     results = []
     for action in actions:
         results.append(env.step(say(action)))
@@ -189,7 +189,7 @@ def test_slips_are_the_episodes_own_and_the_map_is_the_groups():
 
 
 def test_slips_of_equal_episodes_are_independent_between_tasks():
-    # One map, one aim, one episode seed: only the task seed tells the slips apart.
+    # One map, one aim, one episode seed: the slips differ only by the task seed.
     env = FrozenLake(map=["FFF", "FSF", "FFG"], slip=0.5)
     cells = []
     for task_seed in range(400):

@@ -57,7 +57,7 @@ class Client:
 
 
 class Plain(Resource):
-    """Equal to nothing but itself."""
+    """Equal only to itself."""
 
 
 @dataclass

@@ -151,7 +151,7 @@ def test_cube_can_be_held_in_24_ways_without_mirroring_it():
     opposite = {"w": "y", "y": "w", "o": "r", "r": "o", "g": "b", "b": "g"}
     for up, left, front, right, back, down in ways:
         assert (opposite[up], opposite[left], opposite[front]) == (down, right, back)
-    # White up fixes everything but a spin: green, red, blue, orange stay in this order.
+    # White up fixes everything except a spin: green, red, blue, orange stay in this order.
     spins = {way[1:5] for way in ways if way[0] == "w"}
     assert spins == {"ogrb", "grbo", "rbog", "bogr"}
 

@@ -21,7 +21,7 @@ from moored.integrations.verl import (
 )
 from tests.unit.verl_batches import LOSS_TOKENS, REWARDS, UIDS, make_batch, needs_verl
 
-# verl and what it imports warn of things that are none of ours.
+# verl and what it imports give warnings that are not about our code.
 pytestmark = [needs_verl, pytest.mark.filterwarnings("ignore")]
 
 ROOT = Path(__file__).parents[3]

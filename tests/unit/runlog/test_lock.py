@@ -30,7 +30,7 @@ def test_a_second_process_is_refused_until_the_first_has_ended(tmp_path):
     assert first.stdout.readline() == "locked\n"
     with pytest.raises(RunLogError, match=rf"another process \(pid {first.pid}\) writes to"):
         RunLog(tmp_path)
-    first.kill()  # however it ends
+    first.kill()  # the lock is freed even after a kill
     first.communicate()
     RunLog(tmp_path)
 

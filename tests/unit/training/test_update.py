@@ -45,7 +45,7 @@ def group(number: int, rewards: Sequence[float], lengths: Sequence[int] | None =
 
 
 class Recorder:
-    """A learner that only looks; `others` are more statistics of its updates, in turn."""
+    """A learner that only records; `others` are more statistics of its updates, in turn."""
 
     def __init__(self, loss: float = 0.0, others: Sequence[dict[str, float]] = ()) -> None:
         self.loss = loss
@@ -194,7 +194,7 @@ def sample(mask: Sequence[bool], old: Sequence[float], number: int) -> Sample:
 
 
 class Scorer:
-    """Says -1 of every token, but -1 + log 3 of token 12."""
+    """Gives -1 for every token, but -1 + log 3 for token 12."""
 
     def score(self, requests: Sequence[ScoreRequest]) -> list[list[np.ndarray]]:
         return [

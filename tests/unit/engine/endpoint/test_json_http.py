@@ -1,4 +1,4 @@
-"""What a client makes of servers that stall, never stop talking, or say something unexpected."""
+"""How a client handles servers that stall, never stop sending, or send something unexpected."""
 
 from __future__ import annotations
 

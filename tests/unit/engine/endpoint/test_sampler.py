@@ -221,7 +221,7 @@ def test_a_reply_that_hangs_does_not_hold_up_an_error(chat_server, serve):
     server = serve(lambda body, _: hang if said(body) == "a" else wrong)
     with pytest.raises(MooredError, match="API key"):
         ask(server, "a", "b", timeout_s=60.0)
-    # Had it been waited for, it would have been asked for again.
+    # If the sampler had waited for it, it would have asked again.
     assert [said(seen.body) for seen in server.seen].count("a") <= 1
 
 

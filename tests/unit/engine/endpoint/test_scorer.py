@@ -133,7 +133,7 @@ def test_the_command_scores_text_behind_a_server(tmp_path, monkeypatch, capsys):
     assert not left.value.code
     report = json.loads(capsys.readouterr().out)["looks"][0]["report"]
     assert (report["num_prompts"], report["num_reasonings"]) == (2, 4)
-    # The fake sees one token back, so no reasoning tells its prompt.
+    # The fake sees only the last token, so reasoning does not depend on its prompt.
     assert report["mi_estimate"] == pytest.approx(0.0, abs=1e-9)
     assert report["p_values"]["retrieval_accuracy"] == 1.0
     assert all(body["model"] == "m" for body in seen)

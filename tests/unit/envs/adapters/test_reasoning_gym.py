@@ -164,7 +164,7 @@ def test_the_name_of_a_variable_of_the_scorer_earns_nothing() -> None:
     import reasoning_gym
 
     dataset = reasoning_gym.create_dataset("string_insertion", size=1, seed=0)
-    assert dataset.score_answer("oracle_answer", dataset[0]) == 0.1  # what the guard is there for
+    assert dataset.score_answer("oracle_answer", dataset[0]) == 0.1  # why there is a guard
     env = ReasoningGym(dataset="string_insertion")
     env.reset(0)
     result = env.step(answer("oracle_answer"))

@@ -413,7 +413,7 @@ def test_math_verify_is_stopped_and_goes_on_without_a_restart(monkeypatch):
     pytest.importorskip("math_verify")
     math_verifier.is_equivalent("x+1", "2")
     child = math_verifier._VERIFIER._process
-    # Too much work to expand, and nothing in the text tells: seconds of computing, cut at 0.3.
+    # Too much work to expand, and the text does not show it: seconds of computing, cut at 0.3.
     with pytest.raises(WorkerLost) as lost:
         math_verifier._VERIFIER.ask("(a+b+c+d)^{40}", "5", cpu_s=0.3)
     assert lost.value.is_late
