@@ -180,10 +180,10 @@ class FilterConfig(Section):
     """SNR-aware filtering; see `moored.algo.select_groups`."""
 
     score: typing.Annotated[str, AfterValidator(SCORES.check)] = "variance"
-    """Registered name or `module:attribute`, a function as in `moored.algo.scores`."""
+    """Registered name or `module:attribute`, a function as in `moored.algo.groups`."""
     ddof: typing.Literal[0, 1] = 0
     rule: typing.Annotated[str, AfterValidator(RULES.check)] = "top_p"
-    """Registered name or `module:attribute`, a function as in `moored.algo.rules`."""
+    """Registered name or `module:attribute`, a function as in `moored.algo.filters`."""
     value: float = 0.9
     eps: float = Field(default=0.0, ge=0.0)
     largest: bool = True

@@ -115,25 +115,25 @@ ESTIMATORS = Registry(
 SCORES = Registry(
     "score",
     {
-        "variance": "moored.algo.scores:variance",
-        "std": "moored.algo.scores:std",
-        "reward_mean": "moored.algo.scores:mean",
-        "length": "moored.algo.scores:LENGTH",
-        "entropy": "moored.algo.scores:ENTROPY",
-        "entropy_std": "moored.algo.scores:ENTROPY_STD",
+        "variance": "moored.algo.groups:variance",
+        "std": "moored.algo.groups:std",
+        "reward_mean": "moored.algo.groups:mean",
+        "length": "moored.algo.groups:LENGTH",
+        "entropy": "moored.algo.groups:ENTROPY",
+        "entropy_std": "moored.algo.groups:ENTROPY_STD",
     },
 )
 RULES = Registry(
     "rule",
     {
-        "top_p": "moored.algo.rules:top_p",
-        "top_p_softmax": "moored.algo.rules:top_p_softmax",
-        "top_k": "moored.algo.rules:top_k",
-        "top_k_count": "moored.algo.rules:top_k_count",
-        "min_p": "moored.algo.rules:min_p",
-        "nonzero": "moored.algo.rules:nonzero",
-        "quantile": "moored.algo.rules:quantile",
-        "none": "moored.algo.rules:none",
+        "top_p": "moored.algo.filters:top_p",
+        "top_p_softmax": "moored.algo.filters:top_p_softmax",
+        "top_k": "moored.algo.filters:top_k",
+        "top_k_count": "moored.algo.filters:top_k_count",
+        "min_p": "moored.algo.filters:min_p",
+        "nonzero": "moored.algo.filters:nonzero",
+        "quantile": "moored.algo.filters:quantile",
+        "none": "moored.algo.filters:none",
     },
 )
 ENGINES = Registry(

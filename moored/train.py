@@ -29,12 +29,12 @@ from moored.runlog.rollouts import write_groups
 from moored.runlog.sinks import RunInfo, Sinks, require_sinks
 from moored.training.algorithms import Algorithm, load_algorithm
 from moored.training.failures import keep_failure
-from moored.training.metrics import step_metrics
 from moored.training.stopping import LoopState, stop_reason
 from moored.training.update import (
     estimate_advantages,
     score_groups,
     select_samples,
+    step_metrics,
     update,
     with_old_logprobs,
 )
@@ -290,5 +290,6 @@ def _write(run: Run, record: StepRecord) -> None:
         )
     run.log.append("timing", record.step, timing)
     run.log.append("metrics", record.step, record.metrics)
-    looks = {} if record.collapse is None else record.collapse.metrics
-    run.sinks.log(record.step, {**record.metrics, **looks, **timing})
+    if run.config.log.sinks:
+        looks = {} if record.collapse is None else record.collapse.metrics
+        run.sinks.log(record.step, {**record.metrics, **looks, **timing})

@@ -14,11 +14,11 @@ from moored.algo.objectives import (
     aggregate,
     clip_loss,
     kl_estimate,
+    lr_factor,
     sequence_logp,
     token_shares,
     value_loss,
 )
-from moored.algo.schedule import lr_factor
 from moored.algo.snr import advise, reward_variance
 from moored.algo.streaming import StreamingFilter
 from moored.types import Selection

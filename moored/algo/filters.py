@@ -1,23 +1,23 @@
 """SNR-aware filtering: which groups an update uses.
 
 Rewards (or scores) in, kept group indices out. Peers disagree on every detail of this filter, so
-every detail has a name here: the score, the rule, what happens to zero scores, and ties.
+every detail has a name here: the score, the rule, what happens to zero scores, and ties. A rule is
+a function of a `Ranking` that returns what to keep of it: a slice, a mask or positions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TypedDict
+from typing import TypedDict, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from moored.algo.groups import GroupIds, group, moments
-from moored.algo.rules import Ranking, load_rule
-from moored.algo.scores import group_scores, load_score
+from moored.algo.groups import ROUNDING, GroupIds, group, group_scores, load_score, moments
 from moored.errors import MooredError
-from moored.names import LOSS_SCALES, check_name, check_rule_value
+from moored.names import LOSS_SCALES, RULES, check_name, check_rule_value
 from moored.types import Selection
 
 
@@ -106,6 +106,34 @@ def select_groups(
     )
 
 
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Ranking:
+    """What a rule decides on: the candidates in order, and the options of the filter."""
+
+    scores: np.ndarray
+    """Scores of the candidates, best first; never empty."""
+    value: float
+    eps: float
+    largest: bool
+    """Is the largest score the best, or the smallest?"""
+    num_groups: int
+    """All groups, candidates or not."""
+
+
+Rule = Callable[[Ranking], slice | np.ndarray]
+
+
+def load_rule(name: str) -> Rule:
+    """The rule of this name or `module:attribute`."""
+    found = RULES.get_object(name)
+    if not callable(found):
+        raise MooredError(
+            f"rule {name!r} is of type {type(found).__name__}; name a function of a "
+            f"moored.algo.filters.Ranking"
+        )
+    return cast(Rule, found)
+
+
 def select(
     scores: ArrayLike,
     *,
@@ -175,6 +203,59 @@ def _check_scores(scores_P: np.ndarray, rule: str, value: float, eps: float) -> 
         raise MooredError(f"eps must be >= 0, got {eps}")
 
 
+def top_p(ranking: Ranking) -> slice:
+    if ranking.value >= 1.0:
+        return slice(None)
+    mass = np.cumsum(ranking.scores)
+    # A prefix that reaches its target up to rounding counts, else scaling all rewards by 3
+    # could move the cut.
+    return _reaching(mass, ranking.value * mass[-1] * (1.0 - ROUNDING) - ranking.eps)
+
+
+def top_p_softmax(ranking: Ranking) -> slice:
+    if ranking.value >= 1.0:
+        return slice(None)
+    logits = ranking.scores if ranking.largest else -ranking.scores
+    odds = np.exp(logits - logits[0])
+    return _reaching(np.cumsum(odds / odds.sum()), ranking.value * (1.0 - ROUNDING))
+
+
+def _reaching(mass: np.ndarray, target: float) -> slice:
+    """The smallest prefix whose mass reaches the target; nothing for a target of 0."""
+    return slice(0, 0 if target <= 0.0 else int(np.searchsorted(mass, target)) + 1)
+
+
+def top_k(ranking: Ranking) -> slice:
+    return slice(0, max(1, int(ranking.value * ranking.num_groups + 1e-9)))
+
+
+def top_k_count(ranking: Ranking) -> slice:
+    return slice(0, int(ranking.value))
+
+
+def min_p(ranking: Ranking) -> slice:
+    ordered, value, best = ranking.scores, ranking.value, ranking.scores[0]
+    if ranking.largest:
+        return slice(0, int(np.count_nonzero(ordered >= value * best * (1.0 - ROUNDING))))
+    # best <= 0 only with keep_zero: nothing but zeros is within a factor of zero.
+    return slice(0, int(np.count_nonzero(value * ordered * (1.0 - ROUNDING) <= best)))
+
+
+def nonzero(ranking: Ranking) -> slice:
+    above = int(np.count_nonzero(ranking.scores > ranking.eps))
+    num = len(ranking.scores)
+    return slice(0, above) if ranking.largest else slice(num - above, None)
+
+
+def quantile(ranking: Ranking) -> slice:
+    edges = [round(len(ranking.scores) * quarter / 4) for quarter in range(5)]
+    return slice(edges[int(ranking.value) - 1], edges[int(ranking.value)])
+
+
+def none(_: Ranking) -> slice:
+    return slice(None)
+
+
 def select_trajectories(
     rewards: ArrayLike, group_ids: GroupIds | None = None, *, best: int, worst: int
 ) -> np.ndarray:
@@ -205,3 +286,54 @@ def loss_scale(kept_fraction: float, mode: str = "none") -> float:
     if not 0.0 <= kept_fraction <= 1.0:
         raise MooredError(f"kept_fraction must lie in [0, 1], got {kept_fraction}")
     return {"none": 1.0, "linear": kept_fraction, "sqrt": kept_fraction**0.5}[mode]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RewardVariance:
+    """How reward variance is spread over the groups of one batch."""
+
+    variances: np.ndarray
+    """(P,) population variance of the rewards in each group."""
+
+    @property
+    def mean(self) -> float:
+        return float(self.variances.mean())
+
+    @property
+    def std(self) -> float:
+        return float(self.variances.std())
+
+    @property
+    def std_over_mean(self) -> float:
+        """Std(RV) / Mean(RV): high when RV is bimodal. 0 when no group has any variance."""
+        return self.std / self.mean if self.mean > 0.0 else 0.0
+
+    @property
+    def zero_fraction(self) -> float:
+        return float(np.mean(self.variances == 0.0))
+
+    def kept_fraction(self, rho: float) -> float:
+        """Share of groups that `top_p` with this mass keeps."""
+        return len(select(self.variances, rule="top_p", value=rho)) / len(self.variances)
+
+    def std_over_mean_interval(
+        self, *, draws: int = 1000, level: float = 0.95, seed: int = 0
+    ) -> tuple[float, float]:
+        """Bootstrap interval over groups: with 8 groups the ratio is a rough number."""
+        rng = np.random.default_rng(seed)
+        num_groups, ratio = len(self.variances), np.zeros(draws)
+        # One draw at a time: all at once would need draws x groups numbers.
+        for draw in range(draws):
+            sample = self.variances[rng.integers(num_groups, size=num_groups)]
+            mean = sample.mean()
+            ratio[draw] = sample.std() / mean if mean > 0.0 else 0.0
+        low, high = np.quantile(ratio, [(1 - level) / 2, (1 + level) / 2])
+        return float(low), float(high)
+
+
+def reward_variance(rewards: ArrayLike, group_ids: GroupIds | None = None) -> RewardVariance:
+    """RV of each group; `rewards` is (P, G), a list of rows, or flat with `group_ids`."""
+    grouped = group(rewards, group_ids)
+    if len(grouped.labels) == 0:
+        raise MooredError("reward_variance needs at least one group, got none")
+    return RewardVariance(moments(grouped).variance(0))

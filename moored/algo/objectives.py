@@ -1,14 +1,18 @@
-"""Policy, KL and value objectives in plain numpy: the oracle that the torch losses are tested
-against, and a place to read each formula. Shape legend: B rows, T tokens.
+"""The maths of an update in plain numpy: policy, KL and value objectives, and the learning rate.
+
+The oracle that the torch losses are tested against, and a place to read each formula.
+Shape legend: B rows, T tokens.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from moored.errors import MooredError
-from moored.names import AGGREGATIONS, KL_ESTIMATORS, check_name
+from moored.names import AGGREGATIONS, KL_ESTIMATORS, SCHEDULES, check_name
 
 
 def clip_loss(
@@ -105,3 +109,29 @@ def token_shares(
     else:
         raise MooredError("aggregation 'constant' divides by max_length; give max_length")
     return 1.0 / np.maximum(divisors_B, 1)
+
+
+def lr_factor(
+    step: int,
+    num_steps: int,
+    *,
+    schedule: str = "constant",
+    warmup_steps: int = 0,
+    min_ratio: float = 0.0,
+) -> float:
+    """Factor on the learning rate of training step `step`, counted from 1; nothing is stored.
+
+    Rises as step / warmup_steps to 1, then stays there (`constant`) or falls along a line or half
+    a cosine towards `min_ratio`, reached one step after the last: with `min_ratio` 0 the last
+    step still learns.
+    """
+    check_name("schedule", schedule, SCHEDULES)
+    if step < 1:
+        raise MooredError(f"steps are counted from 1, got {step}")
+    if step <= warmup_steps:
+        return step / warmup_steps
+    if schedule == "constant":
+        return 1.0
+    done = min((step - 1 - warmup_steps) / max(num_steps - warmup_steps, 1), 1.0)
+    left = 1.0 - done if schedule == "linear" else (1.0 + math.cos(math.pi * done)) / 2.0
+    return min_ratio + (1.0 - min_ratio) * left

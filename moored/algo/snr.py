@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from moored.algo.causes import CAUSES, Triage, triage
-from moored.algo.filters import select
-from moored.algo.groups import GroupIds, group, moments
+from moored.algo.filters import RewardVariance, reward_variance
+from moored.algo.groups import GroupIds
 from moored.errors import MooredError
 
 RHO_GRID = (0.6, 0.8, 0.9, 0.95, 0.98, 1.0)
@@ -26,57 +25,6 @@ HURTS_BELOW = 0.5
 """Std/Mean(RV) up to which it drops at random: RAGEN-2 reports 0.33 where it cost points."""
 BLIND_ABOVE = 0.25
 """Share of reward-blind groups above which the reward should be fixed before any filter."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RewardVariance:
-    """How reward variance is spread over the groups of one batch."""
-
-    variances: np.ndarray
-    """(P,) population variance of the rewards in each group."""
-
-    @property
-    def mean(self) -> float:
-        return float(self.variances.mean())
-
-    @property
-    def std(self) -> float:
-        return float(self.variances.std())
-
-    @property
-    def std_over_mean(self) -> float:
-        """Std(RV) / Mean(RV): high when RV is bimodal. 0 when no group has any variance."""
-        return self.std / self.mean if self.mean > 0.0 else 0.0
-
-    @property
-    def zero_fraction(self) -> float:
-        return float(np.mean(self.variances == 0.0))
-
-    def kept_fraction(self, rho: float) -> float:
-        """Share of groups that `top_p` with this mass keeps."""
-        return len(select(self.variances, rule="top_p", value=rho)) / len(self.variances)
-
-    def std_over_mean_interval(
-        self, *, draws: int = 1000, level: float = 0.95, seed: int = 0
-    ) -> tuple[float, float]:
-        """Bootstrap interval over groups: with 8 groups the ratio is a rough number."""
-        rng = np.random.default_rng(seed)
-        num_groups, ratio = len(self.variances), np.zeros(draws)
-        # One draw at a time: all at once would need draws x groups numbers.
-        for draw in range(draws):
-            sample = self.variances[rng.integers(num_groups, size=num_groups)]
-            mean = sample.mean()
-            ratio[draw] = sample.std() / mean if mean > 0.0 else 0.0
-        low, high = np.quantile(ratio, [(1 - level) / 2, (1 + level) / 2])
-        return float(low), float(high)
-
-
-def reward_variance(rewards: ArrayLike, group_ids: GroupIds | None = None) -> RewardVariance:
-    """RV of each group; `rewards` is (P, G), a list of rows, or flat with `group_ids`."""
-    grouped = group(rewards, group_ids)
-    if len(grouped.labels) == 0:
-        raise MooredError("reward_variance needs at least one group, got none")
-    return RewardVariance(moments(grouped).variance(0))
 
 
 class Recommendation(StrEnum):

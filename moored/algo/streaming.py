@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from moored.algo.filters import select
-from moored.algo.groups import ROUNDING, group, moments
-from moored.algo.scores import group_scores, load_score
+from moored.algo.groups import ROUNDING, group, group_scores, load_score, moments
 from moored.errors import MooredError
 from moored.names import check_rule_value
 

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from moored.algo.causes import Triage
-from moored.algo.filters import select
+from moored.algo.filters import RewardVariance, select
 from moored.algo.groups import GroupIds, group, moments
-from moored.algo.snr import DEFAULT_RHO, HURTS_BELOW, Advice, Recommendation, RewardVariance, advise
+from moored.algo.snr import DEFAULT_RHO, HURTS_BELOW, Advice, Recommendation, advise
 from moored.errors import MooredError
 
 RHOS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)

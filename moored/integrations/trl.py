@@ -18,7 +18,7 @@ import numpy as np
 from moored.algo import loss_scale as loss_scale_of
 from moored.algo import select_groups
 from moored.algo.filters import SelectOptions
-from moored.algo.scores import check_reward_score
+from moored.algo.groups import check_reward_score
 from moored.names import check_name
 from moored.types import Selection
 

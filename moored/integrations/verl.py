@@ -14,7 +14,7 @@ import numpy as np
 
 from moored.algo import dr_grpo, grpo, select_groups
 from moored.algo.filters import SelectOptions
-from moored.algo.scores import check_reward_score
+from moored.algo.groups import check_reward_score
 from moored.errors import MooredError
 from moored.names import check_name
 from moored.types import Selection

@@ -1,4 +1,4 @@
-"""From recorded groups to an updated policy: selection, advantages, token weights, minibatches."""
+"""From recorded groups to an updated policy: selection, advantages, minibatches, metrics."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from moored.algo import loss_scale, lr_factor, select_groups, select_trajectories
-from moored.algo.scores import Quantity, load_score
+from moored.algo import loss_scale, lr_factor, reward_variance, select_groups, select_trajectories
+from moored.algo.groups import Quantity, load_score
 from moored.config import AlgorithmConfig, Config, FilterConfig
 from moored.engine.base import Learner
 from moored.errors import MooredError
@@ -244,3 +244,35 @@ def _weights(
         return weights
     group_weights = selection.weights
     return [w * group_weights[s.group] for w, s in zip(weights, samples, strict=True)]
+
+
+def step_metrics(
+    groups: Sequence[Group],
+    selection: Selection,
+    samples: Sequence[Sample],
+    stats: Mapping[str, float],
+) -> dict[str, float]:
+    """The numbers of one step."""
+    trajectories = [t for group in groups for t in group.trajectories]
+    turns = [turn for t in trajectories for turn in t.turns]
+    generated = sum(len(turn.completion_ids) for turn in turns)
+    trained = sum(sample.num_loss_tokens for sample in samples)
+    rewards = np.array([t.reward for t in trajectories])
+    rv = reward_variance([group.rewards for group in groups])
+    return {
+        "rollout/reward_mean": float(np.nanmean(rewards)) if np.isfinite(rewards).any() else np.nan,
+        "rollout/success_rate": float(np.mean([t.success for t in trajectories])),
+        "rollout/validity_rate": float(np.mean([turn.is_valid for turn in turns] or [0.0])),
+        "rollout/turns_mean": len(turns) / len(trajectories),
+        "rollout/reply_tokens_mean": generated / max(len(turns), 1),
+        "rollout/error_count": float(sum(t.stop.is_error for t in trajectories)),
+        "rollout/truncated_count": float(sum(t.stop.is_truncation for t in trajectories)),
+        "rollout/reward_variance_mean": rv.mean,
+        "rollout/reward_variance_std_over_mean": rv.std_over_mean,
+        "tokens/generated": float(generated),
+        "tokens/trained": float(trained),
+        "tokens/discarded": float(generated - trained),
+        "update/is_empty": float(not samples),
+        **selection.metrics(),
+        **stats,
+    }

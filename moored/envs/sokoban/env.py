@@ -9,11 +9,11 @@ from typing import ClassVar
 
 from moored.envs.base import warn_of_missing_splits
 from moored.envs.game import Game, Outcome
-from moored.envs.sokoban.generator import make_room
 from moored.envs.sokoban.rooms import (
     Room,
     draw_rows,
     interior,
+    make_room,
     numbers_of,
     parse_room,
     read_levels,

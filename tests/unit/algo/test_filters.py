@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moored.algo import loss_scale, preset, select, select_groups
+from moored.algo import loss_scale, preset, reward_variance, select, select_groups
+from moored.algo.filters import RewardVariance
 from moored.errors import MooredError
 
 NAN = math.nan
@@ -322,3 +323,34 @@ def test_loss_scale_factors():
         loss_scale(0.25, "sqr")
     with pytest.raises(MooredError, match="kept_fraction"):
         loss_scale(1.5)
+
+
+def test_statistics_of_reward_variance_by_hand():
+    rv = reward_variance([[1, 0], [1, 1], [0, 0], [1, 0]])  # RV: 1/4, 0, 0, 1/4
+    assert rv.variances.tolist() == [0.25, 0, 0, 0.25]
+    assert (rv.mean, rv.std, rv.std_over_mean, rv.zero_fraction) == (0.125, 0.125, 1.0, 0.5)
+    assert rv.kept_fraction(0.9) == 0.5
+    assert rv.kept_fraction(0.5) == 0.25
+
+
+def test_ratio_is_zero_without_any_variance_and_when_all_groups_are_alike():
+    assert reward_variance([[1, 1], [0, 0]]).std_over_mean == 0
+    assert reward_variance([[1, 0], [0, 1]]).std_over_mean == 0
+
+
+def test_ratio_interval_holds_the_ratio_and_is_seeded():
+    rng = np.random.default_rng(0)
+    rv = reward_variance(rng.random((64, 8)) * rng.integers(0, 2, (64, 1)))
+    low, high = rv.std_over_mean_interval()
+    assert low < rv.std_over_mean < high
+    assert (low, high) == rv.std_over_mean_interval()
+
+
+def test_ratio_interval_spans_95_percent_of_all_resamples():
+    variances = np.array([0.25, 0.2, 0.0, 0.1, 0.0])
+    ratios = []
+    for draw in itertools.product(variances, repeat=5):
+        ratios.append(np.std(draw) / np.mean(draw) if any(draw) else 0.0)
+    low, high = np.quantile(ratios, [0.025, 0.975])
+    found = RewardVariance(variances).std_over_mean_interval(draws=5000)
+    assert found == pytest.approx((low, high), abs=0.05)

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from moored.algo import StreamingFilter, select, select_groups
-from moored.algo.groups import GroupMoments
-from moored.algo.rules import Ranking
-from moored.algo.scores import Score, mean
+from moored.algo.filters import Ranking
+from moored.algo.groups import GroupMoments, Score, mean
 from moored.errors import MooredError
 
 HERE = __name__

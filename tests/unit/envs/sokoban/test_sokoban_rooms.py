@@ -14,8 +14,7 @@ import pytest
 
 from moored.envs.base import SPLIT_SEEDS, draw_task
 from moored.envs.sokoban.env import Sokoban
-from moored.envs.sokoban.generator import make_room
-from moored.envs.sokoban.rooms import Room, draw_rows, parse_room, read_levels
+from moored.envs.sokoban.rooms import Room, draw_rows, make_room, parse_room, read_levels
 from moored.envs.sokoban.solver import solve
 from moored.errors import EnvError
 from moored.reply import format_reply
