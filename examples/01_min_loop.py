@@ -7,6 +7,7 @@ Run: python examples/01_min_loop.py [--steps 3] [--no-filter]
 """
 
 import argparse
+from functools import partial
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from moored.algo import grpo, select_groups
 from moored.config import load_config
 from moored.diagnostics import cross_score, first_turn_pairs, information
 from moored.engine.build import build_engine
-from moored.envs.mix import EnvSpec
+from moored.envs.mix import make_env
 from moored.rollout.episodes import Task, roll_out
 from moored.training.batch import LossSample, build_samples, token_weights
 
@@ -35,15 +36,15 @@ config = load_config(
     }
 )
 engine = build_engine(config)
-sokoban = EnvSpec("sokoban", options={"max_turns": 1, "max_actions_per_turn": 10})
+make_sokoban = partial(make_env, "sokoban", max_turns=1, max_actions_per_turn=10)
 
 for step in range(1, options.steps + 1):
     # 1 plan, 2 roll out: one group is one prompt played `size` times.
     tasks = [
         Task(
             group_id=i,
-            env=sokoban.name,
-            make_env=sokoban.make,
+            env="sokoban",
+            make_env=make_sokoban,
             task_seed=1000 * step + i,
             episode_seeds=tuple(range(options.size)),
         )

@@ -49,9 +49,9 @@ class Section(BaseModel):
 class EnvConfig(Section):
     """One environment of the mix."""
 
-    name: str
+    name: str = Field(min_length=1)
     """Registered name or `module:Class`."""
-    weight: float = Field(default=1.0, gt=0.0)
+    weight: float = Field(default=1.0, gt=0.0, allow_inf_nan=False)
     """Relative share of the groups."""
     options: dict[str, object] = {}
     """Keyword arguments of the environment."""

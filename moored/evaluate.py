@@ -57,12 +57,12 @@ def evaluate(
     options, first = config.evaluation, SPLIT_SEEDS[config.evaluation.split].start
     tasks = []
     for index in range(options.num_tasks):
-        spec = mix.spec_of_group(index, seed=config.seed)
+        entry = mix.index_of_group(index, seed=config.seed)
         tasks.append(
             Task(
                 group_id=index,
-                env=spec.name,
-                make_env=spec.make,
+                env=mix.specs[entry].name,
+                make_env=mix.makers[entry],
                 task_seed=first + index,
                 episode_seeds=tuple(range(options.num_samples)),
             )

@@ -91,7 +91,7 @@ def build_run(config: Config, folder: Path, *, resume: bool = False) -> Run:
     require_sinks(config.log.sinks)
     algorithm = load_algorithm(config.algorithm)
     check_filter(config.filter.score, config.filter.rule)
-    mix = EnvMix.parse([env.model_dump() for env in config.env])
+    mix = EnvMix(config.env)
     for env in mix.make():
         env.close()
     engine = build_engine(config)
@@ -228,13 +228,13 @@ def _plan(run: Run, step: int, offset: int, count: int) -> list[Task]:
     tasks = []
     for index in range(offset, offset + count):
         number = (step - 1) * per_step + index
-        spec = run.mix.spec_of_group(number, seed=config.seed)
+        entry = run.mix.index_of_group(number, seed=config.seed)
         entropy = np.random.SeedSequence([config.seed, number]).generate_state(1, np.uint64)[0]
         tasks.append(
             Task(
                 group_id=number,
-                env=spec.name,
-                make_env=spec.make,
+                env=run.mix.specs[entry].name,
+                make_env=run.mix.makers[entry],
                 task_seed=int(entropy) % (1 << 40),
                 episode_seeds=tuple(range(config.rollout.group_size)),
             )

@@ -91,7 +91,7 @@ def evaluate_source(source: str, env: str | None, given: dict[str, Any]) -> Eval
     is_endpoint = "engine" in given
     is_run = not is_endpoint and (Path(source) / "config.yaml").is_file()
     config = _evaluation_config(source, env, given, is_run=is_run)
-    mix = EnvMix.parse([spec.model_dump() for spec in config.env])
+    mix = EnvMix(config.env)
     for made in mix.make():
         made.close()
     if not is_endpoint:

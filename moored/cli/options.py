@@ -90,7 +90,7 @@ def check_config(config: Config) -> None:
 
     require_sinks(config.log.sinks)
     check_model_name(config.model)
-    for env in EnvMix.parse([env.model_dump() for env in config.env]).make():
+    for env in EnvMix(config.env).make():
         env.close()
 
 

@@ -11,11 +11,11 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, Unpack, get_args
 
 import numpy as np
 
-from moored.envs.game import Game, Outcome
+from moored.envs.game import Game, Limits, Outcome
 from moored.errors import EnvError
 from moored.types import Content, ImagePart
 
@@ -148,17 +148,9 @@ class FrozenLake(Game[Lake]):
         map: str | Sequence[str] | None = None,
         view: View = "grid",
         tile_px: int = 32,
-        max_turns: int = 5,
-        max_actions: int = 10,
-        max_actions_per_turn: int = 2,
-        format_penalty: float = -0.1,
+        **limits: Unpack[Limits],
     ) -> None:
-        super().__init__(
-            max_turns=max_turns,
-            max_actions=max_actions,
-            max_actions_per_turn=max_actions_per_turn,
-            format_penalty=format_penalty,
-        )
+        super().__init__(**limits)
         for option, chance in (("frozen", frozen), ("slip", slip)):
             if not 0 <= chance <= 1:
                 raise EnvError(f"frozen_lake: {option} is a probability in [0, 1], got {chance}")

@@ -10,7 +10,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypedDict, TypeVar
 
 from moored.envs.base import FORMAT_REMINDER, StepResult, draw_task
 from moored.errors import EnvError
@@ -32,6 +32,15 @@ class Outcome:
     success: bool = False
     changed: bool = True
     """False when the action had no effect, e.g. a push against a wall."""
+
+
+class Limits(TypedDict, total=False):
+    """Options that all games have; `Game` says what they are by default."""
+
+    max_turns: int
+    max_actions: int
+    max_actions_per_turn: int
+    format_penalty: float
 
 
 class Game(ABC, Generic[TaskT]):

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import functools
 import random
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
-from moored.envs.game import Game, Outcome
+from moored.envs.game import Game, Limits, Outcome
 from moored.errors import EnvError
 
 Board = tuple[tuple[int, ...], ...]
@@ -48,17 +48,9 @@ class Game2048(Game[Board]):
         size: int = 4,
         target: int = 64,
         splits: int | None = 5,
-        max_turns: int = 5,
-        max_actions: int = 10,
-        max_actions_per_turn: int = 2,
-        format_penalty: float = -0.1,
+        **limits: Unpack[Limits],
     ) -> None:
-        super().__init__(
-            max_turns=max_turns,
-            max_actions=max_actions,
-            max_actions_per_turn=max_actions_per_turn,
-            format_penalty=format_penalty,
-        )
+        super().__init__(**limits)
         self.size = size
         self.target = target
         self.splits = splits

@@ -13,9 +13,10 @@ import random
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from itertools import accumulate
 
+from moored.config import EnvConfig
 from moored.envs import ENVIRONMENTS
 from moored.envs.base import Environment
 from moored.envs.option_types import MISFIT, annotations_of, describe_kind, fit_value
@@ -146,69 +147,13 @@ def _construct(factory: Callable[..., object], options: dict[str, object]) -> ob
         raise EnvError(f"{source_name(factory)} cannot be made with {given}: {error}") from error
 
 
-@dataclass(frozen=True, slots=True)
-class EnvSpec:
-    """One entry of a mix: which environment, how often, and its options."""
-
-    name: str
-    """A registered name or `"module:Class"`."""
-    weight: float = 1.0
-    """Share of the groups, relative to the other entries."""
-    options: Mapping[str, object] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name:
-            raise ConfigError(f"an environment's name must be a non-empty text, got {self.name!r}")
-        is_number = isinstance(self.weight, int | float) and not isinstance(self.weight, bool)
-        if not is_number or not math.isfinite(self.weight) or self.weight <= 0:
-            raise ConfigError(
-                f"the weight of environment {self.name!r} must be a positive number, got "
-                f"{self.weight!r}; leave the entry out to switch it off"
-            )
-        if not isinstance(self.options, Mapping):
-            raise ConfigError(
-                f"the options of environment {self.name!r} must be a mapping of option to value, "
-                f"got {self.options!r}"
-            )
-
-    @classmethod
-    def parse(cls, entry: str | Mapping[str, object]) -> EnvSpec:
-        """Read `"sokoban"` or `{name: sokoban, weight: 2, options: {max_turns: 8}}`."""
-        if isinstance(entry, str):
-            return cls(entry)
-        if not isinstance(entry, Mapping):
-            raise ConfigError(
-                f"an env entry must be a name or a mapping with 'name', got {entry!r}"
-            )
-        known = [item.name for item in fields(cls)]
-        for key in entry:
-            if key not in known:
-                raise ConfigError(f"unknown key {key!r} in env; {close_match_hint(key, known)}")
-        if "name" not in entry:
-            raise ConfigError(f"an env entry needs a 'name', got {dict(entry)!r}")
-        return cls(**entry)  # pyright: ignore[reportArgumentType]
-
-    def make(self) -> Environment:
-        """Build the environment."""
-        return make_env(self.name, **self.options)
-
-
-@dataclass(frozen=True, slots=True)
 class EnvMix:
     """Environments mixed by weight. The same name may appear twice, with other options."""
 
-    specs: tuple[EnvSpec, ...]
-
-    def __post_init__(self) -> None:
-        if not self.specs:
-            raise ConfigError("env names no environment; give at least one, e.g. env: sokoban")
-
-    @classmethod
-    def parse(cls, spec: str | Mapping[str, object] | Sequence[object]) -> EnvMix:
-        """Read `"sokoban"`, `{name: sokoban}` or a list of such entries."""
-        is_list = isinstance(spec, Sequence) and not isinstance(spec, str)
-        entries = list(spec) if is_list else [spec]
-        return cls(tuple(EnvSpec.parse(entry) for entry in entries))  # pyright: ignore[reportArgumentType]
+    def __init__(self, specs: Sequence[EnvConfig]) -> None:
+        self.specs = tuple(specs)
+        self.makers = tuple(functools.partial(make_env, s.name, **s.options) for s in specs)
+        """What builds each of `specs`; a pool of environments tells them apart by it."""
 
     def index_of_group(self, group: int, *, seed: int = 0) -> int:
         """Which of `specs` the `group`-th group of a run uses, a function of its arguments alone.
@@ -224,10 +169,6 @@ class EnvMix:
         position = (offset + group * _GOLDEN) % _WORD / _WORD
         return min(bisect_right(bounds, position), len(self.specs) - 1)
 
-    def spec_of_group(self, group: int, *, seed: int = 0) -> EnvSpec:
-        """The entry the `group`-th group of a run uses."""
-        return self.specs[self.index_of_group(group, seed=seed)]
-
     def make(self) -> tuple[Environment, ...]:
         """Build every environment once, in the order of `specs`."""
-        return tuple(spec.make() for spec in self.specs)
+        return tuple(make() for make in self.makers)

@@ -11,9 +11,9 @@ import functools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
-from moored.envs.game import Game, Outcome
+from moored.envs.game import Game, Limits, Outcome
 from moored.errors import EnvError
 
 MOVE_REWARD = -0.1
@@ -88,17 +88,9 @@ class Rubik(Game[Scramble]):
         self,
         *,
         depth: int | Sequence[int] = (1, 4),
-        max_turns: int = 5,
-        max_actions: int = 10,
-        max_actions_per_turn: int = 2,
-        format_penalty: float = -0.1,
+        **limits: Unpack[Limits],
     ) -> None:
-        super().__init__(
-            max_turns=max_turns,
-            max_actions=max_actions,
-            max_actions_per_turn=max_actions_per_turn,
-            format_penalty=format_penalty,
-        )
+        super().__init__(**limits)
         bounds = tuple(depth) if isinstance(depth, Sequence) else (depth, depth)
         most = min(MAX_DEPTH, self.action_budget)
         is_pair = len(bounds) == 2 and all(isinstance(bound, int) for bound in bounds)

@@ -11,9 +11,9 @@ import random
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
-from moored.envs.game import Game, Outcome
+from moored.envs.game import Game, Limits, Outcome
 from moored.errors import EnvError
 
 MAX_BLANKS = {4: 10, 9: 50}
@@ -52,17 +52,9 @@ class Sudoku(Game[Puzzle]):
         *,
         size: int = 4,
         blanks: int | Sequence[int] = (4, 8),
-        max_turns: int = 5,
-        max_actions: int = 10,
-        max_actions_per_turn: int = 2,
-        format_penalty: float = -0.1,
+        **limits: Unpack[Limits],
     ) -> None:
-        super().__init__(
-            max_turns=max_turns,
-            max_actions=max_actions,
-            max_actions_per_turn=max_actions_per_turn,
-            format_penalty=format_penalty,
-        )
+        super().__init__(**limits)
         if size not in MAX_BLANKS:
             raise EnvError(f"sudoku: size must be 4 or 9, got {size!r}")
         bounds = tuple(blanks) if isinstance(blanks, Sequence) else (blanks, blanks)

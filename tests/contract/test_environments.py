@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from moored.config import load_config
 from moored.envs import ENVIRONMENTS
 from moored.envs.check.runner import check_env
 from moored.envs.describe import describe_env
@@ -78,7 +79,7 @@ def test_the_prompt_states_the_real_format_penalty(name: str) -> None:
 
 
 def test_all_environments_can_be_mixed() -> None:
-    envs = EnvMix.parse(list(ENVIRONMENTS)).make()
+    envs = EnvMix(load_config({"env": list(ENVIRONMENTS)}).env).make()
     assert [env.name for env in envs] == list(ENVIRONMENTS)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Hashable, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 from moored.envs.base import warn_of_missing_splits
-from moored.envs.game import Game, Outcome
+from moored.envs.game import Game, Limits, Outcome
 from moored.envs.sokoban.rooms import (
     Room,
     draw_rows,
@@ -78,17 +78,9 @@ class Sokoban(Game[Room]):
         tile_px: int = 32,
         level: str | Sequence[str] | None = None,
         levels_file: str | Path | None = None,
-        max_turns: int = 5,
-        max_actions: int = 10,
-        max_actions_per_turn: int = 2,
-        format_penalty: float = -0.1,
+        **limits: Unpack[Limits],
     ) -> None:
-        super().__init__(
-            max_turns=max_turns,
-            max_actions=max_actions,
-            max_actions_per_turn=max_actions_per_turn,
-            format_penalty=format_penalty,
-        )
+        super().__init__(**limits)
         if view not in VIEWS:
             raise EnvError(f"sokoban: unknown view {view!r}; {close_match_hint(view, VIEWS)}")
         if not 4 <= tile_px <= 256:

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-import yaml
 
+from moored.config import EnvConfig
 from moored.envs import ENVIRONMENTS
 from moored.envs.base import StepResult
-from moored.envs.mix import REQUIRED, EnvMix, EnvSpec, make_env, option_defaults
+from moored.envs.mix import REQUIRED, EnvMix, make_env, option_defaults
 from moored.errors import ConfigError, EnvError, MooredError, UnknownNameError
 from moored.types import Message
 
@@ -188,41 +188,14 @@ def test_unknown_names_are_explained() -> None:
         make_env("sokobann")
 
 
-def test_a_name_a_mapping_and_a_list_are_read() -> None:
-    assert EnvMix.parse("bandit").specs == (EnvSpec("bandit"),)
-    assert EnvMix.parse({"name": "bandit", "weight": 3}).specs == (EnvSpec("bandit", 3),)
-    text = "[{name: sokoban, weight: 2}, {name: countdown, options: {max_number: 9}}, my_env:Mine]"
-    assert EnvMix.parse(yaml.safe_load(text)).specs == (
-        EnvSpec("sokoban", 2),
-        EnvSpec("countdown", 1.0, {"max_number": 9}),
-        EnvSpec("my_env:Mine"),
-    )
-
-
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ([], "env names no environment"),
-        ({"weight": 1}, "needs a 'name'"),
-        ({"name": "sokoban", "wieght": 2}, r"unknown key 'wieght' in env; did you mean 'weight'\?"),
-        ([{"name": "sokoban", "weight": 0}], "must be a positive number, got 0"),
-        ([{"name": "sokoban", "weight": "2"}], "must be a positive number, got '2'"),
-        ([{"name": "sokoban", "weight": float("inf")}], "must be a positive number, got inf"),
-        ([{"name": "sokoban", "options": [1]}], r"must be a mapping of option to value, got \[1\]"),
-        ([{"name": 2048}], "must be a non-empty text, got 2048"),
-        ([7], "must be a name or a mapping with 'name', got 7"),
-        (None, "must be a name or a mapping with 'name', got None"),
-    ],
-)
-def test_wrong_specs_are_explained(spec: object, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        EnvMix.parse(spec)  # pyright: ignore[reportArgumentType]
+def mix_of(*names: str) -> EnvMix:
+    return EnvMix([EnvConfig(name=name) for name in names])
 
 
 def test_every_stretch_of_groups_holds_the_mix() -> None:
     weights = {"a": 5, "b": 2, "c": 0.37}
-    mix = EnvMix(tuple(EnvSpec(name, weight) for name, weight in weights.items()))
-    names = [mix.spec_of_group(group, seed=7).name for group in range(5000)]
+    mix = EnvMix([EnvConfig(name=name, weight=weight) for name, weight in weights.items()])
+    names = [mix.specs[mix.index_of_group(group, seed=7)].name for group in range(5000)]
     for start in range(0, 5000, 37):
         for length in (16, 100, 2000):
             window = names[start : start + length]
@@ -232,7 +205,7 @@ def test_every_stretch_of_groups_holds_the_mix() -> None:
 
 
 def test_the_choice_depends_on_group_and_seed_alone() -> None:
-    mix = EnvMix.parse(["a", "b"])
+    mix = mix_of("a", "b")
     forward = [mix.index_of_group(group, seed=1) for group in range(64)]
     backward = [mix.index_of_group(group, seed=1) for group in reversed(range(64))]
     assert backward[::-1] == forward
@@ -240,10 +213,10 @@ def test_the_choice_depends_on_group_and_seed_alone() -> None:
 
 
 def test_one_environment_takes_every_group() -> None:
-    mix = EnvMix.parse("a")
+    mix = mix_of("a")
     assert {mix.index_of_group(group, seed=group) for group in range(1000)} == {0}
 
 
 def test_groups_are_counted_from_zero() -> None:
     with pytest.raises(MooredError, match="counted from 0, got -1"):
-        EnvMix.parse("a").index_of_group(-1)
+        mix_of("a").index_of_group(-1)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from moored.config import RolloutConfig
+from moored.config import RolloutConfig, load_config
 from moored.engine.base import LockstepStream, Request, SamplingParams
 from moored.envs.base import Environment, StepResult
 from moored.envs.mix import EnvMix, make_env
@@ -436,13 +436,13 @@ def test_a_pool_reuses_environments_and_drops_those_that_raised(renderer):
 
 
 def test_a_pool_knows_the_entry_of_a_mix_that_made_an_environment():
-    mix = EnvMix.parse(["sokoban", {"name": "sokoban", "options": {"max_turns": 2}}])
-    first, second = mix.specs
+    env = ["sokoban", {"name": "sokoban", "options": {"max_turns": 2}}]
+    first, second = EnvMix(load_config({"env": env}).env).makers
     with EnvPool() as pool:
-        env = pool.take(first.make)
-        pool.give_back(first.make, env)
-        assert pool.take(second.make).max_turns == 2
-        assert pool.take(first.make) is env
+        made = pool.take(first)
+        pool.give_back(first, made)
+        assert pool.take(second).max_turns == 2
+        assert pool.take(first) is made
 
 
 def test_without_a_pool_environments_are_closed_and_a_failing_close_loses_nothing(renderer, caplog):

@@ -51,12 +51,13 @@ def sampler(
 def evaluated(endpoint: EndpointSampler, env: str, num_tasks: int) -> Evaluation:
     config = load_config(
         {
+            "env": env,
             "evaluation": {"num_tasks": num_tasks, "temperature": 0.0},
             "rollout": {"max_response_tokens": 9, "max_context": sys.maxsize},
         }
     )
     writer: Any = SimpleNamespace(sampler=endpoint, renderer=TextRenderer())
-    return evaluate(writer, EnvMix.parse(env), config)
+    return evaluate(writer, EnvMix(config.env), config)
 
 
 def text_of(completion: Completion) -> str:
