@@ -89,7 +89,7 @@ def select_groups(
     `rewards` is (P, G), a list of rows, or flat with `group_ids`; it holds the quantity that
     the score is taken of: rewards for `variance`, `std` and `reward_mean`, tokens per trajectory
     for `length`, mean token entropy per trajectory for `entropy` and `entropy_std`. `score` and
-    `rule` may also be `"module:attribute"`: functions as in `scores.py` and `rules.py`.
+    `rule` may also be `"module:attribute"`: functions as in `groups.py` and below.
     """
     grouped = group(rewards, group_ids)
     stats = moments(grouped)
