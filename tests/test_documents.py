@@ -63,6 +63,7 @@ def command(tmp_path, monkeypatch, capsys):
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
+    known = set(sys.modules)
 
     def run_command(words: list[str]) -> None:
         monkeypatch.setattr(sys, "argv", ["moored", *words])
@@ -70,7 +71,11 @@ def command(tmp_path, monkeypatch, capsys):
             main()
         assert not left.value.code, (words, capsys.readouterr().err)
 
-    return run_command
+    yield run_command
+    # Modules of the folder: another test may have some of the same name.
+    for name in set(sys.modules) - known:
+        if (file := getattr(sys.modules[name], "__file__", None)) and Path(file).parent == tmp_path:
+            del sys.modules[name]
 
 
 SMALLER = {
