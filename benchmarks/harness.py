@@ -27,7 +27,7 @@ from torch import nn
 from transformers import GenerationConfig, PreTrainedModel
 
 from moored.engine.base import LockstepStream, Request, SamplingParams
-from moored.engine.local.device import pick_device, uses_bf16
+from moored.models.load import pick_device, uses_bf16
 from moored.types import Completion, FinishReason
 
 PACKAGES = ("torch", "transformers", "trl", "accelerate", "numpy")

@@ -12,8 +12,7 @@ import numpy as np
 
 from moored.analysis.sample import Draw, RewardStats, StepDraw, encode_step, too_few_prompts
 from moored.analysis.scorers import Scorer
-from moored.diagnostics.information import information
-from moored.diagnostics.likelihood import Likelihood
+from moored.diagnostics.information import Likelihood, information
 from moored.diagnostics.pairs import PairSet, ScoreFn, cross_score
 from moored.diagnostics.report import CollapseReport, Regime
 from moored.diagnostics.watch import SMOOTH, Alarm, CollapseWatch, Watched

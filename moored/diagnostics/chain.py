@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from moored.diagnostics.likelihood import Likelihood, check_draws
+from moored.diagnostics.information import Likelihood, check_draws
 from moored.diagnostics.report import Interval
 from moored.errors import MooredError, TooFewPromptsError
 

@@ -3,15 +3,17 @@
 Plain functions of modules and tensors; the learner decides where they run and gathers gradients.
 The head works on a chunk of tokens at a time, straight from hidden states: no [tokens x vocabulary]
 tensor is ever built or kept, the backward pass computes each chunk's logits again.
+A pass that needs more memory than there is says so in one sentence.
 S continuation tokens, V vocabulary.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from typing import Any, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from torch import nn
@@ -23,11 +25,8 @@ from moored.engine.packing import Packed, TokenBatch
 from moored.errors import MooredError
 from moored.training.losses import TokenStream, policy_loss, value_loss
 
-LLAMA_SHAPED = ("llama", "mistral", "qwen2", "qwen3")
-"""Models whose layers are norm, attention, norm, gated linear units, and hand extra arguments down
-to their attention."""
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-"""Angles that do not depend on the length of the sequence."""
+P = ParamSpec("P")
+T = TypeVar("T")
 ATTENTION = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 Parts = dict[str, torch.Tensor]
 """Sums over a micro-batch by name; those named `*_max` are largest values."""
@@ -35,18 +34,6 @@ LOGITS_PER_CHUNK = {"cpu": 1 << 18, "cuda": 1 << 26}
 """Elements of one chunk's logits: what fits the caches of a CPU; what keeps a GPU busy."""
 MIN_CHUNK = 64
 """Fewest tokens for which a matrix product pays."""
-
-
-def has_fixed_angles(config: Any) -> bool:
-    rope = getattr(config, "rope_parameters", None) or {}
-    return rope.get("rope_type", "default") in ROPE_TYPES
-
-
-def sliding_window(config: Any) -> int | None:
-    """How many tokens back some layers look, if they do not look back to the start."""
-    if getattr(config, "use_sliding_window", True) is False:
-        return None
-    return getattr(config, "sliding_window", None)
 
 
 def trunk_of(model: nn.Module) -> nn.Module:
@@ -325,3 +312,35 @@ def critic_pass(critic: Critic, batch: TokenBatch, value_clip: float | None) -> 
     streams, values = batch.streams, critic(batch.packed)
     error = value_loss(values, streams["old_values"], streams["returns"], value_clip)
     return (streams["weights"] * error).sum()
+
+
+class OutOfMemoryError(MooredError):
+    """The GPU has too little memory for what was requested."""
+
+
+def says_out_of_memory(what: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Decorator: torch's error about memory becomes one sentence with a remedy."""
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(function)
+        def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                return function(*args, **kwargs)
+            except torch.OutOfMemoryError as error:
+                raise OutOfMemoryError(_explain(what)) from error
+
+        return wrapped
+
+    return decorate
+
+
+def _explain(what: str) -> str:
+    used = ""
+    if torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        used = f" ({(total - free) / 2**30:.1f} of {total / 2**30:.1f} GiB are in use)"
+    return (
+        f"out of GPU memory in {what}{used}; lower engine.micro_batch_tokens, rollout.max_context "
+        f"or rollout.group_size, set engine.gradient_checkpointing=true, or train with "
+        f"optimizer.lora_rank"
+    )

@@ -1,11 +1,14 @@
-"""Models by name: embedded, from a package, a folder, or a hub id."""
+"""Models by name: embedded, from a package, a folder, or a hub id.
+
+Also what kinds of models there are, and where and in which precision one runs.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from moored.errors import MooredError
 
@@ -15,6 +18,11 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 SMOLLM_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+LLAMA_SHAPED = ("llama", "mistral", "qwen2", "qwen3")
+"""Models whose layers are norm, attention, norm, gated linear units, and hand extra arguments down
+to their attention."""
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+"""Angles that do not depend on the length of the sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +120,35 @@ def _smollm_folder() -> Path | None:
     if spec is None or spec.origin is None or importlib.util.find_spec("gguf") is None:
         return None
     return Path(spec.origin).parent
+
+
+def has_fixed_angles(config: Any) -> bool:
+    rope = getattr(config, "rope_parameters", None) or {}
+    return rope.get("rope_type", "default") in ROPE_TYPES
+
+
+def sliding_window(config: Any) -> int | None:
+    """How many tokens back some layers look, if they do not look back to the start."""
+    if getattr(config, "use_sliding_window", True) is False:
+        return None
+    return getattr(config, "sliding_window", None)
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` is the GPU when there is one."""
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise MooredError(f"unknown device {name!r}; use auto, cpu or cuda") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise MooredError("engine.device is cuda, but no GPU is visible; use cpu or auto")
+    return device
+
+
+def uses_bf16(dtype: str, device: torch.device) -> bool:
+    """`auto` computes in bfloat16 on a GPU."""
+    return dtype == "bfloat16" or (dtype == "auto" and device.type == "cuda")

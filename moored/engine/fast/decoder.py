@@ -15,7 +15,8 @@ import torch.nn.functional as F
 
 from moored.engine.fast import plain_ops
 from moored.engine.fast.rows import Rows
-from moored.engine.passes import LLAMA_SHAPED, float_logits, has_fixed_angles, sliding_window
+from moored.engine.passes import float_logits
+from moored.models.load import LLAMA_SHAPED, has_fixed_angles, sliding_window
 
 
 def can_decode(model: Any) -> bool:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from moored.engine.base import Request, SamplingParams
-from moored.engine.fast.replies import make_completions, reply_lengths
-from moored.engine.fast.rows import rows_of
+from moored.engine.fast.rows import make_completions, reply_lengths, rows_of
 from moored.engine.fast.slots import Job, split_jobs
 from moored.types import Completion
 

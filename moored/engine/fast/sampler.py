@@ -20,11 +20,11 @@ from moored.engine.fast.buckets import bucket
 from moored.engine.fast.capture import Fetch, capture, pinned, run_aside, to_device
 from moored.engine.fast.decoder import Decoder
 from moored.engine.fast.lockstep import write_batch
-from moored.engine.fast.replies import check_fast_params
 from moored.engine.fast.rows import (
     MAX_RECORDED_TOKENS,
     PassShape,
     State,
+    check_fast_params,
     entries_size,
     padded_shape,
     unpack_entries,
@@ -32,7 +32,7 @@ from moored.engine.fast.rows import (
 )
 from moored.engine.fast.slots import MIN_SHARERS, Slots
 from moored.engine.fast.stream import SlotStream
-from moored.engine.local.device import says_out_of_memory
+from moored.engine.passes import says_out_of_memory
 from moored.errors import MooredError
 from moored.types import Completion
 

@@ -18,10 +18,15 @@ import torch
 
 from moored.engine.base import Request, SamplingParams, check_text_prompt
 from moored.engine.fast.capture import Fetch, to_device
-from moored.engine.fast.replies import check_fast_params, make_completions
-from moored.engine.fast.rows import pack_entries, pack_jobs, padded_shape
+from moored.engine.fast.rows import (
+    check_fast_params,
+    make_completions,
+    pack_entries,
+    pack_jobs,
+    padded_shape,
+)
 from moored.engine.fast.slots import Job, Session, split_jobs
-from moored.engine.local.device import says_out_of_memory
+from moored.engine.passes import says_out_of_memory
 from moored.errors import MooredError
 from moored.types import Completion
 

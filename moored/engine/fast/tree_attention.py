@@ -20,7 +20,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from moored.engine.packing import Tree
-from moored.engine.passes import LLAMA_SHAPED, sliding_window
+from moored.models.load import LLAMA_SHAPED, sliding_window
 
 NAME = "moored_tree"
 CHUNK = 8

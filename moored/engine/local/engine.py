@@ -14,12 +14,10 @@ from moored.config import Config
 from moored.engine.check import PlainModel, check_engine
 from moored.engine.fast.decoder import can_decode
 from moored.engine.fast.sampler import SlotSampler
-from moored.engine.local.device import pick_device
 from moored.engine.local.learner import LocalLearner
 from moored.engine.local.sampler import LocalSampler
-from moored.engine.passes import sliding_window
 from moored.errors import MooredError
-from moored.models.load import load_model
+from moored.models.load import load_model, pick_device, sliding_window
 from moored.rollout.render import Renderer
 from moored.training.algorithms import load_algorithm
 

@@ -22,7 +22,6 @@ from torch import nn
 from moored.config import Config
 from moored.engine.fast.graphs import HOST, MOST_PADDING, Graphs, Outputs, Pass
 from moored.engine.fast.tree_attention import use_tree_attention
-from moored.engine.local.device import says_out_of_memory, uses_bf16
 from moored.engine.local.state import Trained, export_model, load_weights
 from moored.engine.packing import (
     Packed,
@@ -37,13 +36,14 @@ from moored.engine.packing import (
 from moored.engine.passes import (
     Critic,
     critic_pass,
-    has_fixed_angles,
     is_plain_head,
     logprobs_pass,
     policy_pass,
+    says_out_of_memory,
     trunk_of,
 )
 from moored.errors import MooredError
+from moored.models.load import has_fixed_angles, uses_bf16
 from moored.training.batch import LossSample, Sample
 from moored.types import Prompt, ScoreRequest
 

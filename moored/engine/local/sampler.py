@@ -16,9 +16,8 @@ from torch import nn
 
 from moored.engine.base import LockstepStream, Request, SamplingParams, check_requests
 from moored.engine.fast.plain_ops import uniforms
-from moored.engine.local.device import says_out_of_memory
 from moored.engine.local.kv import RowCache, gather
-from moored.engine.passes import scaled_logits, trunk_of
+from moored.engine.passes import says_out_of_memory, scaled_logits, trunk_of
 from moored.errors import MooredError
 from moored.types import Completion, FinishReason
 

@@ -24,7 +24,7 @@ from moored.analysis.page import (
 from moored.analysis.sample import draw
 from moored.analysis.scorers import Encoder, Scorer
 from moored.analysis.svg import BOTTOM, LEFT, RIGHT, TOP, Axis, Cuts, Placed, heat_map, plane
-from moored.diagnostics.likelihood import Likelihood
+from moored.diagnostics.information import Likelihood
 from moored.diagnostics.report import Regime
 from moored.errors import ConfigError, RunLogError
 from moored.files.records import Record

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from moored.diagnostics import ZScoreEMA, information
-from moored.diagnostics.likelihood import bootstrap_means
+from moored.diagnostics.information import bootstrap_means
 
 
 def slow_view(rows: list[list[float]], columns: list[int]) -> dict[str, float]:

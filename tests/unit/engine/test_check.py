@@ -15,8 +15,8 @@ import transformers
 from moored.config import load_config
 from moored.engine.base import LockstepStream, Request, SamplingParams
 from moored.engine.check import PlainModel, check_engine
-from moored.engine.local.device import OutOfMemoryError, says_out_of_memory
 from moored.engine.local.engine import LocalEngine
+from moored.engine.passes import OutOfMemoryError, says_out_of_memory
 from moored.errors import MooredError
 from moored.types import Completion, FinishReason, Prompt, ScoreRequest
 

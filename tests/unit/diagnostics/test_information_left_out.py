@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moored.diagnostics.likelihood import (
+from moored.diagnostics.information import (
     Likelihood,
     Retrieval,
     bootstrap_means,
