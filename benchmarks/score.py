@@ -118,25 +118,31 @@ def parse_arguments(words: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
+def make_model(name: str, device: torch.device) -> nn.Module:
+    """A model by name, or one of `SHAPES` with random weights."""
+    torch.manual_seed(0)
+    if name in SHAPES:
+        return LlamaForCausalLM(SHAPES[name]).to(device)  # pyright: ignore[reportArgumentType]
+    return load_model(name, device).model
+
+
+def draw_tokens(
+    rng: np.random.Generator, vocabulary: int, count: int, most: int
+) -> list[np.ndarray]:
+    """Sequences of unequal length, 0.8 to 1.2 times as long."""
+    lengths = rng.integers(most * 4 // 5, most * 6 // 5 + 1, size=count)
+    return [rng.integers(3, vocabulary, size=length) for length in lengths]
+
+
 def main(words: Sequence[str] | None = None) -> int:
     given = parse_arguments(words)
     device, bf16 = device_of(given)
     machine = describe_machine(device, bf16=bf16)
-    torch.manual_seed(0)
-    if given.model in SHAPES:
-        model: nn.Module = LlamaForCausalLM(SHAPES[given.model]).to(device)  # pyright: ignore[reportArgumentType]
-    else:
-        model = load_model(given.model, device).model
-    vocabulary = int(model.config.vocab_size)  # pyright: ignore[reportArgumentType]
-    rng = np.random.default_rng(0)
-
-    def some(count: int, most: int) -> list[np.ndarray]:
-        """Sequences of unequal length, 0.8 to 1.2 times as long."""
-        lengths = rng.integers(most * 4 // 5, most * 6 // 5 + 1, size=count)
-        return [rng.integers(3, vocabulary, size=length) for length in lengths]
-
-    prompts = [Prompt(ids) for ids in some(given.prompts, given.prompt_tokens)]
-    replies = some(given.reasonings, given.reasoning_tokens)
+    model: Any = make_model(given.model, device)
+    vocabulary = int(model.config.vocab_size)
+    draw = partial(draw_tokens, np.random.default_rng(0), vocabulary)
+    prompts = [Prompt(ids) for ids in draw(given.prompts, given.prompt_tokens)]
+    replies = draw(given.reasonings, given.reasoning_tokens)
     budget = MICRO_BATCH_TOKENS[device.type != "cpu"]
     learner = LocalLearner(
         model,

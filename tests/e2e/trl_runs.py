@@ -60,6 +60,25 @@ def reward_length(completion_ids, differs, **_):
     return [float(len(ids) // 2 % 2 == 0) if differ else 1.0 for ids, differ in rows]
 
 
+SETTINGS: dict[str, Any] = {
+    "num_generations": GROUP,
+    "max_completion_length": 16,
+    "max_steps": 1,
+    "learning_rate": 1e-3,
+    "max_grad_norm": 0.0,
+    "shuffle_dataset": False,
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "use_cpu": True,
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "report_to": "none",
+    "disable_tqdm": True,
+    "seed": 3,
+}
+"""What every run is told besides its folder and batch."""
+
+
 def train(
     folder: Path,
     prompts: str,
@@ -87,24 +106,11 @@ def train(
         "differs": [kind == "K" for _, kind in used],
     }
     gradients = KeepGradients()
-    settings: dict[str, Any] = {
+    settings = {
+        **SETTINGS,
         "output_dir": str(folder),
         "per_device_train_batch_size": rows,
         "gradient_accumulation_steps": accumulate,
-        "num_generations": GROUP,
-        "max_completion_length": 16,
-        "max_steps": 1,
-        "learning_rate": 1e-3,
-        "max_grad_norm": 0.0,
-        "shuffle_dataset": False,
-        "bf16": False,
-        "gradient_checkpointing": False,
-        "use_cpu": True,
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "report_to": "none",
-        "disable_tqdm": True,
-        "seed": 3,
     }
     trainer: Any = (FilteredGRPOTrainer if ours else GRPOTrainer)(
         model=str(NANO),
