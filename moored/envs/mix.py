@@ -15,13 +15,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
-from moored.config import EnvConfig
 from moored.envs import ENVIRONMENTS
 from moored.envs.base import Environment
 from moored.envs.option_types import MISFIT, annotations_of, describe_kind, fit_value
 from moored.envs.resources import SharedResources
 from moored.errors import ConfigError, EnvError, MooredError, close_match_hint
+
+if TYPE_CHECKING:
+    from moored.config import EnvConfig
 
 EnvSource = str | Callable[..., object]
 """A registered name, `"module:Class"`, a class, or a function that makes an environment."""
