@@ -1,8 +1,9 @@
 """Passes over micro-batches as CUDA graphs: one launch in place of thousands.
 
-The first batch of a shape is computed as it is, and the same work recorded; later ones are copied
-to where the recording reads, and replayed. So a pass may read its batch and tensors that stay where
-they are, and write to such tensors. Where a pass cannot be recorded it is computed every time.
+The first batch of a shape is computed as it is: many shapes never come back. The second is
+recorded, and replayed like all later ones, which are copied to where the recording reads. So a pass
+may read its batch and tensors that stay where they are, and write to such tensors. Where a pass
+cannot be recorded it is computed every time.
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ class Graphs:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._recordings: dict[tuple[str, Shape], _Recording | None] = {}
+        """None: cannot be recorded."""
+        self._seen: set[tuple[str, Shape]] = set()
         self._pool = torch.cuda.graph_pool_handle()
 
     def run(self, name: str, compute: Pass, batch: TokenBatch) -> Outputs:
@@ -78,19 +81,22 @@ class Graphs:
         return found.outputs
 
     def _compute(self, key: tuple[str, Shape], compute: Pass, batch: TokenBatch) -> Outputs:
-        """Without a recording; one is made for the next time, unless that failed before."""
+        """Without a recording; the second batch of a shape makes one."""
+        is_new = key not in self._seen
+        self._seen.add(key)
+        is_full = len(self._recordings) >= MAX_RECORDINGS
         with torch.cuda.device(self._device):
-            computed = run_aside(lambda: compute(batch))
-            if key in self._recordings or len(self._recordings) >= MAX_RECORDINGS:
-                return computed
+            if is_new or is_full or key in self._recordings:
+                return run_aside(lambda: compute(batch))
             self._recordings[key] = None
             try:
                 graph, outputs = capture(lambda: compute(batch), self._pool)
             except RuntimeError as error:  # out of memory, or something that a graph cannot hold
                 logger.warning("a pass runs slower because it cannot be recorded: %s", error)
-            else:
-                self._recordings[key] = _Recording(graph, batch, outputs)
-        return computed
+                return run_aside(lambda: compute(batch))
+            self._recordings[key] = _Recording(graph, batch, outputs)
+            graph.replay()
+        return outputs
 
 
 def _with_bounds(padded: TokenBatch, shape: Shape) -> TokenBatch:
