@@ -208,6 +208,9 @@ class Turn:
     reply: str
     seen: Content = ""
     """Content of the user message this turn answers."""
+    observation_start: int | None = None
+    """Where that message begins in `prompt.ids`: the tokens before it are the history. None when
+    the recorder does not know; observation swap then leaves the turn out."""
     reward: float = 0.0
     is_valid: bool = True
     policy_version: int = 0
@@ -217,6 +220,11 @@ class Turn:
             raise MooredError(
                 f"a turn needs one logprob per sampled token, got {len(self.completion_ids)} "
                 f"tokens and {len(self.logprobs)} logprobs"
+            )
+        start = self.observation_start
+        if start is not None and not 0 <= start < max(len(self.prompt.ids), 1):
+            raise MooredError(
+                f"observation_start {start} lies outside the {len(self.prompt.ids)} prompt tokens"
             )
         for name, span in (("think_span", self.think_span), ("answer_span", self.answer_span)):
             if span is not None and not 0 <= span[0] <= span[1] <= len(self.completion_ids):
@@ -235,6 +243,14 @@ class Turn:
         """Tokens inside the answer tags; empty when there is no answer."""
         start, stop = self.answer_span or (0, 0)
         return self.completion_ids[start:stop]
+
+    @property
+    def ended_action_ids(self) -> np.ndarray:
+        """The action and the token after it, which ends it: "U" must not be a part of "U || R"."""
+        if self.answer_span is None:
+            return self.completion_ids[:0]
+        start, stop = self.answer_span
+        return self.completion_ids[start : stop + 1]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -80,6 +80,8 @@ class DialogueRenderer(Protocol):
         history: Sequence[Message],
     ) -> Prompt: ...
 
+    def observation_start(self, prompt: Prompt, messages: Sequence[Message]) -> int | None: ...
+
     def decode(self, completion_ids: np.ndarray) -> str: ...
 
     def spans(self, completion_ids: np.ndarray, text: str) -> Spans: ...
@@ -280,6 +282,7 @@ class _Episode:
             answer_span=spans.answer,
             reply=reply,
             seen=self.history[-1].content,
+            observation_start=renderer.observation_start(self.prompt, self.history),
             reward=float(result.reward),
             is_valid=result.is_valid,
             policy_version=completion.policy_version,

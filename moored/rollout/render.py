@@ -75,6 +75,7 @@ class Renderer:
         self._chunk_ids: dict[str, np.ndarray] = {}
         self._ids_after: dict[tuple[str, bool], np.ndarray] = {}
         self._starts: dict[tuple[tuple[str, str], ...], Prompt] = {}
+        self._tails: dict[object, np.ndarray] = {}
         self._pieces = _Pieces(self._decode_piece)
         self._anchor = self._encode("a").tolist()
         self._anchor_chars = len(self._decode(self._anchor))
@@ -128,6 +129,53 @@ class Renderer:
         has_end = len(completion_ids) > 0 and completion_ids[-1] == self._end_id
         between = self._encode_after_reply(observation, bool(has_end))
         return prompt.then(completion_ids, between, images=content_images(observation))
+
+    def observation_start(self, prompt: Prompt, messages: Sequence[Message]) -> int | None:
+        """Where the newest user message begins in `prompt`, which shows the dialogue `messages`.
+
+        The cut is at a special token (or right after a sampled reply), because only there the ids
+        on one side do not depend on the text on the other: another message can follow the same
+        history. A first prompt without such a place is all observation. None when a later prompt
+        has no such place.
+        """
+        is_first = all(message.role != "assistant" for message in messages)
+        # After a reply that stays as it was sampled, the newest message says all about its ids.
+        shown = messages if is_first or not self.is_prefix_stable else messages[-1:]
+        key = is_first, *((message.role, message.content) for message in shown)
+        is_text = all(isinstance(message.content, str) for message in shown)
+        ids = self._tails.get(key) if is_text else None
+        if ids is None:
+            ids = self._observation_ids(shown, is_first)
+        if is_text:
+            _bound(self._tails, CACHED_STARTS)
+            self._tails[key] = ids
+        start = len(prompt.ids) - len(ids)
+        is_end = len(ids) > 0 and np.array_equal(prompt.ids[max(start, 0) :], ids)
+        return start if is_end else None
+
+    def _observation_ids(self, messages: Sequence[Message], is_first: bool) -> np.ndarray:
+        """Ids from the border before the newest message to the end; none without a border."""
+        *earlier, newest = messages
+        after_reply = not is_first and not earlier
+
+        def shown(content: Content) -> str:
+            if after_reply:
+                return self._text_after_reply(content)
+            return self._render([*earlier, Message("user", content)])
+
+        text = shown(newest.content)
+        end = None if self._frame is None else self._text(newest.content) + self._frame[1]
+        if end is not None and text.endswith(end):
+            at = len(text) - len(end)
+        else:  # the template changes messages: two that begin differently part where they begin
+            at = min(_common_length(text, shown(probe)) for probe in (_USER, _NEXT))
+        chunks = self._chunks(text)
+        starts = list(accumulate(map(len, chunks[:-1]), initial=0))
+        place = bisect_right(starts, at) - 1
+        is_border = self._borders is not None and self._borders.match(text) is not None
+        if place == 0 and not (is_first or after_reply or is_border):
+            return np.zeros(0, dtype=np.int64)
+        return np.concatenate([self._encode_chunk(chunk) for chunk in chunks[place:]])
 
     def decode(self, completion_ids: np.ndarray) -> str:
         """The reply as an environment reads it: without the stop token, other tokens kept.

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 SCHEMA = 1
 TOKEN_COLUMNS = {"prompt_ids": np.int64, "completion_ids": np.int64, "logprobs": np.float32}
 """The columns with one entry per token, and their types in memory."""
+OPTIONAL_COLUMNS = {"observation_start"}
+"""Files of older runs lack these: their turns are read without."""
 PNG_MODES = {"1", "L", "LA", "P", "RGB", "RGBA", "I;16"}
 """What PNG holds without loss; an image of another mode is stored, and comes back, as RGB."""
 ROWS_IN_MEMORY = 1024
@@ -100,6 +102,7 @@ def _schema() -> pa.Schema:
         "metrics": pa.map_(text, number),
         "turn": pa.int32(),
         "observation": text,
+        "observation_start": pa.int32(),
         "images": pa.list_(pa.binary()),
         "image_at": pa.list_(pa.int32()),
         "reply": text,
@@ -166,6 +169,7 @@ def _turn_columns(turn: Turn, num_known: int) -> dict[str, object]:
     answer_start, answer_end = turn.answer_span or (None, None)
     return {
         "observation": content_text(turn.seen),
+        "observation_start": turn.observation_start,
         **_image_columns(turn, num_known),
         "reply": turn.reply,
         "turn_reward": turn.reward,
@@ -225,7 +229,8 @@ def _rows(file: Path) -> Iterator[dict[str, Any]]:
     try:
         with pq.ParquetFile(file, pre_buffer=False) as parquet:
             _check_columns(file, parquet.schema_arrow)
-            for batch in parquet.iter_batches(batch_size=ROWS_IN_MEMORY, columns=_schema().names):
+            known = [name for name in _schema().names if name in parquet.schema_arrow.names]
+            for batch in parquet.iter_batches(batch_size=ROWS_IN_MEMORY, columns=known):
                 names = batch.schema.names
                 for row in zip(*map(_values, names, batch.columns), strict=True):
                     yield dict(zip(names, row, strict=True))
@@ -234,7 +239,7 @@ def _rows(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _check_columns(file: Path, found: pa.Schema) -> None:
-    missing = [name for name in _schema().names if name not in found.names]
+    missing = [n for n in _schema().names if n not in found.names and n not in OPTIONAL_COLUMNS]
     if missing:
         raise RunLogError(
             f"{str(file)!r} has no column {missing[0]!r}; give a rollout file of a run directory"
@@ -302,6 +307,7 @@ def _turn(row: Mapping[str, Any], prompt: Prompt, new_images: Sequence[object]) 
         answer_span=_span(row["answer_start"], row["answer_end"]),
         reply=row["reply"],
         seen=_content(row["observation"], new_images, row["image_at"]),
+        observation_start=row.get("observation_start"),
         reward=row["turn_reward"],
         is_valid=row["is_valid"],
         policy_version=row["policy_version"],

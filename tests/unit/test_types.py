@@ -189,3 +189,34 @@ def test_palette_images_are_told_apart_by_their_colours():
 def test_an_array_is_no_image():
     with pytest.raises(MooredError, match="PIL image, got ndarray"):
         _ = Prompt(np.array([1]), (np.zeros((2, 2, 3)),)).key
+
+
+def test_an_action_with_its_end_is_not_the_beginning_of_a_longer_one():
+    up, bar, right, close = 5, 6, 7, 8
+    short, long = [1, up, close, 2], [1, up, bar, right, close, 2]
+    turns = [
+        Turn(
+            prompt=Prompt(np.array([1])),
+            completion_ids=np.array(ids),
+            logprobs=np.zeros(len(ids)),
+            answer_span=span,
+            reply="",
+        )
+        for ids, span in ((short, (1, 2)), (long, (1, 4)), (short, None))
+    ]
+    assert [turn.ended_action_ids.tolist() for turn in turns] == [
+        [up, close],
+        [up, bar, right, close],
+        [],
+    ]
+
+
+def test_the_newest_observation_begins_inside_the_prompt():
+    with pytest.raises(MooredError, match="observation_start 3 lies outside the 3"):
+        Turn(
+            prompt=Prompt(np.arange(3)),
+            completion_ids=np.zeros(0, dtype=np.int64),
+            logprobs=np.zeros(0),
+            reply="",
+            observation_start=3,
+        )

@@ -64,6 +64,10 @@ class TextRenderer:
         between = _code_points(f"\n\nuser: {_shown(observation)}\n\nassistant: ")
         return prompt.then(completion_ids, between, images=content_images(observation))
 
+    def observation_start(self, prompt: Prompt, messages: Sequence[Message]) -> int | None:
+        """Where the newest message begins: every character is a token of its own."""
+        return len(prompt.ids) - len(f"user: {_shown(messages[-1].content)}\n\nassistant: ")
+
     def decode(self, completion_ids: np.ndarray) -> str:
         return "".join(map(chr, completion_ids.tolist()))
 

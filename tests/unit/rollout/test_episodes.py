@@ -413,6 +413,16 @@ def test_a_template_that_rewrites_history_starts_a_new_stream_each_turn(toy_toke
     assert "secret" not in last and last.count("<answer>go</answer>") == 2
 
 
+@pytest.mark.parametrize("style", ["chatml", "qwen3"])
+def test_a_turn_knows_where_its_newest_observation_begins(toy_tokenizer, style):
+    renderer = Renderer(toy_tokenizer.make_tokenizer(style))
+    sampler = FakeSampler(renderer, say("<think>on</think><answer>go</answer>"))
+    (group,) = play(tasks_of(Walk, [5], 1), sampler)
+    for turn in group.trajectories[0].turns:
+        newest = renderer.tokenizer.decode(turn.prompt.ids[turn.observation_start :])
+        assert newest == (f"<|im_start|>user\n{turn.seen}<|im_end|>\n<|im_start|>assistant\n")
+
+
 def test_first_prompts_that_differ_inside_a_group_are_refused(renderer):
     sampler = FakeSampler(renderer, say("on"))
     with pytest.raises(MooredError, match="another first prompt"):

@@ -430,3 +430,54 @@ def test_spans_survive_bytes_that_are_no_text(renderers, data):
         start, stop = spans.answer
         assert "<answer>" in renderer.decode(ids[:start])
         assert "</answer>" not in renderer.decode(ids[:stop])
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("style", STYLES)
+def test_a_prompt_is_its_history_and_the_newest_observation(toy_tokenizer, style, kind):
+    """Cut there, the history of one dialogue goes with the observation of another."""
+    renderer = Renderer(toy_tokenizer.make_tokenizer(style, **KINDS[kind]))
+    prompts, starts = [], []
+    for observation in ("Turn 2 of 5.\n##_P", "\n 🙂 moved"):
+        history = list(FIRST)
+        prompt = renderer.start(history)
+        assert renderer.observation_start(prompt, history) is not None
+        ids = sampled(renderer, REPLY, ended=True)
+        reply = renderer.decode(ids)
+        prompt = renderer.extend(prompt, ids, reply, observation, history)
+        history += [Message("assistant", reply), Message("user", observation)]
+        prompts.append(prompt.ids)
+        starts.append(renderer.observation_start(prompt, history))
+    assert None not in starts
+    assert prompts[0][: starts[0]].tolist() == prompts[1][: starts[1]].tolist()
+    crossed = [*prompts[0][: starts[0]], *prompts[1][starts[1] :]]
+    assert crossed == prompts[1].tolist()
+    shown = renderer.tokenizer.decode(prompts[0][starts[0] :])
+    assert "Turn 2 of 5." in shown and "The box" not in shown
+
+
+def test_the_observation_of_a_first_prompt_is_the_user_message(toy_tokenizer):
+    renderer = Renderer(toy_tokenizer.make_tokenizer("chatml"))
+    prompt = renderer.start(FIRST)
+    start = renderer.observation_start(prompt, FIRST)
+    assert renderer.tokenizer.decode(prompt.ids[start:]) == (
+        "<|im_start|>user\nTurn 1 of 5.<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_the_observation_is_found_after_a_reply_that_was_cut_off(toy_tokenizer):
+    for style in STABLE:
+        renderer = Renderer(toy_tokenizer.make_tokenizer(style))
+        start, ids = renderer.start(FIRST), sampled(renderer, REPLY, ended=False)
+        reply = renderer.decode(ids)
+        prompt = renderer.extend(start, ids, reply, "Next.", FIRST)
+        dialogue = [*FIRST, Message("assistant", reply), Message("user", "Next.")]
+        at = renderer.observation_start(prompt, dialogue)
+        assert at is not None and at >= len(start.ids) + len(ids)
+        assert "Next." in renderer.tokenizer.decode(prompt.ids[at:])
+
+
+def test_a_prompt_of_another_dialogue_has_no_observation_here(toy_tokenizer):
+    renderer = Renderer(toy_tokenizer.make_tokenizer("chatml"))
+    other = [Message("user", "Something else.")]
+    assert renderer.observation_start(renderer.start(FIRST), other) is None

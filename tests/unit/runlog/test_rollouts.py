@@ -42,7 +42,9 @@ def group(*episodes: tuple[Turn, ...], group_id=7, stop=StopReason.DONE, **optio
 def many_kinds() -> list[Group]:
     """Several turns, spans and none, an error, an episode without a turn."""
     first = turn(think_span=(0, 1), answer_span=(1, 2), reward=0.1, policy_version=3)
-    later = turn((1, 2, 3, 4, 5, 6), (8,), reply="", is_valid=False, reward=-0.2)
+    later = turn(
+        (1, 2, 3, 4, 5, 6), (8,), reply="", is_valid=False, reward=-0.2, observation_start=5
+    )
     failed = group((first,), (), group_id=8, stop=StopReason.ENV_ERROR)
     return [
         group((first, later), (turn(sampled=()),), success=True, metrics={"boxes": 2.0, "x": 0.5}),
@@ -185,3 +187,10 @@ def test_without_pyarrow_the_error_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(MooredError, match=r"pip install 'moored\[data\]'"):
         stored(tmp_path, many_kinds())
+
+
+def test_files_of_runs_that_did_not_record_where_observations_begin_are_read(tmp_path):
+    file = stored(tmp_path, many_kinds())
+    pq.write_table(pq.read_table(file).drop_columns(["observation_start"]), file)
+    turns = [turn for group in read_groups(file) for t in group.trajectories for turn in t.turns]
+    assert [turn.observation_start for turn in turns] == [None] * 4
