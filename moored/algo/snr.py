@@ -34,6 +34,7 @@ class Recommendation(StrEnum):
     TRY_FILTER = "try_filter"
     NO_FILTER = "no_filter"
     FIX_REWARD = "fix_reward"
+    CHANGE_TASKS = "change_tasks"
     NO_SIGNAL = "no_signal"
     MORE_GROUPS = "more_groups"
 

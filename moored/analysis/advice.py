@@ -7,7 +7,7 @@ which one, what it would save, and what to do where no filter helps. numpy only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -16,6 +16,7 @@ from moored.algo.causes import Triage
 from moored.algo.filters import RewardVariance, select
 from moored.algo.groups import GroupIds, group, moments
 from moored.algo.snr import DEFAULT_RHO, HURTS_BELOW, Advice, Recommendation, advise
+from moored.analysis.trend import MIN_TREND_STEPS, Trend, trend_of
 from moored.errors import MooredError
 
 RHOS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
@@ -65,6 +66,9 @@ class FilterSettings:
     action: str
 
 
+PLAIN_FILTER = FilterSettings(rule="top_p", value=DEFAULT_RHO, eps=0.0, action="drop")
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class BatchAdvice:
     """Everything `moored advise` prints."""
@@ -79,9 +83,13 @@ class BatchAdvice:
     effects: tuple[RhoEffect, ...]
     triage: Triage
     recommendation: Recommendation
+    headline: str
+    """The recommendation in one sentence, which the reasons explain."""
     settings: FilterSettings | None
     """None when no filter is recommended."""
     reasons: tuple[str, ...]
+    trend: Trend | None
+    """None for fewer than `MIN_TREND_STEPS` steps."""
 
 
 def advise_batch(
@@ -113,7 +121,7 @@ def advise_batch(
         update_share=update_share,
     )
     rv_P = plain.rv.variances
-    settings = _settings(plain.recommendation, rv_P, steps_P)
+    decision = _decide(plain, rv_P, steps_P)
     return BatchAdvice(
         num_groups=len(rv_P),
         num_steps=len(np.unique(steps_P)),
@@ -123,12 +131,11 @@ def advise_batch(
         histogram=rv_histogram(rv_P),
         effects=tuple(_effect(rho, rv_P, steps_P, grouped.sizes, update_share) for rho in rhos),
         triage=plain.triage,
-        recommendation=plain.recommendation,
-        settings=settings,
-        reasons=(
-            *_filter_reasons(plain, settings, rv_P, steps_P),
-            *_task_reasons(plain, int(np.median(counts_P))),
-        ),
+        recommendation=decision.recommendation,
+        headline=_headline(decision, plain, rv_P),
+        settings=decision.settings,
+        reasons=(*decision.reasons, *_task_reasons(plain, int(np.median(counts_P)))),
+        trend=find_trend(rv_P, steps_P, decision.settings or PLAIN_FILTER),
     )
 
 
@@ -165,6 +172,18 @@ def _kept(rv_P: np.ndarray, steps_P: np.ndarray, **rule: float | str) -> np.ndar
     return kept_P
 
 
+def find_trend(rv_P: np.ndarray, steps_P: np.ndarray, settings: FilterSettings) -> Trend | None:
+    """How RV, and the share of groups that the filter keeps, change over the steps."""
+    rule = {"rule": settings.rule, "value": settings.value, "eps": settings.eps}
+    kept_P = _kept(rv_P, steps_P, **rule)
+    steps_S = np.unique(steps_P)
+    if len(steps_S) < MIN_TREND_STEPS:
+        return None
+    members = [steps_P == step for step in steps_S]
+    rv_S = np.array([rv_P[member].mean() for member in members])
+    return trend_of(steps_S, rv_S, np.array([kept_P[member].mean() for member in members]))
+
+
 def _effect(
     rho: float,
     rv_P: np.ndarray,
@@ -184,21 +203,102 @@ def _effect(
     )
 
 
-def _settings(
-    recommendation: Recommendation, rv_P: np.ndarray, steps_P: np.ndarray
-) -> FilterSettings | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Decision:
+    """What to do, with which filter, and why."""
+
+    recommendation: Recommendation
+    settings: FilterSettings | None
+    reasons: tuple[str, ...]
+    kept: _Kept | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What a filter leaves."""
+
+    share: float
+    """Of the groups."""
+    mass: float
+    """Of the reward variance."""
+    groups_per_step: float
+    """Before filtering."""
+
+    @property
+    def per_step(self) -> float:
+        return self.share * self.groups_per_step
+
+
+def _decide(plain: Advice, rv_P: np.ndarray, steps_P: np.ndarray) -> _Decision:
+    """The filter's settings, unless the tasks are such that no filter helps."""
+    first, recommendation = plain.reasons[0], plain.recommendation
     if recommendation not in (Recommendation.FILTER, Recommendation.TRY_FILTER):
-        return None
+        return _Decision(
+            recommendation=recommendation,
+            settings=None,
+            reasons=(first, *_without_filter(recommendation, rv_P)),
+        )
+    if recommendation is Recommendation.FILTER:
+        low, high = plain.std_over_mean_interval
+        first = (
+            f"Std/Mean of RV is {plain.rv.std_over_mean:.2f} (95% interval {low:.2f} to "
+            f"{high:.2f}): some groups carry the signal, others next to none"
+        )
+    rule = _rule(rv_P, steps_P)
+    kept = _left_by(rule, rv_P, steps_P)
+    is_thin = kept.per_step < MIN_KEPT_GROUPS
+    if is_thin and kept.share * MAX_REFILL < 1.0:
+        return _Decision(
+            recommendation=Recommendation.CHANGE_TASKS,
+            settings=None,
+            reasons=(first, _too_thin(kept)),
+            kept=kept,
+        )
+    settings = replace(rule, action="refill" if is_thin else "drop")
+    reasons = (first, *_rule_reasons(settings, rv_P), _action_reason(settings, kept))
+    return _Decision(recommendation=recommendation, settings=settings, reasons=reasons, kept=kept)
+
+
+def _headline(decision: _Decision, plain: Advice, rv_P: np.ndarray) -> str:
+    kept, settings = decision.kept, decision.settings
+    match decision.recommendation:
+        case Recommendation.FIX_REWARD:
+            share = plain.triage.share("reward_blind")
+            return f"Fix the reward first: in {share:.0%} of the groups it sees no difference"
+        case Recommendation.NO_SIGNAL:
+            return f"Nothing to learn from: no reward varies inside any of {len(rv_P)} groups"
+        case Recommendation.MORE_GROUPS:
+            return f"Cannot tell: {len(rv_P)} groups are too few"
+        case Recommendation.NO_FILTER:
+            return "No filter: all groups carry about the same signal"
+    assert kept is not None
+    if decision.recommendation is Recommendation.CHANGE_TASKS:
+        return (
+            f"Change the tasks first: {kept.per_step:.3g} of {kept.groups_per_step:.3g} groups per "
+            f"step carry signal, too few for any filter"
+        )
+    assert settings is not None
+    rule = settings.rule if settings.rule == "nonzero" else f"{settings.rule} {settings.value:g}"
+    found = f"{rule} keeps {kept.share:.0%} of the groups and {kept.mass:.0%} of the signal"
+    if decision.recommendation is Recommendation.TRY_FILTER:
+        return f"Try a filter, and compare it with none: {found}"
+    return f"Filter: {found}"
+
+
+def _rule(rv_P: np.ndarray, steps_P: np.ndarray) -> FilterSettings:
     groups_per_step = len(rv_P) / len(np.unique(steps_P))
     noise, signal = _noise_and_signal(rv_P)
     if _spread(signal) <= HURTS_BELOW:
         rule, value, eps = "nonzero", 0.0, _gap(noise, signal)
     else:
         rule, value, eps = "top_p", DEFAULT_RHO, _noise_guard(noise, signal, groups_per_step)
-    share = float(_kept(rv_P, steps_P, rule=rule, value=value, eps=eps).mean())
-    is_thin = share * groups_per_step < MIN_KEPT_GROUPS
-    action = "refill" if is_thin and share * MAX_REFILL >= 1.0 else "drop"
-    return FilterSettings(rule=rule, value=value, eps=eps, action=action)
+    return FilterSettings(rule=rule, value=value, eps=eps, action="drop")
+
+
+def _left_by(settings: FilterSettings, rv_P: np.ndarray, steps_P: np.ndarray) -> _Kept:
+    kept_P = _kept(rv_P, steps_P, rule=settings.rule, value=settings.value, eps=settings.eps)
+    mass = float(rv_P[kept_P].sum() / rv_P.sum())
+    return _Kept(float(kept_P.mean()), mass, len(rv_P) / len(np.unique(steps_P)))
 
 
 def _noise_and_signal(rv_P: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -223,21 +323,6 @@ def _noise_guard(noise: np.ndarray, signal: np.ndarray, groups_per_step: float) 
     # Rounded up, or a step with the largest noise would pass.
     guard = float(f"{1.05 * DEFAULT_RHO * groups_per_step * noise.max(initial=0.0):.2g}")
     return guard if guard < signal.min() else 0.0
-
-
-def _filter_reasons(
-    plain: Advice, settings: FilterSettings | None, rv_P: np.ndarray, steps_P: np.ndarray
-) -> list[str]:
-    if settings is None:
-        return [plain.reasons[0], *_without_filter(plain.recommendation, rv_P)]
-    low, high = plain.std_over_mean_interval
-    first = plain.reasons[0]
-    if plain.recommendation is Recommendation.FILTER:
-        first = (
-            f"Std/Mean of RV is {plain.rv.std_over_mean:.2f} (95% interval {low:.2f} to "
-            f"{high:.2f}): some groups carry the signal, others next to none"
-        )
-    return [first, *_rule_reasons(settings, rv_P), _action_reason(settings, rv_P, steps_P)]
 
 
 def _without_filter(recommendation: Recommendation, rv_P: np.ndarray) -> list[str]:
@@ -269,21 +354,22 @@ def _rule_reasons(settings: FilterSettings, rv_P: np.ndarray) -> list[str]:
     return [*reasons, guard] if settings.eps > 0.0 else reasons
 
 
-def _action_reason(settings: FilterSettings, rv_P: np.ndarray, steps_P: np.ndarray) -> str:
-    per_step = len(rv_P) / len(np.unique(steps_P))
-    kept_P = _kept(rv_P, steps_P, rule=settings.rule, value=settings.value, eps=settings.eps)
-    share = float(kept_P.mean())
-    left = f"{share * per_step:.3g} of {per_step:.3g} groups per step remain"
-    if share * per_step >= MIN_KEPT_GROUPS:
-        return f"{left}: dropping the rest saves {1 - share:.0%} of the update; no refill is needed"
-    if settings.action == "refill":
-        return (
-            f"{left}, fewer than {MIN_KEPT_GROUPS}: refill samples new prompts in place of the "
-            f"rest, for about {1 / share:.1f} times the rollouts"
-        )
+def _action_reason(settings: FilterSettings, kept: _Kept) -> str:
+    left = f"{kept.per_step:.3g} of {kept.groups_per_step:.3g} groups per step remain"
+    if settings.action == "drop":
+        saved = 1 - kept.share
+        return f"{left}: dropping the rest saves {saved:.0%} of the update; no refill is needed"
     return (
-        f"{left}, too few to refill (at most {MAX_REFILL:g} times the rollouts pay): a filter "
-        f"cannot make up for these tasks; change them first"
+        f"{left}, fewer than {MIN_KEPT_GROUPS}: refill samples new prompts in place of the rest, "
+        f"for about {1 / kept.share:.1f} times the rollouts"
+    )
+
+
+def _too_thin(kept: _Kept) -> str:
+    return (
+        f"{kept.per_step:.3g} of {kept.groups_per_step:.3g} groups per step would remain, too few "
+        f"to refill (at most {MAX_REFILL:g} times the rollouts pay): a filter cannot make up for "
+        f"these tasks"
     )
 
 
@@ -291,7 +377,7 @@ def _task_reasons(plain: Advice, group_size: int) -> list[str]:
     """What the causes of low RV say about tasks and rewards."""
     reasons = list(plain.reasons[1:])
     if plain.triage.share("too_easy") >= MANY:
-        reasons.append("most groups succeed throughout: take harder tasks; no filter adds signal")
+        reasons.append("most groups succeed throughout: take harder tasks, which add signal")
     if plain.triage.share("too_hard") >= MANY:
         chance = 1.0 - 0.05 ** (1.0 / group_size)
         reasons.append(

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from moored.analysis.diagnosis import Closeup, Diagnosis, Look
+from moored.analysis.excerpts import differing_parts
 from moored.analysis.findings import (
     METRIC_COLUMNS,
     Grid,
@@ -44,10 +45,6 @@ MEANINGS = {
 MOST_FILES = 6
 MOST_EXAMPLES = 3
 """Reasonings on either side."""
-MOST_LETTERS = 600
-"""Of a prompt."""
-CONTEXT = 60
-"""Letters before the first that differs, from the start of a line if one is near."""
 
 
 def check_can_write(file: Path) -> None:
@@ -252,19 +249,3 @@ def most_and_least_tied(closeup: Closeup) -> tuple[list[Example], list[Example]]
     distinct = list(examples.values())
     num = min(MOST_EXAMPLES, len(distinct) // 2)
     return distinct[:num], distinct[::-1][:num]
-
-
-def differing_parts(prompts: Sequence[str]) -> list[str]:
-    """Each prompt from a little before prompts begin to differ, cut to `MOST_LETTERS`."""
-    # Lowest and highest alone tell what all begin with.
-    shared = os.path.commonprefix([min(prompts), max(prompts)])  # noqa: RUF071
-    line = shared.rfind("\n", 0, max(len(shared) - CONTEXT, 0)) + 1
-    start = max(line, len(shared) - 2 * CONTEXT)
-    return [_shortened(prompt, start) for prompt in prompts]
-
-
-def _shortened(prompt: str, start: int) -> str:
-    text = prompt[start:].strip("\n")
-    if len(text) > MOST_LETTERS:
-        text = f"{text[:MOST_LETTERS]} …"
-    return f"…\n{text}" if start else text

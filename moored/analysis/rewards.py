@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from moored.analysis.excerpts import Excerpts
 from moored.errors import MooredError
 from moored.files.formats import read_records
 from moored.files.records import ReadOptions, Record, Skipped, usable
@@ -22,6 +23,7 @@ from moored.files.tables import expand
 from moored.reply import find_answer
 
 EXCERPT_CHARS = 400
+"""Of a prompt, from where those of its environment differ."""
 TELL_EVERY = 1024
 DEFAULTS = ReadOptions()
 
@@ -37,7 +39,7 @@ class RewardGroups:
     steps: np.ndarray
     """(P,) step of each group; the number of its file where no step is given."""
     prompts: tuple[str, ...]
-    """(P,) beginning of each prompt; empty where there is none."""
+    """(P,) each prompt from where prompts differ; empty where there is none."""
     success: np.ndarray | None
     behaviours: np.ndarray | None
     """(M,) hash of the answer (all answers of an episode); equal behaviours are equal numbers."""
@@ -99,7 +101,9 @@ class _Seen:
     behaviours: array[int] = field(default_factory=lambda: array("q"))
     index: dict[bytes, int] = field(default_factory=dict)
     steps: list[int] = field(default_factory=list)
-    prompts: list[str] = field(default_factory=list)
+    prompts: list[tuple[str | None, int]] = field(default_factory=list)
+    """Environment of each group, and the number of its prompt among those of the environment."""
+    excerpts: dict[str | None, Excerpts] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def add(self, file_number: int, record: Record) -> None:
@@ -110,7 +114,8 @@ class _Seen:
         group = self.index.setdefault(key, len(self.steps))
         if group == len(self.steps):
             self.steps.append(step)
-            self.prompts.append(_text(record.prompt)[:EXCERPT_CHARS])
+            excerpts = self.excerpts.setdefault(record.env, Excerpts(EXCERPT_CHARS))
+            self.prompts.append((record.env, excerpts.add(_text(record.prompt))))
         self.group_of.append(group)
         self.rewards.append(record.reward)
         self.success.append(record.success)
@@ -131,11 +136,12 @@ class _Seen:
         # with the rounding they have.
         single = rewards.astype(np.float32)
         is_single = np.array_equal(single.astype(np.float64), rewards, equal_nan=True)
+        shown = {env: excerpts.finish() for env, excerpts in self.excerpts.items()}
         return RewardGroups(
             rewards=single if is_single else rewards,
             group_of=np.array(self.group_of),
             steps=np.array(self.steps),
-            prompts=tuple(self.prompts),
+            prompts=tuple(shown[env][number] for env, number in self.prompts),
             success=success if is_told else None,
             behaviours=np.array(self.behaviours) if knows_behaviour else None,
             notes=tuple(self.notes),

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moored.cli.console import make_console
-from moored.cli.options import AsJson, GroupColumn, Reader, RewardColumns, Rollouts, SkipBad
+from moored.cli.options import (
+    AsJson,
+    ColumnNames,
+    GroupColumn,
+    Reader,
+    RewardColumns,
+    Rollouts,
+    SkipBad,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,6 +31,7 @@ BAR_WIDTH = 40
 
 def advise_command(
     files: Rollouts,
+    columns: ColumnNames = None,
     reward: RewardColumns = None,
     group: GroupColumn = None,
     reader: Reader = None,
@@ -41,9 +50,13 @@ def advise_command(
     """Say from the rewards of a rollout batch whether filtering pays, and why."""
     from moored.analysis.advice import advise_batch
     from moored.analysis.rewards import read_rewards
-    from moored.files.records import ReadOptions, parse_weights
+    from moored.files.records import ReadOptions, parse_columns, parse_weights
 
-    options = ReadOptions(reader=reader, rewards=parse_weights(reward or ()), group=group)
+    options = ReadOptions(
+        reader=reader,
+        rewards=parse_weights(reward or ()),
+        columns=parse_columns(columns or (), group=group),
+    )
     with make_console(stderr=True).status("reading") as status:
         batch = read_rewards(
             files,
@@ -75,7 +88,7 @@ def _example_prompts(advice: BatchAdvice, batch: RewardGroups, num: int) -> dict
     found = {}
     for cause in CAUSES:
         texts = (" ".join(batch.prompts[i].split()) for i in getattr(advice.triage, cause))
-        found[cause] = list(dict.fromkeys(text for text in texts if text))[:num]
+        found[cause] = list(dict.fromkeys(text for text in texts if text not in ("", "…")))[:num]
     return found
 
 
@@ -83,7 +96,7 @@ def _as_dict(advice: BatchAdvice, batch: RewardGroups, examples: int) -> dict[st
     from moored.algo.causes import CAUSES
 
     prompts = _example_prompts(advice, batch, examples)
-    settings = advice.settings
+    settings, trend = advice.settings, advice.trend
     return {
         "num_groups": advice.num_groups,
         "num_steps": advice.num_steps,
@@ -108,8 +121,10 @@ def _as_dict(advice: BatchAdvice, batch: RewardGroups, examples: int) -> dict[st
             for cause in CAUSES
         },
         "recommendation": advice.recommendation.value,
+        "headline": advice.headline,
         "settings": None if settings is None else asdict(settings),
         "reasons": list(advice.reasons),
+        "trend": None if trend is None else {**asdict(trend), "direction": trend.direction},
         "notes": list(batch.notes),
     }
 
@@ -117,7 +132,8 @@ def _as_dict(advice: BatchAdvice, batch: RewardGroups, examples: int) -> dict[st
 def _show(console: Console, advice: BatchAdvice, batch: RewardGroups, examples: int) -> None:
     from rich.padding import Padding
 
-    console.print(_headline(advice, batch))
+    console.print(advice.headline, style="bold", markup=False)
+    console.print(_sizes(advice, batch), markup=False)
     for note in batch.notes:
         console.print(f"note: {note}", style="yellow", markup=False)
     console.print("\n[bold]Reward variance of a group[/]")
@@ -131,7 +147,10 @@ def _show(console: Console, advice: BatchAdvice, batch: RewardGroups, examples: 
     console.print(_effects_table(advice))
     console.print("[bold]Groups that vary little[/]")
     _show_causes(console, advice, batch, examples)
-    console.print(f"\n[bold]Recommendation: {advice.recommendation.value.replace('_', ' ')}[/]")
+    if advice.trend is not None:
+        console.print("\n[bold]Over the steps[/]")
+        console.print(f"  {advice.trend}", markup=False)
+    console.print(f"\n[bold]{'Settings and reasons' if advice.settings else 'Reasons'}[/]")
     if advice.settings is not None:
         chosen = asdict(advice.settings).items()
         options = (
@@ -142,7 +161,7 @@ def _show(console: Console, advice: BatchAdvice, batch: RewardGroups, examples: 
         console.print(Padding(f"· {reason}", (0, 0, 0, 2), expand=False), markup=False)
 
 
-def _headline(advice: BatchAdvice, batch: RewardGroups) -> str:
+def _sizes(advice: BatchAdvice, batch: RewardGroups) -> str:
     smallest, largest = advice.group_sizes
     size = f"{largest}" if smallest == largest else f"{smallest} to {largest}"
     steps = "1 step" if advice.num_steps == 1 else f"{advice.num_steps} steps"

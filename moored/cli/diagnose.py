@@ -13,6 +13,7 @@ import typer
 from moored.cli.console import make_console
 from moored.cli.options import (
     AsJson,
+    ColumnNames,
     Concurrency,
     Endpoint,
     GroupColumn,
@@ -50,7 +51,7 @@ ReasoningTags = Annotated[
 Whole = Annotated[
     bool, typer.Option("--whole", help="Take replies without tags as reasoning throughout.")
 ]
-TurnNumber = Annotated[int, typer.Option(help="Turn of each episode (own runs).", min=1)]
+TurnNumber = Annotated[int, typer.Option(help="Turn of each episode (own runs, message lists).", min=1)]
 Window = Annotated[int, typer.Option(help="Steps pooled into one look.", min=1)]
 NumPrompts = Annotated[
     int | None,
@@ -80,6 +81,7 @@ def diagnose_command(
     tags: ReasoningTags = THINK_TAGS,
     whole: Whole = False,
     turn: TurnNumber = 1,
+    columns: ColumnNames = None,
     reward: RewardColumns = None,
     group: GroupColumn = None,
     skip_bad: SkipBad = False,
@@ -103,14 +105,18 @@ def diagnose_command(
     """Tell from rollouts whether reasoning still depends on its prompt."""
     from moored.analysis.diagnosis import choose_num_prompts
     from moored.analysis.page import check_can_write, write_page
-    from moored.files.records import ReadOptions, parse_weights
+    from moored.files.records import ReadOptions, parse_columns, parse_weights
     from moored.files.tables import expand
 
     if html is not None:
         check_can_write(html)
-    weights = parse_weights(reward or ())
     reading = ReadOptions(
-        reader=reader, tags=tags, whole=whole, turn=turn, rewards=weights, group=group
+        reader=reader,
+        tags=tags,
+        whole=whole,
+        turn=turn,
+        rewards=parse_weights(reward or ()),
+        columns=parse_columns(columns or (), group=group),
     )
     looks = _Looks(num_prompts, num_pairs, window, max_tokens, skip_bad, draws, seed)
     source = _Source(files=expand(paths), reading=reading, looks=looks)

@@ -51,6 +51,15 @@ GroupColumn = Annotated[
     str | None,
     typer.Option(metavar="COLUMN", help="Column of the group; default: group, else the prompt."),
 ]
+ColumnNames = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--columns",
+        metavar="WHAT=COLUMN,…",
+        help="Columns with other names: prompt=question,response=output; also messages, step, "
+        "group, env, success.",
+    ),
+]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Count bad rows and go on.")]
 
 Endpoint = Annotated[

@@ -8,8 +8,7 @@ first hold one reply per row, as Parquet, JSON lines or CSV. A new format is one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -17,7 +16,8 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from moored.errors import MooredError, close_match_hint
+from moored.errors import ConfigError, MooredError, close_match_hint
+from moored.files.columns import ColumnFormat
 from moored.files.records import (
     BadRow,
     Convert,
@@ -25,11 +25,7 @@ from moored.files.records import (
     Record,
     Row,
     Unusable,
-    read_count,
     read_number,
-    read_prompt,
-    read_reply,
-    read_think,
     weighted_rewards,
 )
 from moored.files.tables import Rows, Table, open_table
@@ -40,6 +36,7 @@ OWN_SHARED = (
     "schema",
     "step",
     "group_id",
+    "env",
     "episode",
     "turn",
     "trajectory_reward",
@@ -70,9 +67,18 @@ def read_records(file: Path, options: ReadOptions) -> Iterator[Record | BadRow]:
     rows, convert = get_format(options.reader or find_format(table)).open(table, options)
     for where, row in rows:
         try:
-            yield row if isinstance(row, BadRow) else convert(row)
+            record = row if isinstance(row, BadRow) else convert(row)
         except Unusable as error:
-            yield BadRow(where, str(error))
+            record = BadRow(where, str(error))
+        if record is not None:
+            yield record
+
+
+def unclear_rewards(file: Path, options: ReadOptions) -> tuple[str, ...]:
+    """Columns that may be rewards, where there are several: none of them is taken."""
+    table = open_table(file)
+    chosen = get_format(options.reader or find_format(table))
+    return chosen.choose(table, options).unclear if isinstance(chosen, ColumnFormat) else ()
 
 
 def find_format(table: Table) -> str:
@@ -106,7 +112,13 @@ class OwnRollouts:
 
     def open(self, table: Table, options: ReadOptions) -> tuple[Rows, Convert]:
         fixed = OWN_FOR_REWARDS if options.only_rewards else OWN_FOR_REPLIES
-        wanted = (*fixed, *options.rewards, *([options.group] if options.group else ()))
+        other = next((role for role in options.columns if role != "group"), None)
+        if other is not None:
+            raise ConfigError(
+                f"{str(table.file)!r} is a rollout file of moored, whose columns are known; leave "
+                f"{other!r} out of --columns"
+            )
+        wanted = (*fixed, *options.rewards, *options.columns.values())
         table.require(wanted)
         rows = _checked(table.rows(wanted, arrays=OWN_IDS))
         if options.only_rewards:
@@ -139,7 +151,8 @@ def _own_record(row: Row, *, options: ReadOptions, read: Callable[[Row], dict[st
     return Record(
         step=row["step"],
         rewards=weighted_rewards(row, options.rewards or OWN_REWARDS),
-        group=str(row[options.group or "group_id"]),
+        group=str(row[options.columns.get("group", "group_id")]),
+        env=row["env"],
         success=read_number(row, "success"),
         **read(row),
     )
@@ -161,134 +174,6 @@ def _turn_fields(row: Row) -> dict[str, Any]:
         "think": None if start is None else (start, end),
         "text": row["reply"],
     }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Columns:
-    """Which column of a file holds what; None where there is none."""
-
-    prompt: str | None
-    response: str | None
-    group: str | None
-    rewards: Mapping[str, float]
-    """With their weights."""
-    has_step: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ColumnFormat:
-    """One reply per row; of several possible names for a column, the first that exists."""
-
-    marks: frozenset[str] = frozenset()
-    """Columns by which the format is recognised."""
-    prompt: Sequence[str]
-    response: Sequence[str]
-    group: Sequence[str]
-    reward: Sequence[str] | None
-    """None: every column of numbers that has no other meaning."""
-
-    def fits(self, table: Table) -> bool:
-        return table.columns.keys() >= self.marks
-
-    def open(self, table: Table, options: ReadOptions) -> tuple[Rows, Convert]:
-        table.require((*options.rewards, *([options.group] if options.group else ())))
-        columns = self._choose(table, options)
-        named = (columns.prompt, columns.response, columns.group, "step", "success")
-        wanted = [name for name in (*columns.rewards, *named) if name is not None]
-        if options.only_rewards:
-            self._check_rewards(table, columns, options)
-            return table.rows(wanted), partial(_rewards_record, columns=columns)
-        self._check_reply(table, columns)
-        rows = table.rows([*wanted, "think_start", "think_end"])
-        return rows, partial(_reply_record, columns=columns, options=options)
-
-    def _choose(self, table: Table, options: ReadOptions) -> Columns:
-        found = table.columns
-        group = options.group or _first(self.group, found)
-        return Columns(
-            prompt=_first(self.prompt, found),
-            response=_first(self.response, found),
-            group=group,
-            rewards=options.rewards or dict.fromkeys(self._rewards(found, group), 1.0),
-            has_step="step" in found,
-        )
-
-    def _rewards(self, found: Mapping[str, bool], group: str | None) -> list[str]:
-        if self.reward is not None:
-            name = _first(self.reward, found)
-            return [] if name is None else [name]
-        others = {"step", "advantage", "think_start", "think_end", group}
-        return [name for name, is_number in found.items() if is_number and name not in others]
-
-    def _check_reply(self, table: Table, columns: Columns) -> None:
-        if columns.prompt is None or columns.response is None:
-            raise MooredError(
-                f"{str(table.file)!r} holds {', '.join(table.columns)[:300]}, but needs "
-                f"{_listed(self.prompt)}, and {_listed(self.response)}; rename its columns"
-            )
-
-    def _check_rewards(self, table: Table, columns: Columns, options: ReadOptions) -> None:
-        file, held = repr(str(table.file)), ", ".join(table.columns)[:300]
-        if not columns.rewards:
-            wanted = f" {_listed(self.reward)}" if self.reward else " of numbers"
-            raise MooredError(
-                f"{file} has no column{wanted}; it has {held}: name the rewards with --reward"
-            )
-        if len(columns.rewards) > 1 and not options.rewards:
-            flags = " ".join(f"--reward {name}" for name in columns.rewards)
-            raise MooredError(
-                f"{file} has several columns that may be rewards; name those that are (they are "
-                f"added up; NAME=2 counts twice): {flags}"
-            )
-        if columns.group is None and columns.prompt is None:
-            raise MooredError(
-                f"{file} has neither {_listed(self.group)} nor {_listed(self.prompt)} to tell "
-                f"groups by; it has {held}: name one with --group"
-            )
-
-
-def _reply_record(row: Row, *, columns: Columns, options: ReadOptions) -> Record:
-    assert columns.prompt is not None and columns.response is not None
-    response = read_reply(row, columns.response, options.tags)
-    group = None if columns.group is None else row.get(columns.group)
-    return Record(
-        step=read_count(row, "step"),
-        prompt=read_prompt(row, columns.prompt),
-        response=response,
-        think=read_think(row, response, options),
-        rewards=weighted_rewards(row, columns.rewards),
-        group=None if group is None else str(group),
-        success=read_number(row, "success"),
-    )
-
-
-def _rewards_record(row: Row, *, columns: Columns) -> Record:
-    step = read_count(row, "step")
-    missing = next((name for name in columns.rewards if name not in row), None)
-    if missing is not None:
-        raise Unusable(f"has no {missing!r}; every row needs it (null when unknown)")
-    if step is None and columns.has_step:
-        raise Unusable("has no 'step'; every row needs it")
-    name = columns.group or columns.prompt
-    group = None if name is None else row.get(name)
-    if group is None or group == "":
-        raise Unusable(f"has no {name!r}, so its group is unknown")
-    return Record(
-        step=step,
-        prompt=None if columns.prompt is None else row.get(columns.prompt),
-        response=None if columns.response is None else row.get(columns.response) or "",
-        rewards=weighted_rewards(row, columns.rewards),
-        group=None if columns.group is None else str(group),
-        success=read_number(row, "success"),
-    )
-
-
-def _first(wanted: Sequence[str], names: Collection[str]) -> str | None:
-    return next((name for name in wanted if name in names), None)
-
-
-def _listed(names: Collection[str]) -> str:
-    return " or ".join(names)
 
 
 TRL = ColumnFormat(

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from moored.errors import ConfigError, MooredError
+from moored.errors import ConfigError, MooredError, close_match_hint
 from moored.reply import THINK_TAGS, Tags, find_think, format_think
 from moored.types import Span
 
@@ -21,6 +21,8 @@ Row = Mapping[str, Any]
 Chat = Sequence[Mapping[str, object]]
 PromptLike = str | Chat | np.ndarray
 """Text, messages for a chat template, or token ids."""
+ROLES = ("prompt", "response", "messages", "step", "group", "env", "success")
+"""What `--columns` can name: `messages` is a whole dialogue, replies included."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -38,6 +40,8 @@ class Record:
     """Column -> its value times its weight; NaN where it is not known."""
     group: str | None = None
     """Rewards of the same group are compared; None: those of equal prompts are."""
+    env: str | None = None
+    """Environments are measured apart; None where the file does not name any."""
     success: float = math.nan
     """1 or 0; NaN where it is not known."""
     text: str | None = None
@@ -68,11 +72,11 @@ class ReadOptions:
     whole: bool = False
     """A reply without tags is reasoning from end to end, instead of being left out."""
     turn: int = 1
-    """Which turn of an episode, where the file numbers its turns."""
+    """Which turn of an episode, where a file holds turns or dialogues."""
     rewards: Mapping[str, float] = field(default_factory=dict)
     """Reward columns and their weights; none: what the format calls a reward."""
-    group: str | None = None
-    """Column of the group; None: what the format calls a group."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """What a column holds (one of `ROLES`) -> its name; others have the format's names."""
     only_rewards: bool = False
     """Rewards of whole trajectories are compared and nothing is scored. A row then needs a reward,
     and a group or prompt; token ids are not read."""
@@ -97,7 +101,8 @@ class Skipped:
     """Places of the rows that are cut short."""
 
 
-Convert = Callable[[Row], Record]
+Convert = Callable[[Row], Record | None]
+"""None: the row's episode ended before the turn that is asked for."""
 
 
 class Unusable(Exception):
@@ -131,6 +136,25 @@ def parse_weights(texts: Iterable[str]) -> dict[str, float]:
     return weights
 
 
+def parse_columns(texts: Iterable[str], *, group: str | None = None) -> dict[str, str]:
+    """`prompt=question,response=output`, as `--columns` takes it; `group` is that of `--group`."""
+    columns = {} if group is None else {"group": group}
+    for text in (part.strip() for given in texts for part in given.split(",")):
+        role, sign, name = text.partition("=")
+        if not sign or not name:
+            raise ConfigError(
+                f"--columns takes WHAT=COLUMN, such as prompt=question,response=output, got "
+                f"{text!r}"
+            )
+        if role not in ROLES:
+            hint = "rewards are named by --reward" if role == "reward" else ""
+            raise ConfigError(
+                f"--columns does not know {role!r}; {hint or close_match_hint(role, ROLES)}"
+            )
+        columns[role] = name
+    return columns
+
+
 def read_number(row: Row, name: str) -> float:
     """NaN where there is none. Text is parsed, since CSV holds nothing else."""
     value = row.get(name)
@@ -159,23 +183,65 @@ def weighted_rewards(row: Row, weights: Mapping[str, float]) -> dict[str, float]
     return {name: weight * read_number(row, name) for name, weight in weights.items()}
 
 
-def read_prompt(row: Row, name: str) -> PromptLike:
+@dataclass(frozen=True, slots=True, eq=False)
+class Exchange:
+    """A prompt and the reply to it."""
+
+    prompt: PromptLike
+    response: str | np.ndarray
+
+
+def read_exchange(
+    row: Row, prompt: str | None, response: str, options: ReadOptions
+) -> Exchange | None:
+    """The reply of turn `options.turn` and what stood before it; None where it has fewer turns.
+
+    Columns `prompt` and `response` hold texts, ids or messages; without a prompt column, the
+    messages of `response` are the whole dialogue.
+    """
+    before = [] if prompt is None else _read_prompt(row, prompt)
+    value = _value(row, response)
+    if not _is_chat(value):
+        if prompt is None:
+            raise Unusable(f"has a {response!r} that is not a list of messages: {value!r:.80}")
+        if options.turn > 1:
+            raise Unusable(
+                f"has one text as its reply, so there is no turn {options.turn}; only lists of "
+                f"messages hold turns"
+            )
+        return Exchange(before, _text_or_ids(response, value))
+    replies = [place for place, m in enumerate(value) if m.get("role") == "assistant"]
+    if not replies:
+        raise Unusable(f"has no assistant message in {response!r}")
+    if options.turn > len(replies):
+        return None
+    place = replies[options.turn - 1]
+    if not isinstance(before, str | np.ndarray):
+        before = [*before, *(_plain_message(response, m) for m in value[:place])]
+    elif options.turn > 1:
+        raise Unusable(
+            f"has a {prompt!r} that is not a list of messages, so no turn can follow it; use "
+            f"--turn 1"
+        )
+    if len(before) == 0:
+        raise Unusable(f"has a dialogue in {response!r} that begins with the reply")
+    return Exchange(before, _reply_text(response, value[place], options.tags))
+
+
+def _is_chat(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(x, Mapping) for x in value)
+
+
+def _read_prompt(row: Row, name: str) -> PromptLike:
     value = _value(row, name)
-    if isinstance(value, list) and value and all(isinstance(x, Mapping) for x in value):
+    if _is_chat(value):
         return [_plain_message(name, message) for message in value]
     return _text_or_ids(name, value)
 
 
-def read_reply(row: Row, name: str, tags: Tags) -> str | np.ndarray:
-    """The reply; of a dialogue its first message of the model."""
-    value = _value(row, name)
-    if not (isinstance(value, list) and value and isinstance(value[0], Mapping)):
-        return _text_or_ids(name, value)
-    written = next((m for m in value if m.get("role") == "assistant"), None)
-    if written is None:
-        raise Unusable(f"has no assistant message in {name!r}")
-    text = str(_plain_message(name, written)["content"])
-    reasoning = written.get("reasoning_content")
+def _reply_text(name: str, message: Row, tags: Tags) -> str:
+    text = str(_plain_message(name, message)["content"])
+    reasoning = message.get("reasoning_content")
     return text if not reasoning else format_think(str(reasoning), tags) + text
 
 

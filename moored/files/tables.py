@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import csv
+import difflib
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -26,27 +27,60 @@ Rows = Iterator[tuple[str, Row | BadRow]]
 SUFFIXES = (".parquet", ".jsonl", ".csv")
 RUN_FILES = ("config.yaml", "metrics.jsonl")
 """Files that mark a folder as a run directory."""
+ROLLOUT_FOLDERS = ("rollouts", "completions", "rollout_data")
+"""Where trainers put rollouts inside their output: moored, TRL, and users of verl."""
+PACKED = (b"\x1f\x8b", b"PK\x03\x04", b"\x28\xb5\x2f\xfd")
+"""How gzip, zip and zstd files begin."""
 ROWS_IN_MEMORY = 256
 BUFFER_BYTES = 1 << 16
 
 
 def expand(paths: Iterable[str | Path]) -> list[Path]:
-    """Files as they are; of a folder its rollouts: a run directory's, or all it holds."""
+    """Files as they are; of a folder its rollouts: a run's, a trainer's output, or all it holds."""
     files: list[Path] = []
     for path in map(Path, paths):
-        if not path.is_dir():
-            files.append(path)
-            continue
-        is_run = all((path / name).is_file() for name in RUN_FILES)
-        folder = path / "rollouts" if is_run or (path / "rollouts").is_dir() else path
-        found = [file for file in folder.glob("*") if file.suffix in SUFFIXES]
-        if not found:
-            raise MooredError(
-                f"{str(folder)!r} holds no {' or '.join(SUFFIXES)} file; a run stores rollouts "
-                f"when log.rollouts_every is set"
-            )
-        files += sorted(found, key=_natural)
+        if not path.exists():
+            raise MooredError(f"{str(path)!r} does not exist; {_near(path)}")
+        files += _files_of(path) if path.is_dir() else [path]
     return files
+
+
+def is_run(folder: Path) -> bool:
+    """True for a run directory of `moored train`."""
+    return all((folder / name).is_file() for name in RUN_FILES)
+
+
+def _files_of(folder: Path) -> list[Path]:
+    subfolders = [folder / name for name in ROLLOUT_FOLDERS if (folder / name).is_dir()]
+    searched = [folder / "rollouts"] if is_run(folder) else [*subfolders[:1], folder]
+    for place in searched:
+        found = [file for file in place.glob("*") if file.suffix in SUFFIXES and file.is_file()]
+        if found:
+            return sorted(found, key=_natural)
+    if is_run(folder):
+        raise MooredError(
+            f"the run {str(folder)!r} stored no rollouts; set log.rollouts_every (10 by default) "
+            f"when training"
+        )
+    below = sorted({file.parent for file in folder.glob("*/*") if file.suffix in SUFFIXES})
+    if below:
+        hint = f"name a folder below it: {', '.join(map(str, below[:4]))}"
+    else:
+        hint = "give rollout files, a folder of them, a run directory or a trainer's output folder"
+    raise MooredError(f"{str(folder)!r} holds no {' or '.join(SUFFIXES)} file; {hint}")
+
+
+def _near(path: Path) -> str:
+    """What there is instead of a path that does not exist."""
+    folder = path.parent
+    if not folder.is_dir():
+        return f"nor does its folder {str(folder)!r}; check the path from {str(Path.cwd())!r}"
+    names = [each.name for each in folder.iterdir() if not each.name.startswith(".")]
+    close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean {str(folder / close[0])!r}?"
+    shown = ", ".join(sorted(names)[:6]) + (", …" if len(names) > 6 else "")
+    return f"{str(folder)!r} holds {shown or 'nothing'}"
 
 
 def _natural(file: Path) -> list[tuple[int, str]]:
@@ -63,6 +97,8 @@ def find_kind(file: Path) -> Kind:
         raise MooredError(f"cannot read {str(file)!r}: {error.strerror}") from error
     if head.startswith(b"PAR1"):
         return "Parquet"
+    if head.startswith(PACKED):
+        raise MooredError(f"{str(file)!r} is compressed; unpack it first")
     start = head.removeprefix(codecs.BOM_UTF8).lstrip()
     if not start:
         raise MooredError(f"{str(file)!r} is empty; give a file with rollouts")
@@ -124,11 +160,25 @@ def _text_columns(file: Path, kind: Kind) -> dict[str, bool]:
     bad = None
     for _, row in _json_rows(file) if kind == "JSON lines" else _csv_rows(file):
         if not isinstance(row, BadRow):
-            return {name: type(value) in (int, float) for name, value in row.items()}
+            is_number = _parses if kind == "CSV" else _is_number
+            return {name: is_number(value) for name, value in row.items()}
         bad = bad or row
     if bad is not None:
         raise MooredError(f"{bad.where} {bad.why}")
     return {}
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float)
+
+
+def _parses(text: str) -> bool:
+    """Whether a field of a CSV, which holds text only, is a number."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _json_rows(file: Path) -> Rows:

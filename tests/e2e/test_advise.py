@@ -45,7 +45,8 @@ def test_advice_is_told_with_bars_shares_examples_and_settings(rollouts):
     assert "too easy     1 (20%)\n    task e" in text
     assert "too hard     2 (40%)\n    task c\n    task d" in text
     assert "reward blind unknown, the file has no responses" in text
-    assert "Recommendation: filter\n  filter.rule=nonzero filter.value=0 filter.eps=0" in text
+    assert text.startswith("Filter: nonzero keeps 40% of the groups and 100% of the signal\n")
+    assert "Settings and reasons\n  filter.rule=nonzero filter.value=0 filter.eps=0" in text
     assert done.stderr.strip() == "[]"  # neither torch nor pyarrow was imported
 
 

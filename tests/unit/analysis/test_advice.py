@@ -93,11 +93,28 @@ def test_no_eps_where_it_would_cost_a_group_with_signal():
     assert (advice.settings.rule, advice.settings.eps) == ("top_p", 0.0)
 
 
-def test_where_refilling_is_too_dear_the_tasks_should_change():
+def test_a_headline_never_says_filter_above_a_text_that_says_no_filter_helps():
+    # One group of ten has signal: refilling would take ten times the rollouts.
     advice = advise_rows([MIDDLE] + [FAIL] * 9)
-    assert advice.settings is not None
-    assert advice.settings.action == "drop"
-    assert "change them first" in advice.reasons[2]
+    assert advice.recommendation is Recommendation.CHANGE_TASKS
+    assert advice.headline.startswith("Change the tasks first: 1 of 10 groups per step carry")
+    assert advice.settings is None
+    assert "a filter cannot make up for these tasks" in advice.reasons[1]
+
+
+@pytest.mark.parametrize(
+    ("rows", "headline"),
+    [
+        ([MIDDLE] * 3 + [FAIL] * 9, "Filter: nonzero keeps 25% of the groups and 100% of the"),
+        ([BIG, MIDDLE, SMALL] + [FAIL] * 5, "Filter: top_p 0.9 keeps 25% of the groups and 95%"),
+        ([MIDDLE] * 6 + [FAIL] * 4, "Try a filter, and compare it with none: nonzero keeps 60%"),
+        ([MIDDLE] * 9 + [FAIL], "No filter: all groups carry about the same signal"),
+        ([FAIL] * 5, "Nothing to learn from: no reward varies inside any of 5 groups"),
+        ([MIDDLE] * 2, "Cannot tell: 2 groups are too few"),
+    ],
+)
+def test_the_headline_is_the_recommendation_in_one_sentence(rows, headline):
+    assert advise_rows(rows).headline.startswith(headline)
 
 
 def test_even_variance_gets_no_filter_but_zeros_may_go():
@@ -139,3 +156,20 @@ def test_batches_that_cannot_be_advised_on_are_named():
         advise_batch([], [])
     with pytest.raises(MooredError, match="one entry per group"):
         advise_rows([MIDDLE, FAIL], steps=[1])
+
+
+def test_a_falling_reward_variance_is_told_as_a_trend_over_the_steps():
+    # Twelve steps of two groups; the first has RV 1 in steps 1 to 6 and 1/16 after, the other 0.
+    rows = [row for step in range(12) for row in ((BIG if step < 6 else SMALL), FAIL)]
+    trend = advise_rows(rows, steps=np.repeat(np.arange(1, 13), 2)).trend
+    assert trend is not None and trend.direction == "falling"
+    assert (trend.early_rv, trend.late_rv) == (0.5, 1 / 32)
+    assert (trend.early_steps, trend.late_steps) == ((1, 4), (9, 12))
+    assert (trend.early_kept, trend.late_kept) == (0.5, 0.5)
+    assert str(trend).startswith("RV is falling: 0.5 in steps 1–4, 0.0312 in steps 9–12 (p 0.0")
+
+
+def test_equal_steps_have_no_trend_and_few_steps_are_not_asked():
+    even = advise_rows([MIDDLE, FAIL] * 6, steps=np.repeat(np.arange(6), 2)).trend
+    assert even is not None and (even.direction, even.p_value) == ("steady", 1.0)
+    assert advise_rows([MIDDLE, FAIL] * 3, steps=[1, 1, 2, 2, 3, 3]).trend is None

@@ -14,9 +14,7 @@ import pytest
 from moored.analysis.diagnosis import Closeup, Diagnosis, TurnLook, diagnose, make_plan
 from moored.analysis.findings import METRICS
 from moored.analysis.page import (
-    CONTEXT,
     check_can_write,
-    differing_parts,
     most_and_least_tied,
     render_page,
     write_page,
@@ -247,15 +245,6 @@ def test_most_and_least_tied_are_extremes_shown_once():
     assert [example.reasoning for example in least] == ["wrong", "loose"]
     # log(2 / (1 + e^-2)): own prompt e^2 times likelier than the other of two.
     assert most[0].gain == pytest.approx(np.log(2 / (1 + np.exp(-2))))
-
-
-def test_prompts_are_shown_from_shortly_before_they_differ():
-    rules = "rules\n" * 50
-    first, second = differing_parts([f"{rules}room 1 end", f"{rules}room 2 end"])
-    assert first.startswith("…\nrules\n") and first.endswith("room 1 end")
-    assert len(first) < CONTEXT * 2 and second.endswith("room 2 end")
-    assert differing_parts(["a", "b"]) == ["a", "b"]
-    assert differing_parts(["x" * 900, "y"])[0] == "x" * 600 + " …"
 
 
 def test_where_a_page_cannot_be_written_is_told_before_anything_else(tmp_path):

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from moored.errors import MooredError
-from moored.files.formats import find_format, read_records
-from moored.files.records import BadRow, ReadOptions, Record
+from moored.errors import ConfigError, MooredError
+from moored.files.columns import may_be_reward
+from moored.files.formats import find_format, read_records, unclear_rewards
+from moored.files.records import BadRow, ReadOptions, Record, parse_columns
 from moored.files.tables import open_table
 from moored.runlog.rollouts import write_groups
 from moored.types import Group, Prompt, StopReason, Trajectory, Turn
@@ -82,7 +85,7 @@ def test_verl_dumps_are_known_by_their_keys(tmp_path):
     assert records(file, ReadOptions(rewards={"acc": 1.0}))[0].reward == 1.0
 
 
-def test_trl_completions_sum_their_reward_columns_and_keep_chats(tmp_path):
+def test_trl_completions_keep_chats_and_rewards_are_named_where_several_may_be(tmp_path):
     chat = [{"role": "user", "content": "x", "name": None}]
     written = [{"role": "assistant", "content": REPLY}]
     columns = {
@@ -98,11 +101,105 @@ def test_trl_completions_sum_their_reward_columns_and_keep_chats(tmp_path):
     assert find_format(open_table(file)) == "trl"
     first, second = records(file)
     assert first.prompt == [{"role": "user", "content": "x"}]
-    assert (first.step, first.reward, second.reward) == (5, 1.5, 0.5)
-    assert first.response == REPLY
+    assert first.step == 5 and not first.rewards
+    assert unclear_rewards(file, OPTIONS) == ("accuracy", "format")
+    both = ReadOptions(rewards={"accuracy": 1.0, "format": 1.0})
+    assert [record.reward for record in records(file, both)] == [1.5, 0.5]
+    assert first.response == second.response == REPLY
     assert records(file, ReadOptions(rewards={"format": 1.0}))[0].reward == 0.5
     with pytest.raises(MooredError, match="no column 'acc'"):
         records(file, ReadOptions(rewards={"acc": 1.0}))
+
+
+def test_numbers_such_as_the_length_of_a_completion_are_never_rewards(tmp_path):
+    row = {
+        "step": 5,
+        "prompt": "x",
+        "completion": REPLY,
+        "accuracy_reward": 1.0,
+        "completion_length": 812,
+        "numTokens": 33,
+        "answer": 42,
+        "advantage": 0.1,
+    }
+    file = lines(tmp_path / "a.jsonl", row)
+    for only_rewards in (False, True):
+        (record,) = records(file, ReadOptions(only_rewards=only_rewards))
+        assert record.rewards == {"accuracy_reward": 1.0}
+    assert may_be_reward("length_reward") and may_be_reward("correct") and may_be_reward("format")
+    for name in ("completion_length", "logprob", "task_id", "elapsed_time", "seed"):
+        assert not may_be_reward(name)
+
+
+@pytest.mark.parametrize("only_rewards", [False, True])
+def test_columns_of_any_name_can_be_named_for_replies_and_rewards_alike(tmp_path, only_rewards):
+    row = {"question": "x", "output": REPLY, "it": 4, "task": "g", "game": "maze", "points": 2}
+    file = lines(tmp_path / "a.jsonl", row)
+    columns = parse_columns(["prompt=question,response=output", "step=it,env=game"], group="task")
+    options = ReadOptions(columns=columns, rewards={"points": 1.0}, only_rewards=only_rewards)
+    (record,) = records(file, options)
+    assert (record.prompt, record.response, record.step) == ("x", REPLY, 4)
+    assert (record.group, record.env, record.reward) == ("g", "maze", 2.0)
+
+
+def test_columns_that_cannot_be_are_refused_with_the_remedy(tmp_path):
+    for given, message in {
+        "prompt": "takes WHAT=COLUMN",
+        "promt=q": "did you mean 'prompt'",
+        "reward=r": "named by --reward",
+    }.items():
+        with pytest.raises(ConfigError, match=message):
+            parse_columns([given])
+    file = lines(tmp_path / "a.jsonl", {"question": "x", "response": REPLY})
+    with pytest.raises(MooredError, match="no column 'qestion'; did you mean 'question'"):
+        records(file, ReadOptions(columns={"prompt": "qestion"}))
+    with pytest.raises(MooredError, match="--columns prompt=COLUMN,response=COLUMN"):
+        records(file)
+
+
+def chat(*texts: str) -> list[dict[str, str]]:
+    """user, assistant, user, …"""
+    return [
+        {"role": ("user", "assistant")[place % 2], "content": text}
+        for place, text in enumerate(texts)
+    ]
+
+
+def test_a_column_of_whole_dialogues_gives_prompt_and_reply_of_each_turn(tmp_path):
+    whole, short = chat("a", REPLY, "b", "</think>later"), chat("c", REPLY)
+    file = lines(tmp_path / "a.jsonl", {"messages": whole}, {"messages": short})
+    first, other = records(file)
+    assert (first.prompt, first.response) == (whole[:1], REPLY)
+    assert other.prompt == short[:1]
+    (later,) = records(file, ReadOptions(turn=2))  # the other ended before
+    assert (later.prompt, later.response) == (whole[:3], "</think>later")
+
+
+def test_a_dialogue_in_a_completion_follows_its_prompt(tmp_path):
+    prompt, *completion = chat("a", REPLY, "b", "</think>later")
+    row = {"prompt": [prompt], "completion": completion}
+    file = lines(tmp_path / "a.jsonl", row)
+    (later,) = records(file, ReadOptions(turn=2))
+    assert later.prompt == [prompt, *completion[:2]] and later.response == "</think>later"
+    *_, bad = read_records(lines(tmp_path / "b.jsonl", {**row, "prompt": "a"}), ReadOptions(turn=2))
+    assert isinstance(bad, BadRow) and "use --turn 1" in bad.why
+
+
+def test_dialogues_are_grouped_by_what_stands_before_the_first_reply(tmp_path):
+    rows = [{"messages": chat("a", reply), "reward": k} for k, reply in enumerate(("x", "y"))]
+    found = records(lines(tmp_path / "a.jsonl", *rows), ReadOptions(only_rewards=True))
+    assert [record.prompt for record in found] == [chat("a")] * 2
+    assert [record.response for record in found] == [chat("a", reply)[1:] for reply in ("x", "y")]
+
+
+def test_questions_of_a_real_data_set_are_read_by_named_columns():
+    file = Path(__file__).parents[4] / "shared" / "data" / "gsm8k_test.jsonl"
+    if not file.is_file():
+        pytest.skip("the data set is not here")
+    columns = {"prompt": "question", "response": "answer"}
+    found = records(file, ReadOptions(columns=columns, whole=True))
+    assert len(found) == 1319
+    assert all(record.think == (0, len(record.response)) for record in found)
 
 
 def test_own_rollouts_give_ids_spans_and_one_turn_of_each_episode(tmp_path):
@@ -137,6 +234,9 @@ def test_own_rollouts_give_ids_spans_and_one_turn_of_each_episode(tmp_path):
     assert find_format(open_table(file)) == "moored"
     (record,) = records(file)
     assert (record.step, record.group, record.reward, record.think) == (4, "2", 1.0, (1, 2))
+    assert record.env == "e"
+    with pytest.raises(ConfigError, match="leave 'prompt' out of --columns"):
+        records(file, ReadOptions(columns={"prompt": "reply"}))
     assert np.array_equal(record.response, [9, 3, 8])
     (later,) = records(file, ReadOptions(turn=2))
     assert np.array_equal(later.prompt, [1, 4])  # pyright: ignore[reportArgumentType]
@@ -188,6 +288,9 @@ def test_files_that_are_no_rollouts_are_refused(tmp_path):
     assert "is empty" in refusal(empty)
     assert "holds no rows" in refusal(parquet(tmp_path / "empty.parquet", {"prompt": []}))
     assert "cannot read" in refusal(tmp_path / "missing.jsonl")
+    packed = tmp_path / "a.jsonl.gz"
+    packed.write_bytes(gzip.compress(b"{}"))
+    assert "is compressed; unpack it first" in refusal(packed)
     assert "question, answer, but needs" in refusal(
         lines(tmp_path / "b.jsonl", {"question": "x", "answer": "y"})
     )
@@ -256,7 +359,7 @@ def test_spans_of_a_csv_are_numbers_too(tmp_path):
 def test_rewards_are_weighted_and_groups_named_alike_for_replies_and_rewards(tmp_path):
     row = {"prompt": "x", "response": "y", "uid": 4, "acc": 1, "style": 0.5, "reward": 9}
     file = lines(tmp_path / "a.jsonl", row)
-    options = ReadOptions(rewards={"acc": 2.0, "style": 1.0}, group="uid")
+    options = ReadOptions(rewards={"acc": 2.0, "style": 1.0}, columns={"group": "uid"})
     for only_rewards in (False, True):
         (record,) = records(file, replace(options, only_rewards=only_rewards))
         assert (record.reward, record.group) == (2.5, "4")

@@ -94,11 +94,43 @@ def test_folders_give_their_files_in_the_order_of_steps(tmp_path):
 def test_of_a_run_directory_only_its_rollouts_are_taken(tmp_path):
     for name in ("config.yaml", "metrics.jsonl", "collapse.jsonl"):
         write(tmp_path / name, "{}")
-    with pytest.raises(MooredError, match="rollouts_every"):
+    with pytest.raises(MooredError, match=r"stored no rollouts; set log\.rollouts_every"):
         expand([tmp_path])
     (tmp_path / "rollouts").mkdir()
     file = write(tmp_path / "rollouts" / "step_000001.parquet", "")
     assert expand([tmp_path]) == [file]
+
+
+def test_of_the_output_folder_of_a_trainer_its_completions_are_taken(tmp_path):
+    (tmp_path / "completions").mkdir()
+    (tmp_path / "checkpoint-10").mkdir()
+    write(tmp_path / "trainer_log.csv", "loss")
+    file = write(tmp_path / "completions" / "completions_00010.parquet", "")
+    assert expand([tmp_path]) == [file]
+
+
+def test_a_folder_without_rollouts_names_folders_below_it_that_have_some(tmp_path):
+    with pytest.raises(MooredError, match=r"holds no \.parquet .* file; give rollout files"):
+        expand([tmp_path])
+    (tmp_path / "dumps").mkdir()
+    write(tmp_path / "dumps" / "1.jsonl", "")
+    with pytest.raises(MooredError, match=r"name a folder below it: .*dumps"):
+        expand([tmp_path])
+
+
+def test_a_misspelt_path_is_answered_with_the_nearest_name(tmp_path):
+    write(tmp_path / "rollouts.jsonl", "")
+    with pytest.raises(MooredError, match=r"does not exist; did you mean '.*rollouts\.jsonl'\?"):
+        expand([tmp_path / "rolouts.jsonl"])
+    with pytest.raises(MooredError, match=r"does not exist; .* holds rollouts\.jsonl"):
+        expand([tmp_path / "x"])
+    with pytest.raises(MooredError, match="nor does its folder"):
+        expand([tmp_path / "runs" / "nope"])
+
+
+def test_fields_of_a_csv_that_read_as_numbers_are_numbers(tmp_path):
+    table = open_table(write(tmp_path / "a.csv", "a,b,c\n1.5,x,\n"))
+    assert table.columns == {"a": True, "b": False, "c": False}
 
 
 NUM_ROWS, NUM_CHARS = 10_000, 2000
