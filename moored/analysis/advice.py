@@ -280,6 +280,9 @@ def _headline(decision: _Decision, plain: Advice, rv_P: np.ndarray) -> str:
     assert settings is not None
     rule = settings.rule if settings.rule == "nonzero" else f"{settings.rule} {settings.value:g}"
     found = f"{rule} keeps {kept.share:.0%} of the groups and {kept.mass:.0%} of the signal"
+    for cause, remedy in {"too_hard": "easier", "too_easy": "harder"}.items():
+        if plain.triage.share(cause) >= MANY:
+            found += f"; take {remedy} tasks too"
     if decision.recommendation is Recommendation.TRY_FILTER:
         return f"Try a filter, and compare it with none: {found}"
     return f"Filter: {found}"

@@ -51,7 +51,9 @@ ReasoningTags = Annotated[
 Whole = Annotated[
     bool, typer.Option("--whole", help="Take replies without tags as reasoning throughout.")
 ]
-TurnNumber = Annotated[int, typer.Option(help="Turn of each episode (own runs, message lists).", min=1)]
+TurnNumber = Annotated[
+    int, typer.Option(help="Turn of each episode (own runs, message lists).", min=1)
+]
 Window = Annotated[int, typer.Option(help="Steps pooled into one look.", min=1)]
 NumPrompts = Annotated[
     int | None,
