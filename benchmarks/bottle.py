@@ -37,7 +37,6 @@ ARMS = {
         "filter.value=0.5",
         "filter.largest=false",
         "filter.keep_zero=true",
-        "filter.eps=0",
     ],
 }
 ENGINE = {"plain engine": ["engine.sampler=plain", "engine.learner=plain"]}

@@ -60,19 +60,22 @@ for step in range(1, options.steps + 1):
     rewards = np.stack([group.rewards for group in groups])
     selection = select_groups(rewards, rule="none" if options.no_filter else "top_p")
 
-    # 5 advantages, 6 samples, 7 update: each sampled token brings its advantage and its weight.
+    # 5 advantages, 6 samples, 7 update: each sampled token brings its advantage, its weight in the
+    # policy loss, and its share in the means of entropy and KL.
     advantages = grpo(rewards).ravel()
     samples = [s for s in build_samples(groups) if s.group in set(selection.kept.tolist())]
-    weights = token_weights(
-        samples, "seq_mean_token_mean", max_length=config.rollout.max_response_tokens
+    weights, shares = (
+        token_weights(samples, how, max_length=config.rollout.max_response_tokens)
+        for how in ("seq_mean_token_mean", "token_mean")
     )
     batch = [
         LossSample(
             sample=sample,
             advantages_T=np.where(sample.loss_mask_T, advantages[sample.trajectory], 0.0),
             weights_T=weights_T,
+            mean_weights_T=shares_T,
         )
-        for sample, weights_T in zip(samples, weights, strict=True)
+        for sample, weights_T, shares_T in zip(samples, weights, shares, strict=True)
     ]
     stats = next(engine.learner.step([batch])) if batch else {"grad_norm": 0.0}
 

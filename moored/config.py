@@ -33,6 +33,7 @@ from moored.names import (
     SCORES,
     Aggregation,
     FilterAction,
+    FilterReward,
     KLEstimator,
     LossScale,
     Schedule,
@@ -181,6 +182,9 @@ class FilterConfig(Section):
 
     score: typing.Annotated[str, AfterValidator(SCORES.check)] = "variance"
     """Registered name or `module:attribute`, a function as in `moored.algo.groups`."""
+    reward: FilterReward = "task"
+    """Which reward is scored: `task` leaves out penalties for malformed replies, so that a group of
+    failures is not kept because one of them was malformed too; `total` is all that was earned."""
     ddof: typing.Literal[0, 1] = 0
     rule: typing.Annotated[str, AfterValidator(RULES.check)] = "top_p"
     """Registered name or `module:attribute`, a function as in `moored.algo.filters`."""

@@ -144,6 +144,7 @@ ENGINES = Registry(
     },
 )
 
+FilterReward = Literal["task", "total"]
 FilterAction = Literal["drop", "mask", "refill", "soft"]
 LossScale = Literal["none", "linear", "sqrt"]
 Aggregation = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant"]

@@ -142,7 +142,7 @@ def train_step(run: Run, step: int) -> StepRecord:
     if _is_due(step, config.evaluation.every, last=config.num_steps):
         with run.timed("evaluation"):
             evaluation = _evaluate(run)
-    metrics = step_metrics(groups, selection, samples, {**stats, **gap})
+    metrics = step_metrics(config.filter, groups, selection, samples, {**stats, **gap})
     metrics |= {} if evaluation is None else evaluation.metrics()
     record = StepRecord(
         step=step, metrics=metrics, collapse=collapse, evaluation=evaluation, seconds=run.seconds

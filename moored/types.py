@@ -212,6 +212,8 @@ class Turn:
     """Where that message begins in `prompt.ids`: the tokens before it are the history. None when
     the recorder does not know; observation swap then leaves the turn out."""
     reward: float = 0.0
+    penalty: float = 0.0
+    """The part of `reward` that is for the form of the reply and not for the task; 0 or less."""
     is_valid: bool = True
     policy_version: int = 0
 
@@ -271,6 +273,18 @@ class Trajectory:
         if self.stop.is_error:
             return math.nan
         return math.fsum(turn.reward for turn in self.turns)
+
+    @property
+    def task_reward(self) -> float:
+        """The reward without penalties for malformed replies; NaN after an error."""
+        if self.stop.is_error:
+            return math.nan
+        return math.fsum(turn.reward - turn.penalty for turn in self.turns)
+
+    @property
+    def is_valid(self) -> bool:
+        """True when no reply was malformed."""
+        return all(turn.is_valid for turn in self.turns)
 
     @property
     def num_turns(self) -> int:

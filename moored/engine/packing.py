@@ -254,7 +254,7 @@ def loss_batch(
         chosen = [array[mask] for array, mask in zip(arrays, masks, strict=True)]
         return tensor(np.concatenate(chosen).astype(np.float32))
 
-    names = ["advantages", "weights"]
+    names = ["advantages", "weights", "mean_weights"]
     names += ["returns", "old_values"] if with_values else []
     streams = {
         name: flat([getattr(samples[index], f"{name}_T") for index in order]) for name in names

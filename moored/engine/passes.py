@@ -280,38 +280,17 @@ def policy_pass(
         ref_logp=streams.get("reference"),
         advantages=streams["advantages"],
         weights=streams["weights"],
+        mean_weights=streams["mean_weights"],
         sequence=streams["sequence"],
     )
-    loss, parts = policy_loss(stream, options, sequence_ratio=sequence_ratio)
-    with torch.no_grad():
-        parts |= _distance_parts(stream, options)
-    return loss, parts
-
-
-def _distance_parts(stream: TokenStream, options: AlgorithmConfig) -> Parts:
-    """How far the policy is from the one that wrote the tokens."""
-    log_ratio = stream.logp.detach() - stream.old_logp
-    ratio = log_ratio.exp()
-    low, high = 1.0 - options.clip_low, 1.0 + options.clip_high
-    clipped = ((ratio < low) | (ratio > high)).float()
-    # Tokens that only fill up a batch have no weight.
-    counts = (stream.weights != 0.0).float()
-    return {
-        "clip_fraction": (stream.weights * clipped).sum(),
-        "old_policy_kl": (stream.weights * (ratio - 1.0 - log_ratio)).sum(),
-        "gap_count": counts.sum(),
-        "gap_sum": (counts * log_ratio.abs()).sum(),
-        "gap_max": (counts * log_ratio.abs()).amax(),
-        "ratio_sum": (counts * ratio).sum(),
-        "ratio_square_sum": (counts * ratio * ratio).sum(),
-    }
+    return policy_loss(stream, options, sequence_ratio=sequence_ratio)
 
 
 def critic_pass(critic: Critic, batch: TokenBatch, value_clip: float | None) -> torch.Tensor:
     """Value loss of a micro-batch."""
     streams, values = batch.streams, critic(batch.packed)
     error = value_loss(values, streams["old_values"], streams["returns"], value_clip)
-    return (streams["weights"] * error).sum()
+    return (streams["mean_weights"] * error).sum()
 
 
 class OutOfMemoryError(MooredError):

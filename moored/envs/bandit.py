@@ -95,6 +95,7 @@ class Bandit:
             return StepResult(
                 observation=f"Malformed reply. Reward: {self.format_penalty:g}.",
                 reward=self.format_penalty,
+                penalty=self.format_penalty,
                 terminated=True,
                 is_valid=False,
             )

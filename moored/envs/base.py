@@ -40,6 +40,10 @@ class StepResult:
     observation: Content
     """Content of the next user message; after the last turn, a closing line."""
     reward: float
+    """All that the reply earned, penalties included."""
+    penalty: float = 0.0
+    """The part of `reward` that is for the form of the reply and not for the task, 0 or less: the
+    filter leaves it out when it asks whether the trajectories of a group differ."""
     terminated: bool
     """The task itself is over: solved, lost, or its one answer judged. Nothing more can be earned
     from the state that was reached."""

@@ -103,6 +103,7 @@ class Countdown:
             return StepResult(
                 observation=f"Malformed reply. Reward: {self.format_penalty:g}. Game over.",
                 reward=self.format_penalty,
+                penalty=self.format_penalty,
                 terminated=True,
                 is_valid=False,
             )

@@ -204,6 +204,7 @@ class Game(ABC, Generic[TaskT]):
         return StepResult(
             observation=observation,
             reward=reward,
+            penalty=0.0 if valid else reward,
             terminated=outcome.terminated,
             truncated=self._over and not outcome.terminated,
             is_valid=valid,

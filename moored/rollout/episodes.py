@@ -284,6 +284,7 @@ class _Episode:
             seen=self.history[-1].content,
             observation_start=renderer.observation_start(self.prompt, self.history),
             reward=float(result.reward),
+            penalty=float(result.penalty),
             is_valid=result.is_valid,
             policy_version=completion.policy_version,
         )
@@ -349,8 +350,9 @@ class _Episode:
 
 def _checked_step(env: Environment, reply: str) -> StepResult:
     result = env.step(reply)
-    if not math.isfinite(result.reward):
-        raise EnvError(f"a reward must be a finite number, got {result.reward}")
+    for name, value in (("reward", result.reward), ("penalty", result.penalty)):
+        if not math.isfinite(value):
+            raise EnvError(f"a {name} must be a finite number, got {value}")
     return result
 
 

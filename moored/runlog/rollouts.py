@@ -35,7 +35,7 @@ from moored.types import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SCHEMA = 1
+SCHEMA = 2
 TOKEN_COLUMNS = {"prompt_ids": np.int64, "completion_ids": np.int64, "logprobs": np.float32}
 """The columns with one entry per token, and their types in memory."""
 OPTIONAL_COLUMNS = {"observation_start"}
@@ -107,6 +107,7 @@ def _schema() -> pa.Schema:
         "image_at": pa.list_(pa.int32()),
         "reply": text,
         "turn_reward": number,
+        "turn_penalty": number,
         "is_valid": flag,
         "policy_version": pa.int64(),
         "think_start": pa.int32(),
@@ -173,6 +174,7 @@ def _turn_columns(turn: Turn, num_known: int) -> dict[str, object]:
         **_image_columns(turn, num_known),
         "reply": turn.reply,
         "turn_reward": turn.reward,
+        "turn_penalty": turn.penalty,
         "is_valid": turn.is_valid,
         "policy_version": turn.policy_version,
         "think_start": think_start,
@@ -242,7 +244,8 @@ def _check_columns(file: Path, found: pa.Schema) -> None:
     missing = [n for n in _schema().names if n not in found.names and n not in OPTIONAL_COLUMNS]
     if missing:
         raise RunLogError(
-            f"{str(file)!r} has no column {missing[0]!r}; give a rollout file of a run directory"
+            f"{str(file)!r} has no column {missing[0]!r}, which rollouts of schema {SCHEMA} have; "
+            f"give a rollout file of a run directory, written by this version"
         )
 
 
@@ -309,6 +312,7 @@ def _turn(row: Mapping[str, Any], prompt: Prompt, new_images: Sequence[object]) 
         seen=_content(row["observation"], new_images, row["image_at"]),
         observation_start=row.get("observation_start"),
         reward=row["turn_reward"],
+        penalty=row["turn_penalty"],
         is_valid=row["is_valid"],
         policy_version=row["policy_version"],
     )

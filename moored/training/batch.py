@@ -49,7 +49,10 @@ class LossSample:
     sample: Sample
     advantages_T: np.ndarray
     weights_T: np.ndarray
-    """Share of each token in the loss of its update."""
+    """Share of each token in the policy loss of its update, by the algorithm's aggregation."""
+    mean_weights_T: np.ndarray
+    """Share of each token in means over the tokens of its update: entropy, KL, value loss; zero
+    exactly where the token takes no part in the update."""
     returns_T: np.ndarray | None = None
     """What the critic should have predicted; None without a critic, like the next."""
     old_values_T: np.ndarray | None = None

@@ -1,9 +1,10 @@
 """Policy, KL, entropy and value losses on flat token streams; `moored.algo.objectives` is their
-oracle. Every token carries its weight in the update, so losses are weighted sums. S tokens.
+oracle. Every token carries its weights in the update, so losses are weighted sums. S tokens.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +23,9 @@ class TokenStream:
     ref_logp: torch.Tensor | None
     advantages: torch.Tensor
     weights: torch.Tensor
+    """Share of each token in the clipped loss, by the algorithm's aggregation."""
+    mean_weights: torch.Tensor
+    """Share of each token in the means of entropy and KL; zero where a token only fills up."""
     sequence: torch.Tensor
     """Number of the sequence each token belongs to."""
 
@@ -29,26 +33,68 @@ class TokenStream:
 def policy_loss(
     stream: TokenStream, options: AlgorithmConfig, *, sequence_ratio: bool = False
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Weighted sum of the clipped loss, KL and entropy bonus, and its parts for the log.
+    """Clipped loss, less the entropy bonus, plus KL; and sums over its loss tokens for the log.
 
-    `sequence_ratio` (GSPO) takes one ratio for a sequence, its mean over tokens in log space.
+    Entropy and KL are means over tokens whatever the aggregation of the clipped loss, so that their
+    coefficients mean the same for every algorithm. `sequence_ratio` (GSPO) takes one ratio for a
+    sequence, its mean over tokens in log space.
     """
     logp = stream.logp
     if sequence_ratio:
         logp = stream.old_logp + _mean_by(logp - stream.old_logp, stream.sequence)
     clipped = clip_loss(logp, stream.old_logp, stream.advantages, options)
     loss = (stream.weights * clipped).sum()
-    entropy = (stream.weights * stream.entropy).sum()
-    parts = {"policy_loss": loss.detach(), "weighted_entropy": entropy.detach()}
+    parts = {"policy_loss": loss.detach(), **_sums(stream, logp.detach(), options)}
     if options.entropy_coef:
-        loss = loss - options.entropy_coef * entropy
+        loss = loss - options.entropy_coef * (stream.mean_weights * stream.entropy).sum()
     if stream.ref_logp is not None:
-        kl = (
-            stream.weights * kl_estimate(stream.logp, stream.ref_logp, options.kl_estimator)
-        ).sum()
-        loss = loss + options.kl_coef * kl
-        parts["weighted_kl"] = kl.detach()
+        kl = kl_estimate(stream.logp, stream.ref_logp, options.kl_estimator)
+        loss = loss + options.kl_coef * (stream.mean_weights * kl).sum()
+        parts["kl_sum"] = (_counts(stream) * kl.detach()).sum()
     return loss, parts
+
+
+def _counts(stream: TokenStream) -> torch.Tensor:
+    """1 for loss tokens, 0 for those that are masked or only fill up a batch."""
+    return (stream.mean_weights != 0.0).float()
+
+
+@torch.no_grad()
+def _sums(
+    stream: TokenStream, logp: torch.Tensor, options: AlgorithmConfig
+) -> dict[str, torch.Tensor]:
+    """Over the loss tokens: entropy, and how far the policy is from the one that wrote them.
+
+    `logp` makes the ratio that is clipped; all else is of the tokens' own log-probabilities.
+    """
+    counts, log_ratio = _counts(stream), stream.logp.detach() - stream.old_logp
+    ratio, clipped_ratio = log_ratio.exp(), (logp - stream.old_logp).exp()
+    low, high = 1.0 - options.clip_low, 1.0 + options.clip_high
+    is_clipped = ((clipped_ratio < low) | (clipped_ratio > high)).float()
+    return {
+        "token_count": counts.sum(),
+        "entropy_sum": (counts * stream.entropy.detach()).sum(),
+        "clip_fraction_sum": (counts * is_clipped).sum(),
+        "old_policy_kl_sum": (counts * (ratio - 1.0 - log_ratio)).sum(),
+        "logp_gap_mean_sum": (counts * log_ratio.abs()).sum(),
+        "logp_gap_max": (counts * log_ratio.abs()).amax(),
+        "ratio_sum": (counts * ratio).sum(),
+        "ratio_square_sum": (counts * ratio * ratio).sum(),
+    }
+
+
+def update_figures(parts: Mapping[str, float]) -> dict[str, float]:
+    """Sums over the loss tokens of an update as means over them, which do not depend on weights.
+
+    `effective_share` is the effective sample size of the ratios as a share of the tokens.
+    """
+    sums = {name.removesuffix("_sum"): x for name, x in parts.items() if name.endswith("_sum")}
+    count = max(parts["token_count"], 1.0)
+    ratios, squares = sums.pop("ratio"), sums.pop("ratio_square")
+    others = {n: x for n, x in parts.items() if n != "token_count" and not n.endswith("_sum")}
+    # Rounding may take the share beyond 1.
+    share = min(1.0, ratios**2 / (count * squares)) if squares else 1.0
+    return {**others, **{n: x / count for n, x in sums.items()}, "effective_share": share}
 
 
 def clip_loss(

@@ -12,6 +12,7 @@ from moored.algo.groups import Quantity, load_score
 from moored.config import AlgorithmConfig, Config, FilterConfig
 from moored.engine.base import Learner
 from moored.errors import MooredError
+from moored.names import Aggregation, FilterReward
 from moored.training.advantages import (
     CriticEstimator,
     TokenAdvantages,
@@ -43,7 +44,7 @@ def score_groups(options: FilterConfig, groups: Sequence[Group]) -> Selection:
     """Score and select groups."""
     quantity = load_score(options.score).quantity
     return select_groups(
-        [_scored(t, quantity) for group in groups for t in group.trajectories],
+        np.concatenate([_scored(options, group, quantity) for group in groups]),
         _group_ids(groups),
         score=options.score,
         ddof=options.ddof,
@@ -55,10 +56,33 @@ def score_groups(options: FilterConfig, groups: Sequence[Group]) -> Selection:
     )
 
 
-def _scored(trajectory: Trajectory, quantity: Quantity) -> float:
-    """What the score is taken of; NaN, and so left out, after an error."""
-    if trajectory.stop.is_error or quantity == "reward":
-        return trajectory.reward
+def _scored(options: FilterConfig, group: Group, quantity: Quantity) -> np.ndarray:
+    """(G,) what the score is taken of; NaN, and so left out, after an error."""
+    if quantity == "reward":
+        return filter_rewards(group, options.reward)
+    return np.array([_of_tokens(trajectory, quantity) for trajectory in group.trajectories])
+
+
+def filter_rewards(group: Group, kind: FilterReward) -> np.ndarray:
+    """(G,) the rewards by which the filter tells the trajectories of a group apart.
+
+    `task` leaves out penalties. A malformed reply also escapes what a failed one costs, e.g. the
+    price of each move: a failure with malformed replies therefore counts at most as much as the
+    worst trajectory without any, and does not make a group of failures look informative.
+    """
+    if kind == "total":
+        return group.rewards
+    rewards = np.array([t.task_reward for t in group.trajectories])
+    is_valid = np.array([t.is_valid for t in group.trajectories]) & np.isfinite(rewards)
+    if not is_valid.any():
+        return rewards
+    is_malformed = ~is_valid & ~np.array([t.success for t in group.trajectories])
+    return np.where(is_malformed, np.minimum(rewards, rewards[is_valid].min()), rewards)
+
+
+def _of_tokens(trajectory: Trajectory, quantity: Quantity) -> float:
+    if trajectory.stop.is_error:
+        return np.nan
     logprobs = np.concatenate([turn.logprobs for turn in trajectory.turns] or [np.zeros(0)])
     if quantity == "length":
         return float(len(logprobs))
@@ -75,7 +99,7 @@ def select_samples(
     keeps_all = options.action in ("mask", "soft")
     samples = build_samples(groups, None if keeps_all else selection.group_mask)
     if options.best_and_worst:
-        rewards = np.concatenate([group.rewards for group in groups])
+        rewards = np.concatenate([filter_rewards(group, options.reward) for group in groups])
         count = options.best_and_worst
         is_chosen = select_trajectories(rewards, _group_ids(groups), best=count, worst=count)
         samples = [s for s in samples if is_chosen[s.trajectory]]
@@ -202,8 +226,9 @@ def _minibatches(
         order = rng.permutation(len(samples))
         for part in np.array_split(order, min(options.num_minibatches, len(samples))):
             own = [samples[i] for i in part]
-            weights = _weights(config, algorithm, own, selection)
-            minibatches.append(loss_samples(own, [advantages[i] for i in part], weights))
+            weights = _weights(config, algorithm.aggregation, own, selection)
+            means = _weights(config, "token_mean", own, selection)
+            minibatches.append(loss_samples(own, [advantages[i] for i in part], weights, means))
     return minibatches
 
 
@@ -211,6 +236,7 @@ def loss_samples(
     samples: Sequence[Sample],
     advantages: Sequence[TokenAdvantages],
     weights: Sequence[np.ndarray],
+    mean_weights: Sequence[np.ndarray],
 ) -> list[LossSample]:
     """A minibatch as `Learner.step` takes it."""
     return [
@@ -218,22 +244,25 @@ def loss_samples(
             sample=sample,
             advantages_T=found.advantages_T,
             weights_T=weights_T,
+            mean_weights_T=mean_weights_T,
             returns_T=found.returns_T,
             old_values_T=found.old_values_T,
         )
-        for sample, found, weights_T in zip(samples, advantages, weights, strict=True)
+        for sample, found, weights_T, mean_weights_T in zip(
+            samples, advantages, weights, mean_weights, strict=True
+        )
     ]
 
 
 def _weights(
-    config: Config, algorithm: Algorithm, samples: Sequence[Sample], selection: Selection
+    config: Config, how: Aggregation, samples: Sequence[Sample], selection: Selection
 ) -> list[np.ndarray]:
     """Token weights of one update: aggregation, loss scale, the filter's soft or mask action."""
     action, mask = config.filter.action, selection.group_mask
     counted = [i for i, s in enumerate(samples) if action != "mask" or mask[s.group]]
     found = token_weights(
         [samples[i] for i in counted],
-        algorithm.aggregation,
+        how,
         max_length=config.rollout.max_response_tokens,
         scale=loss_scale(selection.kept_fraction, config.filter.loss_scale),
     )
@@ -247,18 +276,19 @@ def _weights(
 
 
 def step_metrics(
+    options: FilterConfig,
     groups: Sequence[Group],
     selection: Selection,
     samples: Sequence[Sample],
     stats: Mapping[str, float],
 ) -> dict[str, float]:
-    """The numbers of one step."""
+    """The numbers of one step; reward variance is of the rewards that the filter scores."""
     trajectories = [t for group in groups for t in group.trajectories]
     turns = [turn for t in trajectories for turn in t.turns]
     generated = sum(len(turn.completion_ids) for turn in turns)
     trained = sum(sample.num_loss_tokens for sample in samples)
     rewards = np.array([t.reward for t in trajectories])
-    rv = reward_variance([group.rewards for group in groups])
+    rv = reward_variance([filter_rewards(group, options.reward) for group in groups])
     return {
         "rollout/reward_mean": float(np.nanmean(rewards)) if np.isfinite(rewards).any() else np.nan,
         "rollout/success_rate": float(np.mean([t.success for t in trajectories])),

@@ -175,10 +175,10 @@ def test_kl_is_logged_and_grows_from_zero_when_on_and_costs_nothing_when_off(toy
         run_to_end(run)
         assert isinstance(run.engine.learner, LocalLearner)
         assert (run.engine.learner.reference is None) == (coef == 0.0)
-    first, second = column(tmp_path / "0.1", "learner/weighted_kl")
+    first, second = column(tmp_path / "0.1", "learner/kl")
     # The first of two minibatches is scored before any update: only the second adds to the mean.
     assert 0.0 < first < second
-    assert column(tmp_path / "0.0", "learner/weighted_kl") == [None, None]
+    assert column(tmp_path / "0.0", "learner/kl") == [None, None]
 
 
 def test_a_lora_run_resumes_bit_for_bit_and_two_runs_are_the_same(toy_folder, tmp_path):

@@ -179,7 +179,8 @@ def pad(batch: TokenBatch) -> tuple[TokenBatch, Shape]:
     sources = torch.where(packed.sources < first, packed.sources, packed.sources + shift)
     streams = {name: fill(tensor) for name, tensor in batch.streams.items()}
     if more and "weights" in streams:
-        streams["weights"][-more:] = 0.0
+        for name in ("weights", "mean_weights"):
+            streams[name][-more:] = 0.0
     if more and "sequence" in streams:
         # A sequence of their own; there are fewer others than tokens.
         streams["sequence"][-more:] = shape.num_targets - 1

@@ -45,6 +45,7 @@ from moored.engine.passes import (
 from moored.errors import MooredError
 from moored.models.load import has_fixed_angles, uses_bf16
 from moored.training.batch import LossSample, Sample
+from moored.training.losses import update_figures
 from moored.types import Prompt, ScoreRequest
 
 POLICY = "policy"
@@ -188,7 +189,7 @@ class LocalLearner:
         """Wait for the gradients and apply them; returns the statistics of the update."""
         # One wait for the device instead of one per number.
         found = torch.stack(list(totals.values())).tolist()
-        stats = _with_mismatch(dict(zip(totals, found, strict=True)))
+        stats = update_figures(dict(zip(totals, found, strict=True)))
         for trained in self._trained:
             clip = self.config.optimizer.grad_clip
             norm = nn.utils.clip_grad_norm_(trained.module.parameters(), clip)
@@ -349,17 +350,6 @@ def _columns(
 ) -> tuple[list[Prompt], list[np.ndarray], list[tuple[object, ...]]]:
     """Prompts, continuations, and the images of the latter."""
     return [s.prompt for s in samples], [s.ids_T for s in samples], [s.images for s in samples]
-
-
-def _with_mismatch(parts: dict[str, float]) -> dict[str, float]:
-    """The sums over log-ratios as figures: mean and largest gap, effective share of the tokens."""
-    names = ("gap_count", "gap_sum", "ratio_sum", "ratio_square_sum")
-    count, gap, ratios, squares = (parts.pop(name) for name in names)
-    parts["logp_gap_mean"] = gap / count if count else 0.0
-    parts["logp_gap_max"] = parts.pop("gap_max")
-    # Rounding may take it beyond 1.
-    parts["effective_share"] = min(1.0, ratios**2 / (count * squares)) if squares else 1.0
-    return parts
 
 
 @contextmanager

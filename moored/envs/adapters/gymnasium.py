@@ -263,6 +263,7 @@ class GymnasiumEnv:
         return StepResult(
             observation=closing if self._over else self._turn_content(f"{lead}\n"),
             reward=reward,
+            penalty=0.0 if is_valid else reward,
             terminated=terminated,
             truncated=truncated,
             is_valid=is_valid,

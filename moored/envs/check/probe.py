@@ -261,6 +261,7 @@ def expect_same(a: Sequence[StepResult], b: Sequence[StepResult], seed: int, whe
 def _facts(result: StepResult) -> dict[str, object]:
     return {
         "reward": result.reward,
+        "penalty": result.penalty,
         "terminated": result.terminated,
         "truncated": result.truncated,
         "is_valid": result.is_valid,

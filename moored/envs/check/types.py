@@ -58,8 +58,10 @@ def expect_result(result: object) -> StepResult:
     """Return `result` when its fields have the right types, else raise."""
     if not isinstance(result, StepResult):
         raise Broken(f"step() must return a moored.envs.StepResult, got {result!r:.80}")
-    if isinstance(result.reward, bool) or not isinstance(result.reward, float | int):
-        raise Broken(f"reward must be a float, got {result.reward!r:.80}; use float(...)")
+    for name in ("reward", "penalty"):
+        value = getattr(result, name)
+        if isinstance(value, bool) or not isinstance(value, float | int):
+            raise Broken(f"{name} must be a float, got {value!r:.80}; use float(...)")
     for name in ("terminated", "truncated", "is_valid", "success"):
         value = getattr(result, name)
         if type(value) is not bool:

@@ -98,14 +98,14 @@ class MetaMath:
             raise EnvError("metamath: the episode is over; call reset before step")
         answer = parse_reply(reply).answer
         is_right = answer is not None and self._is_right(answer, self._task.answer)
-        reward = 0.0 if answer is not None else self.format_penalty
-        if is_right:
-            reward = 0.5**self._turn
+        penalty = 0.0 if answer is not None else self.format_penalty
+        reward = 0.5**self._turn if is_right else penalty
         self._turn += 1
         self._over = is_right or self._turn >= self.max_turns
         return StepResult(
             observation=self._feedback(answer is not None, is_right, reward),
             reward=reward,
+            penalty=penalty,
             terminated=self._over,
             is_valid=answer is not None,
             success=is_right,

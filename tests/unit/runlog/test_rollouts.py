@@ -43,7 +43,13 @@ def many_kinds() -> list[Group]:
     """Several turns, spans and none, an error, an episode without a turn."""
     first = turn(think_span=(0, 1), answer_span=(1, 2), reward=0.1, policy_version=3)
     later = turn(
-        (1, 2, 3, 4, 5, 6), (8,), reply="", is_valid=False, reward=-0.2, observation_start=5
+        (1, 2, 3, 4, 5, 6),
+        (8,),
+        reply="",
+        is_valid=False,
+        reward=-0.2,
+        penalty=-0.3,
+        observation_start=5,
     )
     failed = group((first,), (), group_id=8, stop=StopReason.ENV_ERROR)
     return [
@@ -98,6 +104,7 @@ def test_a_row_is_a_turn_and_tells_all_about_it(tmp_path):
     assert second["prompt_ids"] == [1, 2, 3, 4, 5, 6] and second["completion_ids"] == [8]
     assert (rows[0]["think_start"], rows[0]["think_end"]) == (0, 1)
     assert (rows[0]["answer_start"], second["answer_start"]) == (1, None)
+    assert (second["turn_reward"], second["turn_penalty"]) == (-0.2, -0.3)
     assert dict(second["metrics"]) == {"boxes": 2.0, "x": 0.5}
 
 

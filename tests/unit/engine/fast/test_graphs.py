@@ -54,6 +54,7 @@ def make_samples(lengths=((5, (7, 3)), (9, (4, 11, 2))), seed=0) -> list[LossSam
                     sample=sample,
                     advantages_T=rng.normal(size=count) * mask,
                     weights_T=mask / 17.0,
+                    mean_weights_T=mask / 20.0,
                     returns_T=rng.normal(size=count) * mask,
                     old_values_T=rng.normal(size=count) * mask,
                 )
@@ -143,7 +144,8 @@ def test_what_is_added_is_like_the_first_token_but_without_weight():
     for name in ("reference", "old_logprobs", "advantages", "returns", "old_values"):
         assert (padded.streams[name][20:] == batch.streams[name][0]).all()
         assert len(padded.streams[name]) == shape.num_targets
-    assert (padded.streams["weights"][20:] == 0.0).all()
+    for name in ("weights", "mean_weights"):
+        assert (padded.streams[name][20:] == 0.0).all()
 
 
 def test_gradients_are_not_added_to_the_next_update():

@@ -127,7 +127,9 @@ def ready_samples(model, how="token_mean") -> list[LossSample]:
     samples = build_samples(recorded_groups(model))
     rng = np.random.default_rng(4)
     found = []
-    for sample, weights in zip(samples, token_weights(samples, how, max_length=10), strict=True):
+    weights = token_weights(samples, how, max_length=10)
+    shares = token_weights(samples, "token_mean", max_length=10)
+    for sample, weights_T, shares_T in zip(samples, weights, shares, strict=True):
         zeros = np.zeros(len(sample.ids_T))
         advantages = np.where(sample.loss_mask_T, rng.normal(), 0.0)
         # An old policy that differs, so that ratios are not all one.
@@ -136,7 +138,8 @@ def ready_samples(model, how="token_mean") -> list[LossSample]:
             LossSample(
                 sample=replace(sample, old_logprobs_T=other),
                 advantages_T=advantages,
-                weights_T=weights,
+                weights_T=weights_T,
+                mean_weights_T=shares_T,
                 returns_T=advantages,
                 old_values_T=zeros,
             )
@@ -380,7 +383,12 @@ def test_dropout_is_off_in_updates_so_the_first_ratio_is_one():
     samples = build_samples(recorded_groups(model))
     weights = token_weights(samples, "token_mean", max_length=10)
     given = [
-        LossSample(sample=sample, advantages_T=np.ones(len(sample.ids_T)), weights_T=weights_T)
+        LossSample(
+            sample=sample,
+            advantages_T=np.ones(len(sample.ids_T)),
+            weights_T=weights_T,
+            mean_weights_T=weights_T,
+        )
         for sample, weights_T in zip(samples, weights, strict=True)
     ]
     stats = next(LocalLearner(model.train()).step([given]))

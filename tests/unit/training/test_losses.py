@@ -1,0 +1,147 @@
+"""Losses of an update, worked out by hand on two sequences of one and three tokens."""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import numpy as np
+import pytest
+import torch
+
+from moored.config import AlgorithmConfig
+from moored.names import AGGREGATIONS, Aggregation
+from moored.training.batch import Sample, token_weights
+from moored.training.losses import TokenStream, policy_loss, update_figures, value_loss
+from moored.types import Prompt
+
+ONE_AND_THREE = torch.tensor([0, 1, 1, 1])
+
+
+def weights_of(how: Aggregation) -> torch.Tensor:
+    """Of a sequence of one token and one of three, with a longest reply of ten."""
+    samples = [
+        Sample(
+            prompt=Prompt(np.array([1])),
+            ids_T=np.arange(length),
+            loss_mask_T=np.ones(length, dtype=bool),
+            old_logprobs_T=np.zeros(length),
+            turn_ends_T=np.zeros(length, dtype=bool),
+            rewards_T=np.zeros(length),
+            group=0,
+            trajectory=number,
+        )
+        for number, length in enumerate((1, 3))
+    ]
+    arrays = token_weights(samples, how, max_length=10)
+    return torch.from_numpy(np.concatenate(arrays)).float()
+
+
+def stream(how: Aggregation = "token_mean", **replaced: torch.Tensor | None) -> TokenStream:
+    given = {
+        "logp": torch.full((4,), -1.0),
+        "entropy": torch.tensor([2.0, 1.0, 3.0, 4.0]),
+        "old_logp": torch.full((4,), -1.0),
+        "ref_logp": None,
+        "advantages": torch.zeros(4),
+        "weights": weights_of(how),
+        "mean_weights": torch.full((4,), 0.25),
+        "sequence": ONE_AND_THREE,
+        **replaced,
+    }
+    return TokenStream(**given)  # pyright: ignore[reportArgumentType]
+
+
+def options(**replaced: object) -> AlgorithmConfig:
+    return AlgorithmConfig.model_validate({"entropy_coef": 0.0, **replaced})
+
+
+every_aggregation = pytest.mark.parametrize("how", AGGREGATIONS)
+
+
+@every_aggregation
+def test_the_entropy_bonus_is_a_token_mean_under_every_aggregation(how: str):
+    # (2 + 1 + 3 + 4) / 4 = 2.5, times 0.1.
+    loss, parts = policy_loss(stream(cast(Aggregation, how)), options(entropy_coef=0.1))
+    assert float(loss) == pytest.approx(-0.25)
+    assert update_figures(numbers(parts))["entropy"] == pytest.approx(2.5)
+
+
+@every_aggregation
+@pytest.mark.parametrize(("kind", "of_half"), [("k2", 0.125), ("k3", math.exp(-0.5) - 0.5)])
+def test_kl_is_a_token_mean_under_every_aggregation(how: str, kind: str, of_half: float):
+    # Only the first token differs from the reference, by 0.5: its KL over four tokens.
+    reference = torch.tensor([-1.5, -1.0, -1.0, -1.0])
+    given = stream(cast(Aggregation, how), ref_logp=reference)
+    loss, parts = policy_loss(given, options(kl_coef=0.2, kl_estimator=kind))
+    assert float(loss) == pytest.approx(0.2 * of_half / 4, rel=1e-5)
+    assert update_figures(numbers(parts))["kl"] == pytest.approx(of_half / 4, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        # Advantage -1 on the first token (loss 1) and on the last of the other sequence (loss 1).
+        ("token_mean", 2 / 4),
+        ("seq_mean_token_mean", (1 + 1 / 3) / 2),
+        ("seq_mean_token_sum", (1 + 1) / 2),
+        ("constant", 2 / (2 * 10)),
+    ],
+)
+def test_the_clipped_loss_keeps_the_aggregation_of_its_algorithm(how: str, expected: float):
+    given = stream(cast(Aggregation, how), advantages=torch.tensor([-1.0, 0.0, 0.0, -1.0]))
+    loss, parts = policy_loss(given, options())
+    assert float(loss) == pytest.approx(expected) == float(parts["policy_loss"])
+
+
+@every_aggregation
+def test_the_clip_fraction_is_a_share_of_the_loss_tokens(how: str):
+    # Ratios 2, 0.5, 1.1 and 1: two of four leave [0.8, 1.28].
+    logp = torch.log(torch.tensor([2.0, 0.5, 1.1, 1.0])) - 1.0
+    _, parts = policy_loss(stream(cast(Aggregation, how), logp=logp), options())
+    figures = update_figures(numbers(parts))
+    assert figures["clip_fraction"] == pytest.approx(0.5)
+    # r - 1 - log r over four tokens.
+    kl = sum(r - 1 - math.log(r) for r in (2.0, 0.5, 1.1, 1.0)) / 4
+    assert figures["old_policy_kl"] == pytest.approx(kl, rel=1e-4)
+
+
+def test_the_clip_fraction_of_a_sequence_ratio_counts_the_ratio_that_is_clipped():
+    # Log-ratios 0 and (0.6, -0.3, -0.3), mean 0: no sequence is clipped, though its tokens are far.
+    logp = torch.tensor([0.0, 0.6, -0.3, -0.3]) - 1.0
+    _, parts = policy_loss(stream(logp=logp), options(), sequence_ratio=True)
+    assert update_figures(numbers(parts))["clip_fraction"] == 0.0
+    _, parts = policy_loss(stream(logp=logp), options())
+    assert update_figures(numbers(parts))["clip_fraction"] == pytest.approx(0.75)
+
+
+def test_tokens_without_a_share_enter_no_figure():
+    # The last token is masked: entropies 2, 1 and 3 remain.
+    shares = torch.tensor([1.0, 1.0, 1.0, 0.0]) / 3
+    logp = torch.tensor([-1.0, -1.0, -1.0, 5.0])
+    _, parts = policy_loss(stream(mean_weights=shares, logp=logp), options())
+    figures = update_figures(numbers(parts))
+    assert figures["entropy"] == pytest.approx(2.0)
+    assert figures["clip_fraction"] == 0.0 and figures["logp_gap_max"] == 0.0
+    assert figures["effective_share"] == 1.0
+
+
+def test_a_soft_share_scales_the_entropy_bonus_but_not_the_logged_entropy():
+    # A group of weight one half: its tokens give 0.5 / 4 each.
+    shares = torch.tensor([0.25, 0.125, 0.125, 0.125])
+    loss, parts = policy_loss(stream(mean_weights=shares), options(entropy_coef=1.0))
+    assert float(loss) == pytest.approx(-(0.5 + (1 + 3 + 4) / 8))
+    assert update_figures(numbers(parts))["entropy"] == pytest.approx(2.5)
+
+
+def test_the_value_loss_is_half_the_larger_squared_error():
+    values, old, target = torch.tensor([2.0]), torch.tensor([0.0]), torch.tensor([1.0])
+    # Near the old value V is 0.5, whose error is 0.25; V itself has 1.
+    assert float(value_loss(values, old, target, 0.5)) == pytest.approx(0.5)
+    assert float(value_loss(values, old, target, None)) == pytest.approx(0.5)
+    # Target 3: errors 1 and 6.25.
+    assert float(value_loss(values, old, torch.tensor([3.0]), 0.5)) == pytest.approx(3.125)
+
+
+def numbers(parts: dict[str, torch.Tensor]) -> dict[str, float]:
+    return {name: float(value) for name, value in parts.items()}
