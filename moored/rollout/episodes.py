@@ -172,11 +172,10 @@ class _Rollout:
         """
         if not self.num_stepping:
             return []
-        is_idle = self.num_writing == 0
-        found = self.pool.poll(wait_s=None if is_idle else QUICK_S)
-        quiet_s = None if self.stream.is_lockstep else QUICK_S
-        while len(found) < self.num_stepping and (more := self.pool.poll(wait_s=quiet_s)):
-            found += more
+        found = self.pool.poll(
+            wait_s=QUICK_S if self.num_writing else None,
+            linger_s=None if self.stream.is_lockstep else QUICK_S,
+        )
         self.num_stepping -= len(found)
         return sorted(found, key=lambda answer: answer[0])  # pyright: ignore
 

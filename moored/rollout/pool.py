@@ -106,13 +106,14 @@ class EnvPool:
         uses = self._uses.get(id(env), ())
         self._threads.put(_Call(key, call, env, uses))
 
-    def poll(self, *, wait_s: float | None = None) -> Finished:
+    def poll(self, *, wait_s: float | None = None, linger_s: float | None = 0.0) -> Finished:
         """What has finished or expired; [] if no call is pending.
 
-        Waits until something has, or for `wait_s` seconds. A result is what the call returned, or
+        Waits until something has, or for `wait_s` seconds; then for more, until all calls have or
+        nothing came for `linger_s` (None: until all have). A result is what the call returned, or
         the Exception it raised.
         """
-        finished, expired = self._threads.collect(wait_s)
+        finished, expired = self._threads.collect(wait_s, linger_s)
         self._hung += [call.env for call in expired]
         for call in expired:
             error = EnvTimeoutError(
@@ -133,7 +134,7 @@ class EnvPool:
             num_calls += 1
         found: dict[Hashable, Any] = {}
         while len(found) < num_calls:
-            found.update(self.poll())
+            found.update(self.poll(linger_s=None))
         return [found[index] for index in range(num_calls)]
 
     def drop_calls(self) -> None:
@@ -186,8 +187,8 @@ class _Worker(threading.Thread):
 class _Threads:
     """A queue of calls, the daemon threads that run them, and what they returned.
 
-    A worker hands in a result and takes its next call under one lock: a batch of short calls costs
-    two thread switches, not two per call.
+    A worker hands in a result and takes its next call under one lock, and gives notice of the first
+    result and of the last: a batch of short calls costs two thread switches, not two per call.
     """
 
     def __init__(self, max_workers: int, timeout_s: float | None) -> None:
@@ -214,7 +215,7 @@ class _Threads:
             elif len(self._workers) < self.max_workers:
                 self._start_worker()
 
-    def collect(self, wait_s: float | None) -> tuple[Finished, list[_Call]]:
+    def collect(self, wait_s: float | None, linger_s: float | None) -> tuple[Finished, list[_Call]]:
         """Finished results, and calls that were given up."""
         end_s = math.inf if wait_s is None else time.monotonic() + wait_s
         with self._news:
@@ -225,9 +226,32 @@ class _Threads:
                     break
                 self._news.wait(min(left_s, self._patience_s()))
                 expired = self._expire()
+            if self._done or expired:
+                expired += self._linger(linger_s, len(expired))
             done, self._done = self._done, []
             self.num_pending -= len(done) + len(expired)
             return done, expired
+
+    def _linger(self, linger_s: float | None, num_expired: int) -> list[_Call]:
+        """Wait for all results, or until none came for `linger_s`; more calls that were given up.
+
+        Workers give notice of the last call in the queue, not of each: a batch of short calls then
+        costs two switches between threads.
+        """
+        expired: list[_Call] = []
+        quiet_since_s, num_done = time.monotonic(), len(self._done)
+        while len(self._done) + num_expired + len(expired) < self.num_pending:
+            left_s = self._patience_s()
+            if linger_s is not None:
+                left_s = min(left_s, quiet_since_s + linger_s - time.monotonic())
+            if left_s <= 0.0:
+                break
+            self._news.wait(left_s)
+            late = self._expire()
+            if late or len(self._done) > num_done:
+                quiet_since_s, num_done = time.monotonic(), len(self._done)
+            expired += late
+        return expired
 
     def exchange(self, worker: _Worker, result: object) -> _Call | None:
         """Called by a worker: its result for its next call; None when it was given up."""
@@ -235,7 +259,8 @@ class _Threads:
             if worker.call is not None and not worker.is_given_up:
                 self._done.append((worker.call.key, result))
                 self._release(worker)
-                self._news.notify()
+                if len(self._done) == 1 or not self._todo:
+                    self._news.notify()
             while not worker.is_given_up:
                 if self._begin_next(worker):
                     return worker.call

@@ -5,12 +5,16 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 T = TypeVar("T")
+
+SHORT_SHARE = 0.1
+"""Of the device's memory: with less of it free, a recording gives cached memory back first."""
 
 
 def run_aside(compute: Callable[[], T]) -> T:
@@ -24,11 +28,29 @@ def run_aside(compute: Callable[[], T]) -> T:
 
 
 def capture(compute: Callable[[], T], pool: Any) -> tuple[torch.cuda.CUDAGraph, T]:
-    """Record without computing; the result is where every replay will write."""
+    """Record without computing; the result is where every replay will write.
+
+    `torch.cuda.graph` would give all cached memory back first, that of the host too, and everything
+    after it would wait for new memory: here that is done only when memory is short.
+    """
     graph = torch.cuda.CUDAGraph()
-    with _no_collection(), torch.cuda.graph(graph, pool=pool):
-        found = compute()
+    torch.cuda.synchronize()
+    free, total = torch.cuda.mem_get_info()
+    if free < SHORT_SHARE * total:
+        torch.cuda.empty_cache()
+    # Memory of a pool belongs to a stream: one for all recordings, so that they can share it.
+    with _no_collection(), torch.cuda.stream(_recording_stream(torch.cuda.current_device())):
+        graph.capture_begin(pool)
+        try:
+            found = compute()
+        finally:
+            graph.capture_end()
     return graph, found
+
+
+@cache
+def _recording_stream(device: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 @contextmanager

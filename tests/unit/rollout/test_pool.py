@@ -310,3 +310,32 @@ def test_a_call_that_hangs_gives_its_room_up(clock, hang):
         envs = [pool.take(Narrowed) for _ in range(2)]
         late, value = pool.run_all([clock.outlast(60.0, hang), lambda: 7], envs)
         assert isinstance(late, EnvTimeoutError) and value == 7
+
+
+def test_a_poll_that_lingers_returns_a_whole_batch_of_short_calls() -> None:
+    with EnvPool() as pool:
+        for key in range(20):
+            pool.submit(key, lambda key=key: key)
+        found = pool.poll(linger_s=None)
+    assert sorted(found) == [(key, key) for key in range(20)]
+
+
+def test_a_poll_lingers_no_longer_than_nothing_comes() -> None:
+    go_on = threading.Event()
+    with EnvPool(workers=2) as pool:
+        pool.submit("quick", lambda: 1)
+        pool.submit("slow", go_on.wait)
+        assert pool.poll(linger_s=0.01) == [("quick", 1)]
+        go_on.set()
+        assert pool.poll() == [("slow", True)]
+
+
+def test_a_lingering_poll_gives_up_calls_that_take_too_long() -> None:
+    go_on = threading.Event()
+    with EnvPool(workers=2, timeout_s=0.05) as pool:
+        pool.submit("quick", lambda: 1)
+        pool.submit("slow", go_on.wait)
+        found = dict(pool.poll(linger_s=None))
+        go_on.set()
+    assert found["quick"] == 1
+    assert isinstance(found["slow"], EnvTimeoutError)
