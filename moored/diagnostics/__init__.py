@@ -12,6 +12,7 @@ from moored.diagnostics.pairs import (
     turn_position_pairs,
 )
 from moored.diagnostics.report import CollapseReport, Interval, Regime, RegimeThresholds, classify
+from moored.diagnostics.swap import SwapSet, observation_swap_pairs
 from moored.diagnostics.watch import (
     Alarm,
     CollapseAlarm,
@@ -33,6 +34,7 @@ __all__ = [
     "RegimeThresholds",
     "RegimeTracker",
     "ScoreFn",
+    "SwapSet",
     "Watched",
     "ZScoreEMA",
     "action_information",
@@ -41,6 +43,7 @@ __all__ = [
     "find_alarm",
     "first_turn_pairs",
     "information",
+    "observation_swap_pairs",
     "reasoning_action_information",
     "trajectory_pairs",
     "turn_pairs",

@@ -31,6 +31,7 @@ def information(
     columns: ArrayLike,
     lengths: ArrayLike,
     *,
+    blocks: ArrayLike | None = None,
     prompt_keys: Sequence[Hashable] | None = None,
     ks: Sequence[int] = (2, 4, 8),
     bootstrap: int = 0,

@@ -1,21 +1,25 @@
 """Which (prompt, reasoning) pairs to cross-score, drawn from recorded groups; and their scores.
 
 Four views: the first turn (a prompt is its group), trajectory-uniform, turn-uniform, and one turn
-position. Every draw is seeded and without replacement: a pair set is never padded with repeats,
-and says how many pairs there were to choose from and how many reasonings were empty.
+position; observation swap is in `swap`. Every draw is seeded and without replacement: a pair set is
+never padded with repeats, and says how many pairs there were to choose from and how many reasonings
+were empty.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from moored.errors import MooredError, TooFewPromptsError
 from moored.types import Group, Prompt, ScoreRequest, Trajectory
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,6 +35,31 @@ class Pair:
     trajectory: int
     turn: int
 
+    @property
+    def length(self) -> int:
+        """Reasoning tokens, the opening tag not counted."""
+        return len(self.continuation) - self.num_opening
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ask:
+    """A request to the model, and where the scores of its continuations belong."""
+
+    request: ScoreRequest
+    cells: Sequence[tuple[int, int, int]]
+    """Per continuation: row, column, and how many of its first tokens are not scored."""
+
+
+class CrossScored(Protocol):
+    """Rows and columns of a matrix of scores, and the requests that fill it."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(M, N)."""
+        ...
+
+    def asks(self) -> list[Ask]: ...
+
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class PairSet:
@@ -39,7 +68,8 @@ class PairSet:
     view: str
     pairs: tuple[Pair, ...]
     prompts: tuple[Prompt, ...]
-    """Distinct prompts; equal ones are merged."""
+    """Distinct prompts; equal ones are merged. The last ones may have no reasoning here: they are
+    columns that the other prompts' reasonings are compared with."""
     columns: np.ndarray
     """(M,) index of each reasoning's own prompt."""
     num_available: int
@@ -50,7 +80,20 @@ class PairSet:
     @property
     def lengths(self) -> np.ndarray:
         """(M,) reasoning tokens, opening tags not counted."""
-        return np.array([len(p.continuation) - p.num_opening for p in self.pairs], dtype=np.intp)
+        return np.array([pair.length for pair in self.pairs], dtype=np.intp)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.pairs), len(self.prompts)
+
+    def asks(self) -> list[Ask]:
+        """One request per prompt, with all reasonings."""
+        continuations = [pair.continuation for pair in self.pairs]
+        openings = [pair.num_opening for pair in self.pairs]
+        return [
+            Ask(ScoreRequest(prompt, continuations), [(m, j, n) for m, n in enumerate(openings)])
+            for j, prompt in enumerate(self.prompts)
+        ]
 
     @property
     def valid_thinking_rate(self) -> float:
@@ -69,25 +112,50 @@ def first_turn_pairs(
     """First turns; the reasonings are spread evenly over the prompts.
 
     Give `num_prompts` in a run: the ceiling of MI is log N, so curves need a fixed N. None takes
-    all prompts, `num_pairs` of them at most.
+    all prompts, `num_pairs` of them at most. Prompts without a reasoning fill up the N columns
+    where needed; at least half of the N must have one.
     """
-    _check_counts(num_pairs, num_prompts)
+    check_counts(num_pairs, num_prompts)
     rng = np.random.default_rng(seed)
     pairs, num_empty = _collect_flat(groups, turns=(0,))
     by_prompt: dict[bytes, list[Pair]] = {}
     for pair in pairs:
         by_prompt.setdefault(pair.prompt.key, []).append(pair)
     stacks = list(by_prompt.values())
-    wanted = min(len(stacks), num_pairs) if num_prompts is None else num_prompts
-    if len(stacks) < wanted:
+    silent = _first_prompts(groups, without=by_prompt)
+    num_found = len(stacks) + len(silent)
+    wanted = max(2, min(num_found, num_pairs)) if num_prompts is None else num_prompts
+    if num_found < wanted:
         raise TooFewPromptsError(
-            f"the first-turn view needs {wanted} distinct prompts with a reasoning, got "
-            f"{len(stacks)} from {len(groups)} groups; lower num_prompts or roll out more groups"
+            f"the first-turn view needs {wanted} distinct prompts, got {num_found} from "
+            f"{len(groups)} groups; lower num_prompts or roll out more groups"
+        )
+    if len(stacks) < min_with_reasoning(wanted):
+        raise TooFewPromptsError(
+            f"the first-turn view needs reasonings of at least {min_with_reasoning(wanted)} of "
+            f"{wanted} distinct prompts, got reasonings of {len(stacks)}"
         )
     chosen = sorted(rng.permutation(len(stacks))[:wanted])
     shuffled = [[stacks[i][k] for k in rng.permutation(len(stacks[i]))] for i in chosen]
-    dealt = [p for p in chain.from_iterable(zip_longest(*shuffled)) if p is not None]
-    return _pair_set("first_turn", dealt, num_pairs, len(pairs), num_empty)
+    num_background = wanted - len(chosen)
+    background = [silent[i] for i in rng.permutation(len(silent))[:num_background]]
+    return _pair_set("first_turn", deal(shuffled), num_pairs, len(pairs), num_empty, background)
+
+
+def min_with_reasoning(num_prompts: int) -> int:
+    """How many of N prompts need a reasoning: half of them, and two to compare."""
+    return max(2, math.ceil(num_prompts / 2))
+
+
+def deal(stacks: Sequence[Sequence[T]]) -> list[T]:
+    """One of each stack, then a second of each, …"""
+    return [item for item in chain.from_iterable(zip_longest(*stacks)) if item is not None]
+
+
+def _first_prompts(groups: Sequence[Group], *, without: Mapping[bytes, object]) -> list[Prompt]:
+    """Distinct first prompts whose keys are not in `without`."""
+    first = (t.turns[0].prompt for group in groups for t in group.trajectories if t.turns)
+    return list({p.key: p for p in first if p.key not in without}.values())
 
 
 def trajectory_pairs(groups: Sequence[Group], *, num_pairs: int = 64, seed: int = 0) -> PairSet:
@@ -95,18 +163,17 @@ def trajectory_pairs(groups: Sequence[Group], *, num_pairs: int = 64, seed: int 
 
     Trajectories are visited in random order, each giving a turn it has not given yet.
     """
-    _check_counts(num_pairs)
+    check_counts(num_pairs)
     rng = np.random.default_rng(seed)
     stacks, num_empty = _collect(groups)
     orders = [[stack[i] for i in rng.permutation(len(stack))] for stack in stacks]
-    visits = [orders[i] for i in rng.permutation(len(orders))]
-    dealt = [p for p in chain.from_iterable(zip_longest(*visits)) if p is not None]
+    dealt = deal([orders[i] for i in rng.permutation(len(orders))])
     return _pair_set("trajectory", dealt, num_pairs, len(dealt), num_empty)
 
 
 def turn_pairs(groups: Sequence[Group], *, num_pairs: int = 64, seed: int = 0) -> PairSet:
     """Every turn with the same chance, so that long trajectories weigh more."""
-    _check_counts(num_pairs)
+    check_counts(num_pairs)
     rng = np.random.default_rng(seed)
     pairs, num_empty = _collect_flat(groups)
     dealt = [pairs[i] for i in rng.permutation(len(pairs))]
@@ -117,7 +184,7 @@ def turn_position_pairs(
     groups: Sequence[Group], position: int, *, num_pairs: int = 64, seed: int = 0
 ) -> PairSet:
     """Turns at one position (0 is the first): collapse may start late in an episode."""
-    _check_counts(num_pairs)
+    check_counts(num_pairs)
     if position < 0:
         raise MooredError(f"position counts turns from 0, the first, got {position}")
     rng = np.random.default_rng(seed)
@@ -126,7 +193,7 @@ def turn_position_pairs(
     return _pair_set(f"turn_{position + 1}", dealt, num_pairs, len(pairs), num_empty)
 
 
-def _check_counts(num_pairs: int, num_prompts: int | None = None) -> None:
+def check_counts(num_pairs: int, num_prompts: int | None = None) -> None:
     if num_pairs < 1:
         raise MooredError(f"num_pairs must be at least 1, got {num_pairs}")
     if num_prompts is None:
@@ -149,7 +216,7 @@ def _collect(
         for index, trajectory in enumerate(group.trajectories):
             wanted = range(trajectory.num_turns) if turns is None else turns
             places = [t for t in wanted if t < trajectory.num_turns]
-            pairs = [_pair(group.group_id, index, trajectory, t) for t in places]
+            pairs = [make_pair(group.group_id, index, trajectory, t) for t in places]
             stacks.append([pair for pair in pairs if pair is not None])
             num_empty += len(pairs) - len(stacks[-1])
     return [stack for stack in stacks if stack], num_empty
@@ -162,7 +229,8 @@ def _collect_flat(
     return list(chain.from_iterable(stacks)), num_empty
 
 
-def _pair(group_id: int, index: int, trajectory: Trajectory, t: int) -> Pair | None:
+def make_pair(group_id: int, index: int, trajectory: Trajectory, t: int) -> Pair | None:
+    """The pair of one turn; None when it holds no reasoning."""
     turn = trajectory.turns[t]
     start, stop = turn.think_span or (0, 0)
     if stop == start:
@@ -171,7 +239,12 @@ def _pair(group_id: int, index: int, trajectory: Trajectory, t: int) -> Pair | N
 
 
 def _pair_set(
-    view: str, dealt: list[Pair], num_pairs: int, num_available: int, num_empty: int
+    view: str,
+    dealt: list[Pair],
+    num_pairs: int,
+    num_available: int,
+    num_empty: int,
+    background: Sequence[Prompt] = (),
 ) -> PairSet:
     pairs = dealt[:num_pairs]
     index: dict[bytes, int] = {}
@@ -187,7 +260,7 @@ def _pair_set(
     return PairSet(
         view=view,
         pairs=tuple(pairs),
-        prompts=tuple(prompts.values()),
+        prompts=(*prompts.values(), *background),
         columns=columns,
         num_available=num_available,
         num_empty=num_empty,
@@ -204,27 +277,28 @@ class ScoreFn(Protocol):
     def __call__(self, requests: Sequence[ScoreRequest]) -> Sequence[Sequence[np.ndarray]]: ...
 
 
-def cross_score(pairs: PairSet, score: ScoreFn) -> np.ndarray:
+def cross_score(pairs: CrossScored, score: ScoreFn) -> np.ndarray:
     """(M, N) log-likelihood of each reasoning under each prompt, summed over its tokens.
 
     Opening tags are conditioned on and not counted. Feed the result to `information` with
     `pairs.columns` and `pairs.lengths`.
     """
-    continuations = [pair.continuation for pair in pairs.pairs]
-    logp_MN = np.empty((len(continuations), len(pairs.prompts)))
-    columns = score([ScoreRequest(prompt, continuations) for prompt in pairs.prompts])
-    if len(columns) != len(pairs.prompts):
+    logp_MN = np.full(pairs.shape, np.nan)
+    asks = pairs.asks()
+    found = score([ask.request for ask in asks])
+    if len(found) != len(asks):
         raise MooredError(
-            f"the score function must return one list for each request, got {len(columns)} for "
-            f"{len(pairs.prompts)} requests"
+            f"the score function must return one list for each request, got {len(found)} for "
+            f"{len(asks)} requests"
         )
-    for j, scored in enumerate(columns):
-        if [len(x) for x in scored] != [len(x) for x in continuations]:
+    for number, (ask, scored) in enumerate(zip(asks, found, strict=True)):
+        lengths = [len(ids) for ids in ask.request.continuations]
+        if [len(x) for x in scored] != lengths:
             raise MooredError(
                 f"the score function must return one log-probability per continuation token; for "
-                f"prompt {j} it returned {[len(x) for x in scored]} values for "
-                f"{[len(x) for x in continuations]} tokens"
+                f"request {number} it returned {[len(x) for x in scored]} values for {lengths} "
+                f"tokens"
             )
-        for m, (pair, logp) in enumerate(zip(pairs.pairs, scored, strict=True)):
-            logp_MN[m, j] = float(np.sum(logp[pair.num_opening :], dtype=np.float64))
+        for (m, j, num_context), logp in zip(ask.cells, scored, strict=True):
+            logp_MN[m, j] = float(np.sum(logp[num_context:], dtype=np.float64))
     return logp_MN

@@ -143,7 +143,7 @@ def test_views_that_cannot_be_measured_are_named_and_counted():
     found = monitor("first_turn", "trajectory", "positions", "chain").measure(3, alone)
     assert set(found.skipped) == {"first_turn", "turn_1", "turn_2", "state_action"}
     assert found.metrics["collapse/num_skipped_views"] == 4
-    assert "at least 2 distinct prompts" in found.skipped["first_turn"]
+    assert "needs 2 distinct prompts" in found.skipped["first_turn"]
     # A second turn stands after another dialogue, so two prompts remain for this view.
     assert list(found.reports) == ["trajectory"]
     assert not any(name.startswith("collapse_first_turn") for name in found.metrics)

@@ -74,6 +74,27 @@ def test_fixed_number_of_prompts_is_kept_or_refused():
         first_turn_pairs(GROUPS, num_prompts=5)
 
 
+def test_a_prompt_without_a_valid_reasoning_stays_as_a_column():
+    silent = make_group(4, [1, 2], silent=2)
+    pairs = first_turn_pairs([*GROUPS, silent], num_prompts=5)
+    assert pairs.shape == (16, 5)
+    assert pairs.prompts[-1].ids.tolist() == [104]
+    assert sorted(set(pairs.columns.tolist())) == [0, 1, 2, 3]
+    report = information(cross_score(pairs, toy_score), pairs.columns, pairs.lengths)
+    assert (report.num_prompts, report.mi_upper_bound) == (5, pytest.approx(np.log(5)))
+    # With enough others it is not needed, and never chosen.
+    for seed in range(10):
+        chosen = first_turn_pairs([*GROUPS, silent], num_prompts=4, seed=seed).prompts
+        assert 104 not in [int(prompt.ids[0]) for prompt in chosen]
+
+
+def test_half_of_the_prompts_must_have_a_reasoning():
+    silent = [make_group(4 + i, [1], silent=1) for i in range(5)]
+    assert first_turn_pairs([*GROUPS, *silent[:4]], num_prompts=8).shape == (16, 8)
+    with pytest.raises(TooFewPromptsError, match=r"at least 5 of 9 .* got reasonings of 4"):
+        first_turn_pairs([*GROUPS, *silent], num_prompts=9)
+
+
 def test_every_wanted_prompt_gets_a_reasoning_or_the_draw_is_refused():
     for num_prompts in (2, 3, 4):
         for seed in range(20):
