@@ -219,7 +219,8 @@ class CollapseConfig(Section):
     num_prompts: int | None = Field(default=None, ge=2)
     """Prompts of the first-turn view, fixed over a run; null takes rollout.num_groups."""
     bootstrap: int = Field(default=0, ge=0)
-    permutations: int = Field(default=0, ge=0)
+    permutations: int = Field(default=999, ge=0)
+    """Draws for the p-value that the verdict rests on: about 6 ms a view; 0 turns it off."""
     ema_decay: float = Field(default=0.9, ge=0.0, lt=1.0)
     views: list[typing.Literal["first_turn", "trajectory", "positions", "chain"]] = [
         "first_turn",

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from moored.diagnostics.information import Likelihood, check_draws
+from moored.diagnostics.information import Likelihood
 from moored.diagnostics.report import Interval
+from moored.diagnostics.resampling import check_draws
 from moored.errors import MooredError, TooFewPromptsError
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from moored.diagnostics.chain import action_information, reasoning_action_information
-from moored.diagnostics.information import information
+from moored.diagnostics.information import PERMUTATIONS, information
 from moored.diagnostics.pairs import (
     PairSet,
     ScoreFn,
@@ -61,7 +61,7 @@ class CollapseMonitor:
     num_prompts: int | None = None
     """Prompts of the first-turn view; fix it, so that curves can be compared."""
     bootstrap: int = 0
-    permutations: int = 0
+    permutations: int = PERMUTATIONS
     ema_decay: float = 0.9
     seed: int = 0
     chain_rollouts: int = 4

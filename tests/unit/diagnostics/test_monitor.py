@@ -270,9 +270,11 @@ def test_smoothing_goes_on_from_its_own_view_with_its_own_decay():
             assert now.marginal_std_ema == pytest.approx(sigma)
 
 
-def test_intervals_and_p_values_come_when_they_are_asked_for():
+def test_p_values_come_by_default_and_intervals_when_they_are_asked_for():
     plain = monitor("trajectory").measure(1, GROUPS).reports["trajectory"]
-    assert (plain.intervals, plain.p_values) == ({}, {})
+    assert plain.intervals == {} and plain.p_values["mi_estimate"] < 0.05
+    none = monitor("trajectory", permutations=0).measure(1, GROUPS).reports["trajectory"]
+    assert none.p_values == {}
     asked = monitor("trajectory", bootstrap=20, permutations=19).measure(1, GROUPS)
     report = asked.reports["trajectory"]
     assert report.p_values["mi_estimate"] == 1 / 20
