@@ -119,8 +119,10 @@ class AlgorithmConfig(Section):
 class OptimizerConfig(Section):
     """How the policy is updated."""
 
-    lr: float = Field(default=1e-6, gt=0.0)
-    critic_lr: float = Field(default=1e-5, gt=0.0)
+    lr: float | None = Field(default=None, gt=0.0)
+    """null: by the size of the model, 1e-4 below 50 million parameters, else the paper's 1e-6."""
+    critic_lr: float | None = Field(default=None, gt=0.0)
+    """null: likewise, 3e-4 or 1e-5."""
     schedule: Schedule = "constant"
     """How both learning rates fall from the end of the warm-up to the last step."""
     warmup_steps: int = Field(default=0, ge=0)
