@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from moored.analysis.diagnosis import MIN_LOOKS, Diagnosis, Look
-from moored.diagnostics.report import CollapseReport, Regime, Verdict
+from moored.diagnostics.report import CollapseReport, Regime
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -60,12 +60,8 @@ WIDE = 112
 """Columns a terminal needs for all of a curve."""
 
 
-def verdict_kind(verdict: Verdict) -> Kind:
-    return {Verdict.HEALTHY: Kind.GOOD, Verdict.COLLAPSED: Kind.BAD}.get(verdict, Kind.WARNING)
-
-
-def regime_name(regime: Regime | None) -> str:
-    return "cannot_tell" if regime is None else str(regime)
+def regime_kind(regime: Regime) -> Kind:
+    return Kind.GOOD if regime.is_grounded else Kind.BAD
 
 
 def metric_rows(report: CollapseReport) -> list[tuple[str, ...]]:
@@ -92,10 +88,10 @@ def verdict(diagnosis: Diagnosis) -> Finding:
     """The regime of the last look, and how much it rests on."""
     last = diagnosis.looks[-1]
     return Finding(
-        f"{'last ' if len(diagnosis.looks) > 1 else ''}regime: {regime_name(last.regime)} "
+        f"{'last ' if len(diagnosis.looks) > 1 else ''}regime: {last.regime} "
         f"(N = {last.report.num_prompts} prompts, M = {last.report.num_reasonings} reasonings of "
         f"{last.reasoning_tokens_mean:.0f} tokens)",
-        verdict_kind(last.verdict),
+        regime_kind(last.regime),
     )
 
 
@@ -203,7 +199,7 @@ def curve_grid(diagnosis: Diagnosis, *, wide: bool = True) -> Grid:
     for look in diagnosis.looks:
         cells = [NONE if look.step is None else str(look.step)]
         cells += [column.cell(look.report) for column in columns]
-        rows.append((*cells, *((_reward(look),) if wide else ()), regime_name(look.regime)))
+        rows.append((*cells, *((_reward(look),) if wide else ()), str(look.regime)))
     reward = ("reward",) if wide else ()
     return Grid(("step", *(column.name for column in columns), *reward, "regime"), tuple(rows))
 
@@ -234,7 +230,7 @@ def curve_table(diagnosis: Diagnosis, width: int) -> Table:
     grid = curve_grid(diagnosis, wide=width >= WIDE)
     table = _table(grid.header)
     for look, (*cells, regime) in zip(diagnosis.looks, grid.rows, strict=True):
-        judged = Text(regime, STYLES[verdict_kind(look.verdict)])
+        judged = Text(regime, STYLES[regime_kind(look.regime)])
         if diagnosis.alarm is not None and diagnosis.alarm.step == look.step:
             judged.append(" ◀ ALARM", "bold red")
         table.add_row(*cells, judged)

@@ -80,13 +80,12 @@ def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def read_config(words: Sequence[str]) -> Config:
-    """The configuration that presets, files and overrides add up to, with learning rates."""
+    """The configuration that presets, files and overrides add up to."""
     from moored.config import load_config
-    from moored.models.rates import with_rates
     from moored.presets import read_presets
 
     presets, overrides = split_words(words)
-    return with_rates(load_config(read_presets(presets), overrides))
+    return load_config(read_presets(presets), overrides)
 
 
 def check_config(config: Config) -> None:
