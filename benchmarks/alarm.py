@@ -22,7 +22,7 @@ from bottle import up_to_shortest
 from harness import make_console
 from rich.table import Table
 
-from moored.diagnostics.watch import find_alarm
+from moored.diagnostics.alarm import find_alarm
 
 LAST_LOOKS, COLLAPSED, FALLEN_MI = 4, 1 / 3, 1 / 2
 WINDOW, FALLEN, STAYS = 20, 0.6, 0.8

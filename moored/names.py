@@ -71,7 +71,8 @@ def _import_problem(module_name: str, error: BaseException) -> str:
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if missing is not None and f"{module_name}.".startswith(f"{missing}."):
         return (
-            f"no module named {missing!r}; check the spelling, or install the package it lives in"
+            f"no module named {missing!r}; check the spelling, start the command in the folder of "
+            f"{missing}.py, or install the package it is in"
         )
     advice = f"install {missing}" if missing is not None else "fix that first"
     return f"importing {module_name!r} raised {_place_of(error)}; {advice}"

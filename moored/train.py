@@ -22,8 +22,10 @@ from moored.engine.checkpoint import load_checkpoint, save_checkpoint
 from moored.envs.mix import EnvMix
 from moored.errors import MooredError
 from moored.evaluate import Evaluation, evaluate
+from moored.models.rates import with_rates
 from moored.rollout.episodes import Task, roll_out
 from moored.rollout.pool import EnvPool
+from moored.runlog.changes import changes_since
 from moored.runlog.log import RunLog, written_whole
 from moored.runlog.rollouts import write_groups
 from moored.runlog.sinks import RunInfo, Sinks, require_sinks
@@ -89,6 +91,7 @@ class StepRecord:
 def build_run(config: Config, folder: Path, *, resume: bool = False) -> Run:
     """Assemble a run: environments, engine, monitor and run directory."""
     require_sinks(config.log.sinks)
+    config = with_rates(config)
     algorithm = load_algorithm(config.algorithm)
     check_filter(config.filter.score, config.filter.rule)
     mix = EnvMix(config.env)
@@ -100,7 +103,7 @@ def build_run(config: Config, folder: Path, *, resume: bool = False) -> Run:
         score=engine.scorer.score,
         views=config.collapse.views,
         num_pairs=config.collapse.num_pairs,
-        num_prompts=_num_prompts(config, mix),
+        num_prompts=config.collapse.num_prompts or config.rollout.num_groups,
         bootstrap=config.collapse.bootstrap,
         permutations=config.collapse.permutations,
         ema_decay=config.collapse.ema_decay,
@@ -114,15 +117,6 @@ def build_run(config: Config, folder: Path, *, resume: bool = False) -> Run:
         monitor=monitor,
         log=RunLog(folder, resume=resume),
     )
-
-
-def _num_prompts(config: Config, mix: EnvMix) -> dict[str, int]:
-    """N of each environment: fixed over the run, and what every step has of it."""
-    fixed, num_groups = config.collapse.num_prompts, config.rollout.num_groups
-    if fixed is not None:
-        return dict.fromkeys(mix.names, fixed)
-    fewest = mix.fewest_groups(num_groups, seed=config.seed)
-    return {name: max(2, count) for name, count in zip(mix.names, fewest, strict=True)}
 
 
 def train_step(run: Run, step: int) -> StepRecord:
@@ -181,7 +175,8 @@ def _train(run: Run, on_step: Callable[[StepRecord], bool | None] | None) -> str
             raise keep_failure(run.log.path, step, error, run.engine.learner, tasks) from error
         reason = stop_reason(config, run.state, record.metrics)
         run.next_step = step + 1
-        if on_step is not None and on_step(record) and not reason:
+        is_asked = on_step is not None and on_step(record)
+        if is_asked and not reason and step < config.num_steps:
             reason = f"stopped on request after step {step}"
         if reason or step % config.checkpoint_every == 0 or step == config.num_steps:
             checkpoint(run)
@@ -197,7 +192,11 @@ def checkpoint(run: Run) -> Path:
 
 
 def resume(run: Run) -> None:
-    """Go back to the newest checkpoint and forget what was logged after it."""
+    """Go back to the newest checkpoint and forget what was logged after it.
+
+    Options that differ from those of the run are written to its configuration and its log.
+    """
+    changes = changes_since(run.log.path, run.config)
     saved = load_checkpoint(run.log.path, run.engine.learner)
     step = 0 if saved is None else int(saved["step"])
     if saved is not None:
@@ -206,6 +205,10 @@ def resume(run: Run) -> None:
         run.engine.publish()
     run.next_step = step + 1
     run.log.rewind(step)
+    if changes:
+        changed = {name: asdict(change) for name, change in changes.items()}
+        run.log.append("changes", step, {"options": changed})
+        run.log.write_config(dump_config(run.config))
     _open_sinks(run)
 
 
@@ -242,7 +245,7 @@ def _plan(run: Run, step: int, offset: int, count: int) -> list[Task]:
         tasks.append(
             Task(
                 group_id=number,
-                env=run.mix.names[entry],
+                env=run.mix.specs[entry].name,
                 make_env=run.mix.makers[entry],
                 task_seed=int(entropy) % (1 << 40),
                 episode_seeds=tuple(range(config.rollout.group_size)),
@@ -285,7 +288,18 @@ def _evaluate(run: Run) -> Evaluation:
 def _write(run: Run, record: StepRecord) -> None:
     timing = {f"{phase}_s": seconds for phase, seconds in record.seconds.items()}
     if record.collapse is not None:
-        run.log.append("collapse", record.step, record.collapse.to_dict())
+        found = record.collapse
+        run.log.append(
+            "collapse",
+            record.step,
+            {
+                **found.metrics,
+                "regime": found.regime,
+                "skipped": dict(found.skipped),
+                "alarm": None if found.alarm is None else asdict(found.alarm),
+                "reports": {name: report.to_dict() for name, report in found.reports.items()},
+            },
+        )
     run.log.append("timing", record.step, timing)
     run.log.append("metrics", record.step, record.metrics)
     if run.config.log.sinks:

@@ -12,10 +12,11 @@ import numpy as np
 
 from moored.analysis.sample import Draw, RewardStats, StepDraw, encode_step, too_few_prompts
 from moored.analysis.scorers import Scorer
+from moored.diagnostics.alarm import SMOOTH, Alarm
 from moored.diagnostics.information import Likelihood, information
 from moored.diagnostics.pairs import PairSet, ScoreFn, cross_score
-from moored.diagnostics.report import CollapseReport, Regime
-from moored.diagnostics.watch import SMOOTH, Alarm, CollapseWatch, Watched
+from moored.diagnostics.report import CollapseReport, Regime, Verdict
+from moored.diagnostics.watch import CollapseWatch, Watched
 from moored.errors import MooredError, TooFewPromptsError
 from moored.types import ScoreRequest
 
@@ -71,7 +72,9 @@ class Look:
     """One step, measured."""
 
     step: int | None
-    regime: Regime
+    verdict: Verdict
+    why: str
+    regime: Regime | None
     report: CollapseReport
     num_rows: int
     valid_thinking_rate: float
@@ -309,6 +312,8 @@ def _measure(
 def _look(planned: PlannedStep, watched: Watched) -> Look:
     return Look(
         step=planned.draw.step,
+        verdict=watched.verdict,
+        why=watched.why,
         regime=watched.regime,
         report=watched.report,
         num_rows=planned.draw.num_rows,

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from moored.analysis.diagnosis import MIN_LOOKS, Diagnosis, Look
-from moored.diagnostics.report import CollapseReport, Regime
+from moored.diagnostics.report import CollapseReport, Regime, Verdict
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -60,8 +60,12 @@ WIDE = 112
 """Columns a terminal needs for all of a curve."""
 
 
-def regime_kind(regime: Regime) -> Kind:
-    return Kind.GOOD if regime.is_grounded else Kind.BAD
+def verdict_kind(verdict: Verdict) -> Kind:
+    return {Verdict.HEALTHY: Kind.GOOD, Verdict.COLLAPSED: Kind.BAD}.get(verdict, Kind.WARNING)
+
+
+def regime_name(regime: Regime | None) -> str:
+    return "cannot_tell" if regime is None else str(regime)
 
 
 def metric_rows(report: CollapseReport) -> list[tuple[str, ...]]:
@@ -88,10 +92,10 @@ def verdict(diagnosis: Diagnosis) -> Finding:
     """The regime of the last look, and how much it rests on."""
     last = diagnosis.looks[-1]
     return Finding(
-        f"{'last ' if len(diagnosis.looks) > 1 else ''}regime: {last.regime} "
+        f"{'last ' if len(diagnosis.looks) > 1 else ''}regime: {regime_name(last.regime)} "
         f"(N = {last.report.num_prompts} prompts, M = {last.report.num_reasonings} reasonings of "
         f"{last.reasoning_tokens_mean:.0f} tokens)",
-        regime_kind(last.regime),
+        verdict_kind(last.verdict),
     )
 
 
@@ -199,7 +203,7 @@ def curve_grid(diagnosis: Diagnosis, *, wide: bool = True) -> Grid:
     for look in diagnosis.looks:
         cells = [NONE if look.step is None else str(look.step)]
         cells += [column.cell(look.report) for column in columns]
-        rows.append((*cells, *((_reward(look),) if wide else ()), str(look.regime)))
+        rows.append((*cells, *((_reward(look),) if wide else ()), regime_name(look.regime)))
     reward = ("reward",) if wide else ()
     return Grid(("step", *(column.name for column in columns), *reward, "regime"), tuple(rows))
 
@@ -230,7 +234,7 @@ def curve_table(diagnosis: Diagnosis, width: int) -> Table:
     grid = curve_grid(diagnosis, wide=width >= WIDE)
     table = _table(grid.header)
     for look, (*cells, regime) in zip(diagnosis.looks, grid.rows, strict=True):
-        judged = Text(regime, STYLES[regime_kind(look.regime)])
+        judged = Text(regime, STYLES[verdict_kind(look.verdict)])
         if diagnosis.alarm is not None and diagnosis.alarm.step == look.step:
             judged.append(" ◀ ALARM", "bold red")
         table.add_row(*cells, judged)

@@ -24,11 +24,13 @@ from moored.analysis.findings import (
     metric_rows,
     notes,
     number,
-    regime_kind,
+    regime_name,
     turn_grid,
+    verdict_kind,
 )
 from moored.analysis.svg import SHADES, Cuts, Placed, Point, heat_map, line_chart, plane
-from moored.diagnostics.report import DEFAULT_THRESHOLDS, CollapseReport, Regime
+from moored.diagnostics.report import CollapseReport, Regime, Verdict
+from moored.diagnostics.verdict import DEFAULT_THRESHOLDS
 from moored.errors import ConfigError
 from moored.runlog.log import write_atomically
 
@@ -94,7 +96,8 @@ def _read(name: str) -> str:
 
 def _head(diagnosis: Diagnosis, files: Sequence[str], model: str) -> dict[str, object]:
     last = diagnosis.looks[-1]
-    title, meaning = f"Regime: {_named(last.regime)}", MEANINGS[last.regime]
+    title = f"Regime: {_named(last.regime)}"
+    meaning = last.why if last.regime is None else MEANINGS[last.regime]
     if diagnosis.alarm is not None:
         title += f", alarm at step {diagnosis.alarm.step}"
         meaning += (
@@ -112,7 +115,7 @@ def _head(diagnosis: Diagnosis, files: Sequence[str], model: str) -> dict[str, o
         "step": steps[0] if len(steps) == 1 else "",
     }
     return {
-        "kind": regime_kind(last.regime),
+        "kind": verdict_kind(last.verdict),
         "title": title,
         "meaning": meaning,
         "facts": {name: value for name, value in facts.items() if value},
@@ -125,7 +128,7 @@ def _plane(looks: Sequence[Look]) -> dict[str, object]:
         Placed(
             look.report.conditional_entropy_est,
             look.report.mi_estimate,
-            look.regime.is_grounded,
+            look.verdict is Verdict.HEALTHY,
             f"{'' if look.step is None else f'step {look.step}: '}{_named(look.regime)}, "
             f"MI {look.report.mi_estimate:.3f}, H(Z|X) {look.report.conditional_entropy_est:.3f}",
         )
@@ -219,8 +222,8 @@ def _examples(closeup: Closeup) -> dict[str, object]:
     return {"mean": number(float(closeup.token.gain_M.mean())), "most": most, "least": least}
 
 
-def _named(regime: Regime) -> str:
-    return regime.replace("_", " ")
+def _named(regime: Regime | None) -> str:
+    return regime_name(regime).replace("_", " ")
 
 
 @dataclass(frozen=True, slots=True)

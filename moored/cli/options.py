@@ -80,12 +80,13 @@ def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def read_config(words: Sequence[str]) -> Config:
-    """The configuration that presets, files and overrides add up to."""
+    """The configuration that presets, files and overrides add up to, with learning rates."""
     from moored.config import load_config
+    from moored.models.rates import with_rates
     from moored.presets import read_presets
 
     presets, overrides = split_words(words)
-    return load_config(read_presets(presets), overrides)
+    return with_rates(load_config(read_presets(presets), overrides))
 
 
 def check_config(config: Config) -> None:

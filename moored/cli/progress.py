@@ -1,31 +1,63 @@
-"""What a training run prints: a progress bar, and one line per look at collapse."""
+"""What a training run prints: what will run, a progress bar or one line per step, the time left."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 if TYPE_CHECKING:
-    from moored.diagnostics.look import EnvironmentLook
-    from moored.train import StepRecord
+    from moored.config import Config
+    from moored.train import Run, StepRecord
+
+TIMED_STEPS = 3
+"""Steps after which the time left is known; the first of them sets things up."""
+
+BAR_NEEDS = 60
+"""Characters of a line from which on there is room for a bar."""
+
+
+def header_lines(run: Run) -> list[str]:
+    """What will run and where its results go."""
+    config, rollout = run.config, run.config.rollout
+    envs = " + ".join(spec.name for spec in run.mix.specs)
+    rates = f"learning rate {config.optimizer.lr:g}"
+    if run.algorithm.needs_critic:
+        rates += f", critic {config.optimizer.critic_lr:g}"
+    num_episodes = rollout.num_groups * rollout.group_size
+    first, last = run.next_step, config.num_steps
+    return [
+        f"model: {config.model}, {run.engine.describe()}",
+        f"each step: {rollout.num_groups} prompts of {envs} x {rollout.group_size} = "
+        f"{num_episodes} episodes, then {config.algorithm.name} ({rates})",
+        f"steps: {last}" if first == 1 else f"steps: {first} to {last}, going on with the run",
+        f"run directory: {run.log.path}",
+    ]
 
 
 class StepProgress:
     """Progress of one run; one plain line per step when the output is not a terminal."""
 
-    def __init__(self, console: Console, num_steps: int, done: int) -> None:
+    def __init__(self, console: Console, config: Config, done: int) -> None:
         self._console = console
+        self._config = config
+        self._first: list[StepRecord] = []
+        # The description takes what is left of the line, and is cut off there.
+        rest = Column(no_wrap=True, overflow="crop", ratio=1)
         self._bar = Progress(
             TextColumn("step"),
             MofNCompleteColumn(),
-            BarColumn(bar_width=20),
+            *([BarColumn(bar_width=12)] if console.width >= BAR_NEEDS else []),
             TimeRemainingColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", table_column=rest),
             console=console,
+            expand=True,
         )
-        self._task = self._bar.add_task("", total=num_steps, completed=done)
+        self._task = self._bar.add_task("", total=config.num_steps, completed=done)
 
     def __enter__(self) -> StepProgress:
         if self._console.is_terminal:
@@ -33,7 +65,8 @@ class StepProgress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        if self._console.is_terminal:
+            self._bar.stop()
 
     def show(self, record: StepRecord) -> None:
         """Take in a finished step."""
@@ -50,27 +83,58 @@ class StepProgress:
             self._console.print(f"step {record.step}: {text}  {times}", markup=False)
         if look is not None:
             self._console.print(f"step {record.step}: {text}  {_look_text(record)}", markup=False)
+        self._say_time_left(record)
+
+    def _say_time_left(self, record: StepRecord) -> None:
+        """Once, as soon as it is known."""
+        if len(self._first) == TIMED_STEPS:
+            return
+        self._first.append(record)
+        if len(self._first) == TIMED_STEPS and record.step < self._config.num_steps:
+            left = duration_text(seconds_left(self._first, self._config))
+            last = self._config.num_steps
+            self._console.print(f"about {left} left until step {last}", markup=False)
+
+
+def seconds_left(records: Sequence[StepRecord], config: Config) -> float:
+    """Time of the steps after `records`; looks at collapse and evaluations come less often."""
+    rare = {"collapse": config.collapse.every, "evaluation": config.evaluation.every}
+    steps = range(records[-1].step + 1, config.num_steps + 1)
+    usual_s = fmean(
+        sum(s for phase, s in record.seconds.items() if phase not in rare) for record in records[1:]
+    )
+    total_s = usual_s * len(steps)
+    for phase, every in rare.items():
+        seen_s = [record.seconds[phase] for record in records if phase in record.seconds]
+        if every and seen_s:
+            total_s += seen_s[-1] * _num_due(steps, every)
+    return total_s
+
+
+def duration_text(seconds: float) -> str:
+    """45 s, 12 min, 2 h 05 min."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _num_due(steps: Iterable[int], every: int) -> int:
+    return sum(step % every == 0 for step in steps)
 
 
 def _look_text(record: StepRecord) -> str:
     look = record.collapse
     assert look is not None
-    several = len(look.environments) > 1
-    parts = [
-        f"{env}: {_environment_text(found)}" if several else _environment_text(found)
-        for env, found in look.environments.items()
-        if found.watched is not None
-    ]
-    parts += [f"{view} not measured: {why}" for view, why in look.skipped.items()]
+    report = look.reports.get("first_turn") or look.reports.get("trajectory")
+    parts = [f"{view} not measured: {why}" for view, why in look.skipped.items()]
+    if report is not None:
+        parts.insert(
+            0,
+            f"retrieval {report.retrieval_accuracy:.2f} (chance {1 / report.num_prompts:.2f})  "
+            f"MI {report.mi_estimate:.3f}  H(Z|X) {report.conditional_entropy_est:.2f}  "
+            f"{look.regime}",
+        )
+    if look.alarm is not None:
+        parts.append(f"ALARM: {look.alarm.kind}")
     return "  ".join(parts)
-
-
-def _environment_text(look: EnvironmentLook) -> str:
-    """What the followed view of one environment says."""
-    assert look.watched is not None
-    report = look.watched.report
-    text = (
-        f"retrieval {report.retrieval_accuracy:.2f} (chance {1 / report.num_prompts:.2f})  "
-        f"MI {report.mi_estimate:.3f}  H(Z|X) {report.conditional_entropy_est:.2f}  {look.regime}"
-    )
-    return text if look.alarm is None else f"{text}  ALARM: {look.alarm.kind}"

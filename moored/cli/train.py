@@ -1,11 +1,12 @@
-"""`moored train`: check a configuration, build the run, and show the loop while it works."""
+"""`moored train`: check a configuration, build the run, and show the loop while it works.
+
+Exit codes beyond those of every command: 130 when Ctrl-C stopped the run, 143 when SIGTERM did.
+"""
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,16 +14,17 @@ import typer
 
 from moored.cli.console import make_console
 from moored.cli.options import ConfigWords, check_config, read_config, split_words
-from moored.errors import ConfigError
+from moored.cli.stopping import StopRequest
+from moored.errors import ConfigError, RunLogError
 
 if TYPE_CHECKING:
-    from moored.train import Run, StepRecord
+    from rich.console import Console
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""Ctrl-C, and what schedulers and `kill` send."""
+    from moored.train import Run, StepRecord
 
 
 def train_command(
+    context: typer.Context,
     what: ConfigWords = None,
     run: Annotated[
         Path | None, typer.Option(help="Run directory; default runs/PRESET, numbered.")
@@ -31,87 +33,113 @@ def train_command(
         Path | None, typer.Option(metavar="RUN", help="Go on with a run that was stopped.")
     ] = None,
 ) -> None:
-    """Train an agent; Ctrl-C stops after the step, saves, and says how to go on."""
-    made = _start(what or [], run) if resume is None else _resume(what or [], resume)
-    _run_loop(made)
+    """Train an agent; Ctrl-C and SIGTERM stop after the step, save, and say how to go on.
+
+    Start with an environment and an algorithm: `moored train sokoban grpo`. `moored presets` lists
+    what there is; options such as num_steps=50 follow.
+    """
+    if not what and resume is None:
+        _show_help(context)
+        raise typer.Exit(2)
+    with StopRequest() as stop:
+        try:
+            made = _start(what or [], run) if resume is None else _resume(what or [], resume)
+        except KeyboardInterrupt:
+            typer.echo("stopped before the first step", err=True)
+            raise typer.Exit(stop.exit_code) from None
+        _run_loop(made, stop)
+
+
+def _show_help(context: typer.Context) -> None:
+    from moored.presets import describe_presets
+
+    typer.echo(context.get_help())
+    presets = describe_presets()
+    width = max(map(len, presets))
+    typer.echo("\nPresets:")
+    for name, summary in presets.items():
+        typer.echo(f"  {name:<{width}}  {summary}")
 
 
 def _start(words: Sequence[str], folder: Path | None) -> Run:
     from moored.runlog.log import check_folder
 
     config = read_config(words)
-    folder = folder or _free_folder(split_words(words)[0])
-    check_folder(folder)
+    if folder is not None:
+        check_folder(folder)
     check_config(config)
+    folder = folder or _claim_folder(split_words(words)[0])
     # Only now, because they import torch.
-    from moored.train import build_run, start
+    try:
+        from moored.train import build_run, start
 
-    made = build_run(config, folder)
+        made = build_run(config, folder)
+    except BaseException:
+        with suppress(OSError):  # only an empty folder can be removed
+            folder.rmdir()
+        raise
     start(made)
     return made
 
 
 def _resume(words: Sequence[str], folder: Path) -> Run:
     from moored.config import load_config
+    from moored.models.rates import with_rates
+    from moored.runlog.changes import changes_since
     from moored.runlog.log import check_folder
 
     presets, overrides = split_words(words)
     if presets:
         raise ConfigError(f"--resume takes options only, got {presets[0]!r}; leave it out")
-    config = load_config(folder / "config.yaml", overrides)
+    if not (folder / "config.yaml").is_file():
+        raise RunLogError(
+            f"{str(folder)!r} is not a run directory: it has no config.yaml; give the folder that "
+            f"`moored train` printed"
+        )
+    config = with_rates(load_config(folder / "config.yaml", overrides))
+    changes = changes_since(folder, config)
     check_folder(folder, resume=True)
     check_config(config)
     from moored.train import build_run, resume
 
     made = build_run(config, folder, resume=True)
     resume(made)
+    for name, change in changes.items():
+        print(f"changed: {name} from {change.old} to {change.new}")
     return made
 
 
-def _free_folder(presets: Sequence[str]) -> Path:
-    """The first of runs/NAME, runs/NAME-2, … that does not exist."""
+def _claim_folder(presets: Sequence[str]) -> Path:
+    """Make the first of runs/NAME, runs/NAME-2, … that does not exist."""
     name = "-".join(Path(preset).stem for preset in presets) or "run"
     number = 1
-    while (path := Path("runs") / (name if number == 1 else f"{name}-{number}")).exists():
-        number += 1
-    return path
+    while True:
+        path = Path("runs") / (name if number == 1 else f"{name}-{number}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+        except OSError as error:
+            raise RunLogError(
+                f"cannot make the run directory {str(path)!r}: {error.strerror}; choose another "
+                f"with --run"
+            ) from error
+        else:
+            return path
 
 
-class _StopRequest:
-    """True after the first Ctrl-C or SIGTERM; the second raises KeyboardInterrupt."""
-
-    def __init__(self) -> None:
-        self._before: dict[int, object] = {}
-        self.is_made = False
-
-    def __enter__(self) -> _StopRequest:
-        self._before = {number: signal.signal(number, self._on_signal) for number in STOP_SIGNALS}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)  # pyright: ignore[reportArgumentType]
-
-    def _on_signal(self, *_: object) -> None:
-        if self.is_made:
-            raise KeyboardInterrupt
-        self.is_made = True
-        # Not through a console or stream: the signal may have come in the middle of its printing.
-        os.write(2, b"\nstopping after this step; press Ctrl-C again to stop at once\n")
-
-
-def _run_loop(run: Run) -> None:
+def _run_loop(run: Run, stop: StopRequest) -> None:
     """Train to the end or until asked to stop; say where the results are and how to go on."""
     from moored.cli.profiling import profiled
-    from moored.cli.progress import StepProgress
+    from moored.cli.progress import StepProgress, header_lines
     from moored.train import train
 
     console = make_console()
     tables = []
     with ExitStack() as stack:
         stack.callback(run.close)
-        stop = stack.enter_context(_StopRequest())
-        bar = StepProgress(console, run.config.num_steps, run.next_step - 1)
+        _print_lines(console, header_lines(run))
+        bar = StepProgress(console, run.config, run.next_step - 1)
         watchers = [stack.enter_context(bar).show]
         if run.config.profile:
             profile = stack.enter_context(profiled(run.log.path / "trace.json"))
@@ -123,12 +151,19 @@ def _run_loop(run: Run) -> None:
                 see(record)
             return stop.is_made
 
+        stop.wait_for_step()
         try:
             reason = f"{train(run, on_step)}\nmodel: {run.log.path / 'model'}"
         except KeyboardInterrupt:
             reason = "stopped at once; the step in flight is lost"
     for table in tables:
         console.print(table)
-    console.print(f"{reason}\nrun directory: {run.log.path}", markup=False)
-    if stop.is_made:
-        console.print(f"go on with: moored train --resume {run.log.path}", markup=False)
+    _print_lines(console, [reason, f"run directory: {run.log.path}"])
+    if stop.is_made and run.next_step <= run.config.num_steps:
+        _print_lines(console, [f"go on with: moored train --resume {run.log.path}"])
+        raise typer.Exit(stop.exit_code)
+
+
+def _print_lines(console: Console, lines: Sequence[str]) -> None:
+    for line in lines:
+        console.print(line, markup=False, soft_wrap=True)

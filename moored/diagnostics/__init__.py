@@ -1,5 +1,6 @@
 """Is reasoning still tied to its input? Numpy only; a model arrives as a `ScoreFn`."""
 
+from moored.diagnostics.alarm import Alarm, CollapseAlarm, find_alarm
 from moored.diagnostics.chain import action_information, reasoning_action_information
 from moored.diagnostics.information import information
 from moored.diagnostics.pairs import (
@@ -11,17 +12,10 @@ from moored.diagnostics.pairs import (
     turn_pairs,
     turn_position_pairs,
 )
-from moored.diagnostics.report import CollapseReport, Interval, Regime, RegimeThresholds, classify
+from moored.diagnostics.report import CollapseReport, Interval, Regime, Verdict
 from moored.diagnostics.swap import SwapSet, observation_swap_pairs
-from moored.diagnostics.watch import (
-    Alarm,
-    CollapseAlarm,
-    CollapseWatch,
-    RegimeTracker,
-    Watched,
-    ZScoreEMA,
-    find_alarm,
-)
+from moored.diagnostics.verdict import Judgement, Level, Thresholds, judge, judge_series, pool
+from moored.diagnostics.watch import CollapseWatch, VerdictTracker, Watched, ZScoreEMA
 
 __all__ = [
     "Alarm",
@@ -29,21 +23,26 @@ __all__ = [
     "CollapseReport",
     "CollapseWatch",
     "Interval",
+    "Judgement",
+    "Level",
     "PairSet",
     "Regime",
-    "RegimeThresholds",
-    "RegimeTracker",
     "ScoreFn",
     "SwapSet",
+    "Thresholds",
+    "Verdict",
+    "VerdictTracker",
     "Watched",
     "ZScoreEMA",
     "action_information",
-    "classify",
     "cross_score",
     "find_alarm",
     "first_turn_pairs",
     "information",
+    "judge",
+    "judge_series",
     "observation_swap_pairs",
+    "pool",
     "reasoning_action_information",
     "trajectory_pairs",
     "turn_pairs",

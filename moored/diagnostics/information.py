@@ -2,8 +2,8 @@
 
 In: `logp[m, j]`, the log-likelihood of reasoning m under prompt j, summed over its tokens. Out: a
 `CollapseReport` with every metric per token and per sequence, intervals and p-values.
-Shape legend: M reasonings, N prompts, B draws, D quantities. `columns_M` is the prompt each
-reasoning was written for.
+Shape legend: M reasonings, N columns, P prompts, D quantities. `columns_M` is the prompt each
+reasoning was written for; with blocks, column j of block b is the prompt (b, j).
 """
 
 from __future__ import annotations
@@ -16,14 +16,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from moored.diagnostics.report import STD_EPS, CollapseReport, Interval, Regime, classify
+from moored.diagnostics.report import STD_EPS, CollapseReport, Interval
+from moored.diagnostics.resampling import (
+    bootstrap_means,
+    check_can_bootstrap,
+    check_draws,
+    permutation_p_values,
+    prompt_influence,
+    standard_errors,
+)
+from moored.diagnostics.verdict import judged
 from moored.errors import MooredError, TooFewPromptsError
 
 INTERVAL = (0.025, 0.975)
 SAME_PROMPT_RTOL = 0.02
 """Columns named the same prompt may differ this much, the noise of bfloat16 scores."""
-MAX_ELEMENTS = 1 << 22
-"""Bound on the size of one resampled block."""
+PERMUTATIONS = 999
+"""Draws for p-values unless asked otherwise: about 6 ms for 64 reasonings, p down to 0.001."""
 
 
 def information(
@@ -35,42 +44,48 @@ def information(
     prompt_keys: Sequence[Hashable] | None = None,
     ks: Sequence[int] = (2, 4, 8),
     bootstrap: int = 0,
-    permutations: int = 0,
+    permutations: int = PERMUTATIONS,
     seed: int = 0,
 ) -> CollapseReport:
     """Measure I(X;Z) and its family from `logp` (M, N), per-sequence sums.
 
     `columns[m]` is the prompt that reasoning m was written for, `lengths[m]` its token count.
-    Columns with equal `prompt_keys` are one prompt and are merged. Rows of length 0 are skipped
-    and counted. `bootstrap` and `permutations` are numbers of draws; intervals need reasonings of
-    at least 2 prompts.
+    `blocks[m]` says which set of N prompts row m was scored against, when rows have different
+    sets; None is one set for all. Columns with equal `prompt_keys` are one prompt and are merged.
+    Rows of length 0 are skipped and counted. `bootstrap` and `permutations` are numbers of draws;
+    intervals and standard errors need reasonings of at least 2 prompts.
     """
     check_draws(bootstrap=bootstrap, permutations=permutations)
-    scores = _checked_scores(logp, columns, lengths, prompt_keys)
+    scores = _checked_scores(logp, columns, lengths, blocks, prompt_keys)
     token = Likelihood.of(scores.logp_MN / scores.lengths_M[:, None], scores.columns_M)
     sequence = Likelihood.of(scores.logp_MN, scores.columns_M)
     retrieval = Retrieval.of(sequence)
+    num_used = len(np.unique(scores.prompts_M))
     report = CollapseReport(
-        num_prompts=scores.num_prompts,
+        num_prompts=scores.num_columns,
+        num_used_prompts=num_used,
         num_reasonings=len(scores.columns_M),
         num_merged_prompts=scores.num_merged,
         num_empty_reasonings=scores.num_empty,
-        mi_upper_bound=math.log(scores.num_prompts),
+        mi_upper_bound=math.log(scores.num_columns),
         matched_log_prob_mean=float(token.matched_M.mean()),
         marginal_log_prob_mean=float(token.marginal_M.mean()),
         retrieval_accuracy=float(retrieval.hit_M().mean()),
         retrieval_at={k: float(retrieval.hit_M(k).mean()) for k in ks},
         **_likelihood_fields(token, est="_est", mi="mi_estimate", std=""),
         **_likelihood_fields(sequence, est="_seq_est", mi="mi_seq_estimate", std="_seq"),
-        regime=Regime.DIVERSE,
     )
+    if bootstrap:
+        check_can_bootstrap(scores.prompts_M)
     rng = np.random.default_rng(seed)
-    return replace(
+    table = _Quantities.of(scores, token, sequence, retrieval) if num_used > 1 else None
+    report = replace(
         report,
-        regime=classify(report),
-        intervals=_intervals(token, sequence, retrieval, bootstrap, rng) if bootstrap else {},
-        p_values=_p_values(token, sequence, permutations, rng) if permutations else {},
+        standard_errors=table.standard_errors() if table else {},
+        intervals=table.intervals(bootstrap, rng) if table and bootstrap else {},
+        p_values=_p_values(scores, token, sequence, permutations, rng) if permutations else {},
     )
+    return judged(report)
 
 
 def _likelihood_fields(view: Likelihood, *, est: str, mi: str, std: str) -> dict[str, Any]:
@@ -88,47 +103,69 @@ def _likelihood_fields(view: Likelihood, *, est: str, mi: str, std: str) -> dict
     }
 
 
-def _intervals(
-    token: Likelihood,
-    sequence: Likelihood,
-    retrieval: Retrieval,
-    draws: int,
-    rng: np.random.Generator,
-) -> dict[str, Interval]:
-    columns_M, num_prompts = token.columns_M, token.logp_MN.shape[1]
-    check_can_bootstrap(columns_M)
-    hits_M, no_influence_N = retrieval.hit_M(), np.zeros(num_prompts)
-    hits_without_MN = hit_without_MN(sequence, retrieval)
-    # Value of each row, influence of each prompt as a column, and what the quantity can be.
-    no_bound, most = (-math.inf, math.inf), math.log(num_prompts)
-    table = {
-        "mi_estimate": (token.gain_M, _gain_influence(token), (-math.inf, most)),
-        "mi_seq_estimate": (sequence.gain_M, _gain_influence(sequence), (-math.inf, most)),
-        "retrieval_accuracy": (
-            hits_M,
-            prompt_influence(hits_M, hits_without_MN, columns_M),
-            (0.0, 1.0),
-        ),
-        "conditional_entropy_est": (-token.matched_M, no_influence_N, no_bound),
-        "conditional_entropy_seq_est": (-sequence.matched_M, no_influence_N, no_bound),
-    }
-    values, influences, bounds = zip(*table.values(), strict=True)
-    means_DB = bootstrap_means(
-        np.stack(values), np.stack(influences), columns_M, draws=draws, rng=rng
-    )
-    ends_D2 = np.clip(np.quantile(means_DB, INTERVAL, axis=1).T, *np.array(bounds).T[..., None])
-    return {
-        name: Interval(float(low), float(high))
-        for name, (low, high) in zip(table, ends_D2, strict=True)
-    }
+@dataclass(frozen=True, slots=True, eq=False)
+class _Quantities:
+    """The means that get a standard error and an interval, and what they are means of."""
 
+    names: tuple[str, ...]
+    values_DM: np.ndarray
+    influence_DP: np.ndarray
+    """What each prompt does as a column of the other rows."""
+    bounds_D2: np.ndarray
+    """What the quantity can be."""
+    prompts_M: np.ndarray
 
-def _gain_influence(view: Likelihood) -> np.ndarray:
-    return prompt_influence(view.gain_M, view.gain_without_MN(), view.columns_M)
+    @classmethod
+    def of(
+        cls, scores: _Scores, token: Likelihood, sequence: Likelihood, retrieval: Retrieval
+    ) -> _Quantities:
+        columns_M, blocks_M = scores.columns_M, scores.blocks_M
+
+        def influence(value_M: np.ndarray, without_MN: np.ndarray) -> np.ndarray:
+            return prompt_influence(value_M, without_MN, columns_M, blocks_M)
+
+        hits_M = retrieval.hit_M()
+        of_token = influence(token.gain_M, token.gain_without_MN())
+        of_sequence = influence(sequence.gain_M, sequence.gain_without_MN())
+        of_hits = influence(hits_M, hit_without_MN(sequence, retrieval))
+        none, no_bound = np.zeros(len(of_token)), (-math.inf, math.inf)
+        most = (-math.inf, math.log(scores.num_columns))
+        table = {
+            "mi_estimate": (token.gain_M, of_token, most),
+            "mi_seq_estimate": (sequence.gain_M, of_sequence, most),
+            "retrieval_accuracy": (hits_M, of_hits, (0.0, 1.0)),
+            "conditional_entropy_est": (-token.matched_M, none, no_bound),
+            "conditional_entropy_seq_est": (-sequence.matched_M, none, no_bound),
+        }
+        values, influences, bounds = zip(*table.values(), strict=True)
+        return cls(
+            tuple(table),
+            np.stack(values),
+            np.stack(influences),
+            np.array(bounds),
+            scores.prompts_M,
+        )
+
+    def standard_errors(self) -> dict[str, float]:
+        found_D = standard_errors(self.values_DM, self.influence_DP, self.prompts_M)
+        return dict(zip(self.names, found_D.tolist(), strict=True))
+
+    def intervals(self, draws: int, rng: np.random.Generator) -> dict[str, Interval]:
+        means_DB = bootstrap_means(
+            self.values_DM, self.influence_DP, self.prompts_M, draws=draws, rng=rng
+        )
+        ends_D2 = np.clip(
+            np.quantile(means_DB, INTERVAL, axis=1).T, *self.bounds_D2.T[..., None]
+        ).tolist()
+        return {name: Interval(*ends) for name, ends in zip(self.names, ends_D2, strict=True)}
 
 
 def _p_values(
-    token: Likelihood, sequence: Likelihood, draws: int, rng: np.random.Generator
+    scores: _Scores,
+    token: Likelihood,
+    sequence: Likelihood,
+    draws: int,
+    rng: np.random.Generator,
 ) -> dict[str, float]:
     values = {
         "mi_estimate": token.gain_if_MN,
@@ -136,7 +173,7 @@ def _p_values(
         "retrieval_accuracy": hit_if_MN(sequence.logp_MN),
     }
     p_D = permutation_p_values(
-        np.stack(list(values.values())), token.columns_M, draws=draws, rng=rng
+        np.stack(list(values.values())), scores.columns_M, scores.blocks_M, draws=draws, rng=rng
     )
     return dict(zip(values, p_D.tolist(), strict=True))
 
@@ -148,22 +185,30 @@ class _Scores:
     logp_MN: np.ndarray
     columns_M: np.ndarray
     lengths_M: np.ndarray
+    blocks_M: np.ndarray
+    """Numbered from 0 without gaps."""
     num_empty: int
     num_merged: int
 
     @property
-    def num_prompts(self) -> int:
+    def num_columns(self) -> int:
         return self.logp_MN.shape[1]
+
+    @property
+    def prompts_M(self) -> np.ndarray:
+        """One number for each (block, column)."""
+        return self.blocks_M * self.num_columns + self.columns_M
 
 
 def _checked_scores(
     logp: ArrayLike,
     columns: ArrayLike,
     lengths: ArrayLike,
+    blocks: ArrayLike | None,
     prompt_keys: Sequence[Hashable] | None,
 ) -> _Scores:
     logp_MN = np.asarray(logp, dtype=np.float64)
-    columns_M, lengths_M = _whole_numbers(columns), np.asarray(lengths)
+    columns_M, lengths_M = _whole_numbers("columns", columns), np.asarray(lengths)
     if logp_MN.ndim != 2 or not (columns_M.shape == lengths_M.shape == logp_MN.shape[:1]):
         raise MooredError(
             f"logp must be (M, N) with one column and one length per row, got logp "
@@ -181,6 +226,7 @@ def _checked_scores(
         raise MooredError(
             f"lengths must be token counts >= 0, got lengths[{bad}] = {lengths_M[bad]}"
         )
+    blocks_M = _checked_blocks(blocks, len(columns_M), prompt_keys)
     filled = lengths_M > 0
     _check_finite(logp_MN, filled)
     logp_MN, columns_M = _merge_prompts(logp_MN[filled], columns_M[filled], prompt_keys)
@@ -191,15 +237,32 @@ def _checked_scores(
             f"{logp_MN.shape[1]} and {len(columns_M)} ({num_empty} empty reasonings skipped)"
         )
     num_merged = num_columns - logp_MN.shape[1]
-    return _Scores(logp_MN, columns_M, lengths_M[filled], num_empty, num_merged)
+    blocks_M = np.unique(blocks_M[filled], return_inverse=True)[1]
+    return _Scores(logp_MN, columns_M, lengths_M[filled], blocks_M, num_empty, num_merged)
 
 
-def _whole_numbers(columns: ArrayLike) -> np.ndarray:
-    given = np.asarray(columns)
+def _whole_numbers(name: str, numbers: ArrayLike) -> np.ndarray:
+    given = np.asarray(numbers)
     whole = given if given.dtype.kind in "iu" else np.trunc(given.astype(np.float64))
     if not np.array_equal(whole, given):
-        raise MooredError(f"columns must be whole numbers, the positions of prompts, got {columns}")
+        raise MooredError(f"{name} must be whole numbers, the positions of prompts, got {numbers}")
     return whole.astype(np.intp)
+
+
+def _checked_blocks(
+    blocks: ArrayLike | None, num_rows: int, prompt_keys: Sequence[Hashable] | None
+) -> np.ndarray:
+    if blocks is None:
+        return np.zeros(num_rows, dtype=np.intp)
+    blocks_M = _whole_numbers("blocks", blocks)
+    if blocks_M.shape != (num_rows,):
+        raise MooredError(f"blocks must have one number per row, {num_rows}, got {blocks_M.shape}")
+    if prompt_keys is not None:
+        raise MooredError(
+            "prompt_keys name the columns of one block and cannot be used with blocks; leave equal "
+            "prompts out of a block before scoring"
+        )
+    return blocks_M
 
 
 def _check_finite(logp_MN: np.ndarray, filled: np.ndarray) -> None:
@@ -321,97 +384,3 @@ def log_mean_exp(logp_MN: np.ndarray) -> np.ndarray:
     """(M,) logsumexp over columns minus log N."""
     peak_M = logp_MN.max(axis=1)
     return peak_M + np.log(np.exp(logp_MN - peak_M[:, None]).mean(axis=1))
-
-
-def check_draws(**draws: int) -> None:
-    """Raise when a number of draws, given by its option's name, is negative."""
-    for name, count in draws.items():
-        if count < 0:
-            raise MooredError(f"{name} must be a number of draws >= 0, got {count}; 0 turns it off")
-
-
-def check_can_bootstrap(columns_M: np.ndarray) -> None:
-    """Raise when there are not two prompts with reasonings to draw from."""
-    num_used = len(np.unique(columns_M))
-    if num_used < 2:
-        raise TooFewPromptsError(
-            f"bootstrap intervals draw prompts and need reasonings of at least 2 of them, got "
-            f"reasonings of {num_used}; set bootstrap=0"
-        )
-
-
-def prompt_influence(
-    value_M: np.ndarray, without_MN: np.ndarray, columns_M: np.ndarray
-) -> np.ndarray:
-    """(N,) how much each prompt moves the mean of `value_M` by standing in the other rows' columns.
-
-    `without_MN[m, j]` is the value of row m when prompt j is left out. The jackknife pseudo-value
-    of a prompt minus its own rows' mean, centred: what resampling rows alone would miss. Prompts
-    without rows are never drawn: they are a fixed background and have influence 0.
-    """
-    num_rows, num_prompts = without_MN.shape
-    counts_N = np.bincount(columns_M, minlength=num_prompts)
-    is_used_N = counts_N > 0
-    num_used = np.count_nonzero(is_used_N)
-    own_MN = columns_M[:, None] == np.arange(num_prompts)
-    totals_N = np.where(own_MN, 0.0, without_MN).sum(axis=0)
-    means_N = totals_N / np.maximum(num_rows - counts_N, 1)
-    row_sums_N = np.bincount(columns_M, weights=value_M, minlength=num_prompts)
-    row_part_N = (row_sums_N - counts_N * value_M.mean()) * num_used / num_rows
-    influence_N = -(num_used - 1) * means_N - row_part_N
-    return np.where(is_used_N, influence_N - influence_N[is_used_N].mean(), 0.0)
-
-
-def bootstrap_means(
-    values_DM: np.ndarray,
-    influence_DN: np.ndarray,
-    columns_M: np.ndarray,
-    *,
-    draws: int,
-    rng: np.random.Generator,
-) -> np.ndarray:
-    """(D, B) resampled means: prompts drawn with replacement, then reasonings inside each.
-
-    D quantities share their draws. `influence_DN` (see `prompt_influence`) carries what a drawn
-    prompt does as a column.
-    """
-    order = np.argsort(columns_M, kind="stable")
-    prompts, starts, counts = np.unique(columns_M[order], return_index=True, return_counts=True)
-    sorted_DM = values_DM[:, order]
-    widest = int(counts.max())
-    block = max(1, MAX_ELEMENTS // (len(prompts) * widest))
-    means = []
-    for first in range(0, draws, block):
-        size = min(block, draws - first)
-        picks_BP = rng.integers(len(prompts), size=(size, len(prompts)))
-        counts_BP = counts[picks_BP]
-        offset_BPK = rng.random((size, len(prompts), widest)) * counts_BP[..., None]
-        rows_BPK = starts[picks_BP][..., None] + offset_BPK.astype(np.intp)
-        inside_BPK = np.arange(widest) < counts_BP[..., None]
-        total_B = counts_BP.sum(axis=1)
-        for_D = [(row[rows_BPK] * inside_BPK).sum(axis=(1, 2)) / total_B for row in sorted_DM]
-        as_columns_DB = influence_DN[:, prompts][:, picks_BP].mean(axis=2)
-        means.append(np.stack(for_D) + as_columns_DB)
-    return np.concatenate(means, axis=1)
-
-
-def permutation_p_values(
-    value_if_DMN: np.ndarray, columns_M: np.ndarray, *, draws: int, rng: np.random.Generator
-) -> np.ndarray:
-    """(D,) chance that a mean is as large when reasonings and prompts are paired at random.
-
-    `value_if_DMN[d, m, j]` is the value of row m if prompt j were its own. One-sided, with the
-    observed pairing counted as one draw, so p is never 0.
-    """
-    rows_M = np.arange(len(columns_M))
-    observed_D = value_if_DMN[:, rows_M, columns_M].mean(axis=1)
-    # Float sums of the same numbers in another order differ by rounding; that is a tie.
-    slack_D = 1e-9 * (1.0 + np.abs(observed_D))
-    num_as_large_D = np.ones(len(observed_D))
-    block = max(1, MAX_ELEMENTS // len(columns_M))
-    for first in range(0, draws, block):
-        size = min(block, draws - first)
-        shuffled_BM = rng.permuted(np.tile(columns_M, (size, 1)), axis=1)
-        null_DB = value_if_DMN[:, rows_M, shuffled_BM].mean(axis=2)
-        num_as_large_D += (null_DB >= (observed_D - slack_D)[:, None]).sum(axis=1)
-    return num_as_large_D / (draws + 1)

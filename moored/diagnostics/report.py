@@ -1,22 +1,10 @@
-"""What one measurement of input dependence says: `CollapseReport`, and its regime.
-
-|  | input dependence high | input dependence low |
-|---|---|---|
-| diversity high | diverse | template collapse |
-| diversity low | compressed | low-entropy collapse |
-
-Thresholds are relative to chance and to the run's own start, and have hysteresis: a regime that
-was entered at a threshold is left only well beyond it.
-"""
+"""What one measurement of input dependence says: `CollapseReport`, with its uncertainty."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Protocol
-
-from moored.errors import MooredError
 
 STD_EPS = 1e-3
 """Added to the marginal std in every z-score."""
@@ -43,7 +31,17 @@ LOGGED = (
 """Fields that are logged as they are, under RAGEN's names; retrieval is logged beside them."""
 
 
+class Verdict(StrEnum):
+    """Does reasoning depend on its prompt?"""
+
+    HEALTHY = "healthy"
+    COLLAPSED = "collapsed"
+    CANNOT_TELL = "cannot_tell"
+
+
 class Regime(StrEnum):
+    """Where a measurement lies on the plane of diversity and input dependence."""
+
     DIVERSE = "diverse"
     TEMPLATE_COLLAPSE = "template_collapse"
     COMPRESSED = "compressed"
@@ -74,6 +72,9 @@ class CollapseReport:
     """
 
     num_prompts: int
+    """N: columns that each reasoning was scored under; the ceiling of MI is log N."""
+    num_used_prompts: int
+    """Prompts that have reasonings, over all blocks: the independent units of the measurement."""
     num_reasonings: int
     num_merged_prompts: int
     """Columns that were dropped because another column is the same prompt."""
@@ -102,8 +103,14 @@ class CollapseReport:
     marginal_std_ema_seq: float
     mi_zscore_ema: float
     mi_zscore_ema_seq: float
-    regime: Regime
-    """Read from this report alone; `RegimeTracker` follows a run."""
+    verdict: Verdict = Verdict.CANNOT_TELL
+    """From this report alone; `CollapseWatch` follows a run."""
+    why: str = ""
+    """One sentence that gives the verdict its reason."""
+    regime: Regime | None = None
+    """None when the verdict is `cannot_tell`."""
+    standard_errors: Mapping[str, float] = field(default_factory=dict)
+    """By metric name, prompts as independent units; empty when fewer than 2 have reasonings."""
     intervals: Mapping[str, Interval] = field(default_factory=dict)
     """95 % bootstrap intervals by metric name; empty when `bootstrap=0`."""
     p_values: Mapping[str, float] = field(default_factory=dict)
@@ -124,6 +131,8 @@ class CollapseReport:
             logged[f"retrieval_accuracy{suffix}"] = accuracy
             logged[f"retrieval_chance_level{suffix}"] = chance
             logged[f"retrieval_above_chance{suffix}"] = accuracy - chance
+        if "mi_estimate" in self.standard_errors:
+            logged["mi_estimate_se"] = self.standard_errors["mi_estimate"]
         return {f"{prefix}/{name}": float(value) for name, value in logged.items()}
 
     def to_dict(self) -> dict[str, object]:
@@ -132,61 +141,3 @@ class CollapseReport:
             "dependence": self.dependence,
             "retrieval_at": {str(k): v for k, v in self.retrieval_at.items()},
         }
-
-
-class Measured(Protocol):
-    """What a regime is read from; `CollapseReport` has it."""
-
-    @property
-    def mi_estimate(self) -> float: ...
-    @property
-    def conditional_entropy_est(self) -> float: ...
-    @property
-    def dependence(self) -> float: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RegimeThresholds:
-    """Where the axes are cut. The entropy is per token, in nats."""
-
-    min_dependence: float = 0.1
-    """Chance-corrected retrieval below which reasoning does not depend on its prompt."""
-    min_mi_of_start: float = 0.2
-    """Share of the run's first MI below which input dependence counts as lost."""
-    min_entropy_of_start: float = 0.5
-    """Share of the run's first H(Z|X) below which diversity counts as lost."""
-    min_entropy_nats: float = 0.05
-    """H(Z|X) per token that is low whatever the start was."""
-    hysteresis: float = 1.5
-    """To leave a low state a quantity must exceed its threshold by this factor."""
-
-    def __post_init__(self) -> None:
-        if self.hysteresis < 1.0:
-            raise MooredError(f"hysteresis must be >= 1, got {self.hysteresis}")
-
-
-DEFAULT_THRESHOLDS = RegimeThresholds()
-
-
-def classify(
-    report: Measured,
-    *,
-    start_mi: float | None = None,
-    start_entropy: float | None = None,
-    previous: Regime | None = None,
-    thresholds: RegimeThresholds = DEFAULT_THRESHOLDS,
-) -> Regime:
-    """Name the regime of one measurement, given the run's start and its previous regime."""
-    leave = thresholds.hysteresis
-    mi_factor = leave if previous is not None and not previous.is_grounded else 1.0
-    entropy_factor = leave if previous is not None and not previous.is_diverse else 1.0
-    is_grounded = report.dependence >= thresholds.min_dependence * mi_factor
-    if start_mi is not None:
-        is_grounded &= report.mi_estimate >= thresholds.min_mi_of_start * start_mi * mi_factor
-    floor = thresholds.min_entropy_nats
-    if start_entropy is not None:
-        floor = max(floor, thresholds.min_entropy_of_start * start_entropy)
-    is_diverse = report.conditional_entropy_est >= floor * entropy_factor
-    if is_grounded:
-        return Regime.DIVERSE if is_diverse else Regime.COMPRESSED
-    return Regime.TEMPLATE_COLLAPSE if is_diverse else Regime.LOW_ENTROPY_COLLAPSE

@@ -1,31 +1,23 @@
-"""One series of reports over a run: smoothing, regime and alarm, the same for every trainer.
-
-The alarm is for template collapse, where MI falls while entropy does not: a one-sided CUSUM on the
-MI series against the highest level the run has held. MI may rise for a long time first, so the
-reference follows it up and never down. A run whose MI was never above zero raises no alarm.
-"""
+"""One series of reports over a run: smoothing, verdict and alarm, the same for every trainer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
-import numpy as np
-
-from moored.diagnostics.report import (
+from moored.diagnostics.alarm import Alarm, CollapseAlarm
+from moored.diagnostics.report import STD_EPS, CollapseReport, Regime, Verdict
+from moored.diagnostics.verdict import (
     DEFAULT_THRESHOLDS,
-    STD_EPS,
-    CollapseReport,
-    Measured,
-    Regime,
-    RegimeThresholds,
-    classify,
+    POOLED_LOOKS,
+    Judgement,
+    Level,
+    Thresholds,
+    judge_series,
+    regime_of,
 )
 from moored.errors import MooredError
-
-SMOOTH = 3
-"""Points in the running median that counts as a level."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +26,13 @@ class Watched:
 
     report: CollapseReport
     """With its `*_ema` fields filled."""
-    regime: Regime
+    verdict: Verdict
+    why: str
+    """One sentence that gives the verdict its reason."""
+    prompts_needed: int | None
+    """Roughly how many prompts would settle it, when the verdict is `cannot_tell`."""
+    regime: Regime | None
+    """None when the verdict is `cannot_tell`."""
     alarm: Alarm | None
     """Set in the look in which the alarm goes off."""
 
@@ -46,11 +44,11 @@ class CollapseWatch:
         self,
         *,
         ema_decay: float = 0.9,
-        regimes: RegimeTracker | None = None,
+        thresholds: Thresholds = DEFAULT_THRESHOLDS,
         alarm: CollapseAlarm | None = None,
     ) -> None:
         self._ema = ZScoreEMA(ema_decay)
-        self._regimes = regimes or RegimeTracker()
+        self._verdicts = VerdictTracker(thresholds)
         self._alarm = alarm or CollapseAlarm()
 
     @property
@@ -63,20 +61,33 @@ class CollapseWatch:
         report = self._ema.update(report)
         alarm = None
         if step is not None:
-            alarm = self._alarm.update(step, report.mi_estimate, report.conditional_entropy_est)
-        return Watched(report=report, regime=self._regimes.update(report), alarm=alarm)
+            alarm = self._alarm.update(
+                step,
+                report.mi_estimate,
+                report.conditional_entropy_est,
+                report.standard_errors.get("mi_estimate"),
+            )
+        found, regime = self._verdicts.update(Level.of(report))
+        return Watched(
+            report=report,
+            verdict=found.verdict,
+            why=found.why,
+            prompts_needed=found.prompts_needed,
+            regime=regime,
+            alarm=alarm,
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed run needs; plain JSON."""
         return {
             "ema": self._ema.state_dict(),
-            "regimes": self._regimes.state_dict(),
+            "verdicts": self._verdicts.state_dict(),
             "alarm": self._alarm.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._ema.load_state_dict(state["ema"])
-        self._regimes.load_state_dict(state["regimes"])
+        self._verdicts.load_state_dict(state["verdicts"])
         self._alarm.load_state_dict(state["alarm"])
 
 
@@ -112,165 +123,64 @@ class ZScoreEMA:
         self._std, self._std_seq = state["std"], state["std_seq"]
 
 
-class RegimeTracker:
-    """Follows one run: remembers its start and its last regime."""
+class VerdictTracker:
+    """Follows one run: remembers its start, its last looks and what was said of them."""
 
-    def __init__(self, thresholds: RegimeThresholds = DEFAULT_THRESHOLDS) -> None:
+    def __init__(self, thresholds: Thresholds = DEFAULT_THRESHOLDS) -> None:
         self.thresholds = thresholds
-        self._start_mi: float | None = None
-        self._start_entropy: float | None = None
+        self._looks: list[Level] = []
+        """The last ones, as many as are pooled."""
+        self._start: Level | None = None
+        self._verdict: Verdict | None = None
+        """The last one that could tell."""
+        self._reversal: Verdict | None = None
+        """The opposite verdict, when the last look gave it: two in a row overturn the first."""
         self._regime: Regime | None = None
 
-    def update(self, report: Measured) -> Regime:
-        """Take in the next measurement; the first one sets the start."""
-        if self._start_mi is None:
-            self._start_mi = float(report.mi_estimate)
-            self._start_entropy = float(report.conditional_entropy_est)
-        self._regime = classify(
-            report,
-            start_mi=self._start_mi,
-            start_entropy=self._start_entropy,
+    def update(self, look: Level) -> tuple[Judgement, Regime | None]:
+        """Take in the next look; the first one sets the start."""
+        self._looks = [*self._looks, look][-max(POOLED_LOOKS) :]
+        found = judge_series(
+            self._looks, start=self._start, previous=self._verdict, thresholds=self.thresholds
+        )
+        self._start = self._start or look
+        found = self._twice(found)
+        regime = regime_of(
+            found.verdict,
+            look.entropy,
+            start_entropy=self._start.entropy,
             previous=self._regime,
             thresholds=self.thresholds,
         )
-        return self._regime
+        if regime is not None:
+            self._verdict, self._regime = found.verdict, regime
+        return found, regime
 
-    def state_dict(self) -> dict[str, object]:
+    def _twice(self, found: Judgement) -> Judgement:
+        """A verdict that contradicts the last one counts when the next look gives it again."""
+        is_reversal = self._verdict is not None and found.verdict not in (
+            self._verdict,
+            Verdict.CANNOT_TELL,
+        )
+        repeated = found.verdict is self._reversal
+        self._reversal = found.verdict if is_reversal else None
+        if not is_reversal or repeated:
+            return found
+        why = f"{found.why} The looks before said {self._verdict}: the next look decides."
+        return Judgement(verdict=Verdict.CANNOT_TELL, why=why)
+
+    def state_dict(self) -> dict[str, Any]:
         return {
-            "start_mi": self._start_mi,
-            "start_entropy": self._start_entropy,
+            "looks": [asdict(look) for look in self._looks],
+            "start": None if self._start is None else asdict(self._start),
+            "verdict": self._verdict,
+            "reversal": self._reversal,
             "regime": self._regime,
         }
 
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
-        start_mi, start_entropy, regime = (
-            state[key] for key in ("start_mi", "start_entropy", "regime")
-        )
-        assert start_mi is None or isinstance(start_mi, float)
-        assert start_entropy is None or isinstance(start_entropy, float)
-        self._start_mi, self._start_entropy = start_mi, start_entropy
-        self._regime = None if regime is None else Regime(str(regime))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alarm:
-    """A change point: at `step`, MI had fallen too far for too long."""
-
-    step: int
-    kind: Regime
-    """`template_collapse` when entropy did not fall, `low_entropy_collapse` when it fell too."""
-    mi_level: float
-    mi_reference: float
-    cusum: float
-
-
-class CollapseAlarm:
-    """Feed one measurement at a time; the first alarm is kept.
-
-    S = max(0, S + (reference - MI) / sigma - slack); the alarm goes off when S > threshold and the
-    level is down by at least `min_drop` of the reference. sigma is the noise of the series, from
-    the median absolute difference of successive points, at least `min_noise` of the reference. The
-    reference is the highest level, or the first measurement less two sigma. S counts from the
-    `warmup`-th on.
-    """
-
-    def __init__(
-        self,
-        *,
-        slack: float = 2.0,
-        threshold: float = 5.0,
-        min_drop: float = 0.5,
-        min_noise: float = 0.03,
-        entropy_share: float = 0.5,
-        warmup: int = SMOOTH,
-    ) -> None:
-        if warmup < SMOOTH:
-            raise MooredError(f"warmup must be at least {SMOOTH} measurements, got {warmup}")
-        if not 0.0 < min_drop < 1.0:
-            raise MooredError(f"min_drop must lie in (0, 1), got {min_drop}")
-        self.slack = slack
-        self.threshold = threshold
-        self.min_drop = min_drop
-        self.min_noise = min_noise
-        self.entropy_share = entropy_share
-        self.warmup = warmup
-        self.alarm: Alarm | None = None
-        self._mi: list[float] = []
-        self._entropy: list[float] = []
-        self._reference: float | None = None
-        self._cusum = 0.0
-
-    def update(self, step: int, mi: float, conditional_entropy: float) -> Alarm | None:
-        """Take in one measurement; returns the alarm when it goes off, once."""
-        if not (np.isfinite(mi) and np.isfinite(conditional_entropy)):
-            raise MooredError(
-                f"the alarm needs finite numbers, got mi={mi}, entropy={conditional_entropy} at "
-                f"step {step}; leave out measurements that were skipped"
-            )
-        mi = float(mi)
-        self._mi.append(mi)
-        self._entropy.append(float(conditional_entropy))
-        if len(self._mi) < self.warmup:
-            return None
-        level = float(np.median(self._mi[-SMOOTH:]))
-        self._reference = level if self._reference is None else max(self._reference, level)
-        # A run may collapse between its first look and its second: the first counts, less noise.
-        noise = max(_noise(self._mi), self.min_noise * abs(self._reference), 1e-12)
-        reference = max(self._reference, self._mi[0] - 2.0 * noise)
-        self._cusum = max(0.0, self._cusum + (reference - mi) / noise - self.slack)
-        dropped = reference > 0.0 and level <= (1.0 - self.min_drop) * reference
-        if self.alarm is not None or self._cusum <= self.threshold or not dropped:
-            return None
-        self.alarm = Alarm(
-            step=int(step),
-            kind=self._kind(),
-            mi_level=level,
-            mi_reference=reference,
-            cusum=self._cusum,
-        )
-        return self.alarm
-
-    def _kind(self) -> Regime:
-        start, now = np.median(self._entropy[:SMOOTH]), np.median(self._entropy[-SMOOTH:])
-        stands = now >= self.entropy_share * start
-        return Regime.TEMPLATE_COLLAPSE if stands else Regime.LOW_ENTROPY_COLLAPSE
-
-    def state_dict(self) -> dict[str, object]:
-        alarm = None
-        if self.alarm is not None:
-            alarm = {name: getattr(self.alarm, name) for name in Alarm.__dataclass_fields__}
-        return {
-            "mi": list(self._mi),
-            "entropy": list(self._entropy),
-            "reference": self._reference,
-            "cusum": self._cusum,
-            "alarm": alarm,
-        }
-
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
-        mi, entropy, alarm = state["mi"], state["entropy"], cast(Any, state["alarm"])
-        reference, cusum = state["reference"], state["cusum"]
-        assert isinstance(mi, list) and isinstance(entropy, list)
-        assert reference is None or isinstance(reference, float)
-        assert isinstance(cusum, float)
-        self._mi, self._entropy = list(mi), list(entropy)
-        self._reference, self._cusum = reference, cusum
-        self.alarm = None
-        if alarm is not None:
-            self.alarm = Alarm(**{**alarm, "kind": Regime(alarm["kind"])})
-
-
-def find_alarm(
-    series: Iterable[tuple[int, float, float]], alarm: CollapseAlarm | None = None
-) -> Alarm | None:
-    """The first alarm in a finished series of (step, MI, conditional entropy)."""
-    watch = alarm or CollapseAlarm()
-    for step, mi, entropy in series:
-        watch.update(step, mi, entropy)
-    return watch.alarm
-
-
-def _noise(values: list[float]) -> float:
-    """Standard deviation of the noise: successive differences are insensitive to a slow trend."""
-    steps = np.diff(values)
-    return float(1.4826 * np.median(np.abs(steps)) / np.sqrt(2.0))
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._looks = [Level(**look) for look in state["looks"]]
+        self._start = None if state["start"] is None else Level(**state["start"])
+        self._verdict = None if state["verdict"] is None else Verdict(state["verdict"])
+        self._reversal = None if state["reversal"] is None else Verdict(state["reversal"])
+        self._regime = None if state["regime"] is None else Regime(state["regime"])

@@ -233,6 +233,10 @@ class Engine(Protocol):
     @property
     def renderer(self) -> DialogueRenderer: ...
 
+    def describe(self) -> str:
+        """Size of the model and where it runs, in a few words, for the head of a run."""
+        ...
+
     def check(self) -> None:
         """Raise when sampler or learner compute something other than the model does."""
         ...

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import yaml
 
 from moored.errors import ConfigError, close_match_hint
 
 HERE = Path(__file__).parent
+
+Kind = Literal["environment", "algorithm", "filter", "run"]
+"""What a preset is about; a `run` sets a bit of everything, and others may be laid over it."""
 
 
 def preset_names() -> list[str]:
@@ -26,12 +30,44 @@ def describe_presets() -> dict[str, str]:
     return found
 
 
+def preset_kinds() -> dict[str, Kind]:
+    """The kind of each preset, which follows from what it sets."""
+    return {name: _kind_of(_read(name)) for name in preset_names()}
+
+
 def read_presets(names: Sequence[str]) -> dict[str, object]:
-    """Lay presets and YAML files over each other; later ones win, key by key."""
+    """Lay presets and YAML files over each other; later ones win, key by key.
+
+    Two presets of one kind are refused: the second would silently replace the first.
+    """
+    _check_kinds(names)
     merged: dict[str, object] = {}
     for name in names:
         merged = _merge(merged, _read(name))
     return merged
+
+
+def _kind_of(preset: Mapping[str, object]) -> Kind:
+    sections = set(preset)
+    if sections == {"env"}:
+        return "environment"
+    if sections == {"filter"}:
+        return "filter"
+    return "algorithm" if sections <= {"algorithm", "filter"} else "run"
+
+
+def _check_kinds(names: Sequence[str]) -> None:
+    seen: dict[Kind, str] = {}
+    for name in names:
+        if name not in preset_names():
+            continue
+        kind = _kind_of(_read(name))
+        other = seen.setdefault(kind, name)
+        if other != name:
+            advice = f"choose one of {other!r} and {name!r}"
+            if kind == "environment":
+                advice += f", or mix them: 'env=[{other}, {name}]'"
+            raise ConfigError(f"two presets are of the kind {kind!r}; {advice}")
 
 
 def _read(name: str) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""The run directory: `config.yaml`, `metrics.jsonl`, `collapse.jsonl`, `timing.jsonl`, `rollouts/`.
+"""The run directory: `config.yaml`, `changes.jsonl`, `metrics.jsonl` and so on, `rollouts/`.
 
 Streams are append-only JSON lines, one record per line, each with its schema number and step. A
 process killed at any moment leaves at most one torn last line, which readers skip and the next
@@ -16,21 +16,22 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
 from moored.errors import RunLogError
-from moored.runlog.lock import FolderLock
+from moored.runlog.lock import FolderLock, check_unlocked
 
 SCHEMA = 1
-Stream = Literal["metrics", "collapse", "timing"]
-STREAMS: tuple[Stream, ...] = ("metrics", "collapse", "timing")
-"""Timing is separate, so that a resumed run writes the same metrics as one that never stopped."""
+Stream = Literal["metrics", "collapse", "timing", "changes"]
+STREAMS: tuple[Stream, ...] = get_args(Stream)
+"""Timing is separate, so that a resumed run writes the same metrics as one that never stopped.
+Changes holds the options that were changed when the run was resumed after a step."""
 
 
 def check_folder(path: str | Path, *, resume: bool = False) -> None:
-    """Refuse a folder that cannot become a run directory; writes nothing."""
+    """Refuse a folder that cannot become a run directory, or that another process writes to."""
     path = Path(path)
     if not resume and any((path / f"{stream}.jsonl").exists() for stream in STREAMS):
         raise RunLogError(f"{str(path)!r} already holds a run; resume it or give another name")
@@ -41,6 +42,7 @@ def check_folder(path: str | Path, *, resume: bool = False) -> None:
             f"cannot write to run directory {str(path)!r}: {str(nearest)!r} {why}; "
             f"choose another folder"
         )
+    check_unlocked(path)
 
 
 class RunLog:

@@ -71,6 +71,9 @@ class ToyEngine:
         self.scorer = self.learner
         self._note("trains" if trains else "evaluates", config.model)
 
+    def describe(self):
+        return "a toy"
+
     def check(self):
         self._note("check")
 

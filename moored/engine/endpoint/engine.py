@@ -29,6 +29,9 @@ class EndpointEngine:
     def learner(self) -> Learner:
         raise MooredError("the weights behind an endpoint cannot be trained or loaded")
 
+    def describe(self) -> str:
+        return "behind a server"
+
     def check(self) -> None:
         """Nothing to compare with: the server's model is not here."""
 

@@ -78,6 +78,15 @@ class LocalEngine:
         """Longest sequence the model was made for, where it says."""
         return getattr(self.model.config, "max_position_embeddings", None)
 
+    def describe(self) -> str:
+        weights = list(self.model.parameters())
+        size = _size_text(sum(tensor.numel() for tensor in weights))
+        trained = sum(tensor.numel() for tensor in weights if tensor.requires_grad)
+        lora = f" ({_size_text(trained)} trained)" if self._config.optimizer.lora_rank else ""
+        device = self.learner.device
+        where = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        return f"{size} parameters{lora}, {where}, {'bfloat16' if self.learner.bf16 else 'float32'}"
+
     def check(self) -> None:
         config = self.model.config
         window, longest = sliding_window(config), self._config.rollout.max_context
@@ -112,6 +121,11 @@ class LocalEngine:
 
     def close(self) -> None:
         """Nothing to release: memory is freed with the process."""
+
+
+def _size_text(count: int) -> str:
+    """1.2 million, 7.6 billion."""
+    return f"{count / 1e9:.1f} billion" if count >= 1e9 else f"{count / 1e6:.1f} million"
 
 
 def make_sampler(

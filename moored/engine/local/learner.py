@@ -44,6 +44,7 @@ from moored.engine.passes import (
 )
 from moored.errors import MooredError
 from moored.models.load import has_fixed_angles, uses_bf16
+from moored.models.rates import rates_of
 from moored.training.batch import LossSample, Sample
 from moored.training.losses import update_figures
 from moored.types import Prompt, ScoreRequest
@@ -81,12 +82,12 @@ class LocalLearner:
         self.reference = copy.deepcopy(model).eval() if has_kl and trains else None
         self._trained: list[Trained] = []
         optimizer = self.config.optimizer
+        self._rates = rates_of(optimizer, sum(weights.numel() for weights in model.parameters()))
+        decay = optimizer.weight_decay
         if trains:
-            rates = optimizer.lr, optimizer.weight_decay
-            self._trained.append(Trained(POLICY, model, *rates))
+            self._trained.append(Trained(POLICY, model, self._rates.lr, decay))
         if self.critic is not None:
-            rates = optimizer.critic_lr, optimizer.weight_decay
-            self._trained.append(Trained("critic", self.critic, *rates))
+            self._trained.append(Trained("critic", self.critic, self._rates.critic_lr, decay))
         self._version = 0
         if self.config.engine.compile:
             for module in filter(None, (model, self.critic, self.reference)):
@@ -198,7 +199,7 @@ class LocalLearner:
         is_sound = all(map(math.isfinite, stats.values()))
         self._take_in(lr_factor if is_sound else None)
         self._version += is_sound
-        return {**stats, "lr": self.config.optimizer.lr * lr_factor}
+        return {**stats, "lr": self._rates.lr * lr_factor}
 
     def _take_in(self, lr_factor: float | None) -> None:
         for trained in self._trained:

@@ -74,9 +74,9 @@ def test_p_values_are_uniform_on_shuffled_pairs_and_tiny_on_true_ones():
 
 def test_a_collapsed_model_is_at_chance_and_an_honest_one_is_not():
     def rows(strength: int) -> list[Record]:
-        return [record(k % 8, k % 8, strength, 10 * k) for k in range(64)]
+        return [record(k % 8, k % 8, strength, 10 * k) for k in range(128)]
 
-    collapsed, honest = (look_at(rows(strength), 8, 64).looks[0] for strength in (0, 200))
+    collapsed, honest = (look_at(rows(strength), 8, 128).looks[0] for strength in (0, 200))
     assert collapsed.regime is Regime.TEMPLATE_COLLAPSE and honest.regime is Regime.DIVERSE
     interval = collapsed.report.intervals["retrieval_accuracy"]
     assert interval.low <= 1 / 8 <= interval.high

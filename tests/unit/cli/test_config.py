@@ -10,6 +10,7 @@ from moored.cli.config import config_command
 from moored.cli.presets import presets_command
 from moored.config import load_config
 from moored.errors import UnknownNameError
+from moored.models.rates import with_rates
 from moored.presets import preset_names, read_presets
 
 
@@ -18,7 +19,7 @@ def test_the_printed_configuration_reads_back_as_the_same(tmp_path, capsys):
     config_command(words)
     file = tmp_path / "config.yaml"
     file.write_text(capsys.readouterr().out)
-    wanted = load_config(read_presets(["smoke", "grpo"]), ["filter.value=0.5"])
+    wanted = with_rates(load_config(read_presets(["smoke", "grpo"]), ["filter.value=0.5"]))
     assert load_config(file) == wanted
     config_command(words, as_json=True)
     assert json.loads(capsys.readouterr().out) == wanted.model_dump(mode="json")

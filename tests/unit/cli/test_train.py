@@ -9,7 +9,9 @@ import sys
 
 import pytest
 
-from moored.cli.train import _free_folder, _StopRequest
+from moored.cli.stopping import StopRequest
+from moored.cli.train import _claim_folder
+from moored.presets import describe_presets
 
 PROBE = """
 import sys
@@ -32,7 +34,8 @@ finally:
         (["smoke", "env.0.options.max_turns=0"], "max_turns must be"),
         (["smoke", "model=nanoo"], "model 'nanoo' is neither embedded (mini, nano, smollm2) nor"),
         (["smoke", "model=."], "model folder '.' holds no config.json"),
-        (["--resume", "no_such_run"], "No such file"),
+        (["--resume", "no_such_run"], "'no_such_run' is not a run directory: it has no config"),
+        (["sokoban", "bandit"], "or mix them: 'env=[sokoban, bandit]'"),
         (["smoke", "--resume", "x"], "takes options only"),
         (["smoke", "--run", "taken"], "'taken' already holds a run"),
         (["smoke", "--run", "file/run"], "file' is not a folder; choose another folder"),
@@ -51,23 +54,42 @@ def test_a_mistake_is_one_line_and_does_not_wait_for_torch(tmp_path, words, mess
     assert sorted(file.name for file in tmp_path.iterdir()) == ["file", "taken"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_asks_to_stop_and_the_second_stops_at_once(number, capfd):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_the_first_signal_asks_to_stop_and_the_second_stops_at_once(number, code, capfd):
     before = signal.getsignal(number)
-    with _StopRequest() as stop:
-        assert not stop.is_made
+    with StopRequest() as stop:
+        assert not stop.is_made and stop.exit_code == 0
+        stop.wait_for_step()
         os.kill(os.getpid(), number)
-        assert stop.is_made
-        said = "\nstopping after this step; press Ctrl-C again to stop at once\n"
+        assert stop.is_made and stop.exit_code == code
+        said = "\nstopping after this step; Ctrl-C or SIGTERM again stops at once\n"
         assert capfd.readouterr().err == said
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), number)
     assert signal.getsignal(number) is before
 
 
-def test_a_run_without_a_name_gets_the_next_free_number(tmp_path, monkeypatch):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_before_the_first_step_one_signal_is_enough(number, capfd):
+    with StopRequest() as stop, pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), number)
+    assert stop.exit_code == 128 + number
+    assert capfd.readouterr().err == ""
+
+
+def test_a_run_without_a_name_takes_the_next_free_number(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert str(_free_folder(["sokoban", "my/own.yaml"])) == "runs/sokoban-own"
-    (tmp_path / "runs" / "run").mkdir(parents=True)
-    (tmp_path / "runs" / "run-2").mkdir()
-    assert str(_free_folder([])) == "runs/run-3"
+    assert str(_claim_folder(["sokoban", "my/own.yaml"])) == "runs/sokoban-own"
+    # The folder exists from then on, so that runs started at the same moment do not meet.
+    assert str(_claim_folder(["sokoban", "my/own.yaml"])) == "runs/sokoban-own-2"
+    assert str(_claim_folder([])) == "runs/run"
+
+
+def test_train_alone_shows_help_and_presets_instead_of_starting(tmp_path):
+    command = [sys.executable, "-c", "from moored.cli.main import main; main()", "train"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout.startswith("Usage: moored train")
+    for name, summary in describe_presets().items():
+        assert any(line.split() == [name, *summary.split()] for line in done.stdout.splitlines())
+    assert not list(tmp_path.iterdir())

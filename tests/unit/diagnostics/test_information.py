@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moored.diagnostics import CollapseReport, Regime, ZScoreEMA, information
+from moored.diagnostics import CollapseReport, Regime, Verdict, ZScoreEMA, information
 from moored.errors import MooredError, TooFewPromptsError
 
 
@@ -172,6 +172,7 @@ def test_metrics_have_exactly_the_known_names():
         "mi_seq_estimate",
         "mi_upper_bound",
         "mi_zscore",
+        "mi_estimate_se",
         "mi_zscore_ema",
         "mi_zscore_ema_seq",
         "mi_zscore_seq",
@@ -193,7 +194,7 @@ def test_chance_levels_are_k_over_n():
 
 def test_a_report_goes_through_json():
     logp, columns, lengths = toy_channel(np.random.default_rng(4))
-    report = information(logp, columns, lengths, bootstrap=20, permutations=20)
+    report = information(logp, columns, lengths, bootstrap=20)
     stored = json.loads(json.dumps(report.to_dict()))
     assert stored["intervals"]["mi_estimate"]["low"] < stored["mi_estimate"]
     assert stored["regime"] == "diverse"
@@ -300,10 +301,11 @@ def test_p_values_are_small_for_dependent_reasoning_and_uniform_for_shuffled_pai
         assert np.mean(np.array(p) <= level) == pytest.approx(level, abs=0.1)
 
 
-def test_regime_of_one_report_is_read_against_chance():
+def test_verdict_and_regime_of_one_report_are_read_against_what_is_possible():
     rng = np.random.default_rng(8)
     logp, columns, lengths = toy_channel(rng)
-    assert information(logp, columns, lengths).regime is Regime.DIVERSE
+    healthy = information(logp, columns, lengths)
+    assert (healthy.verdict, healthy.regime) == (Verdict.HEALTHY, Regime.DIVERSE)
     template = np.repeat(logp[:, :1], 16, axis=1)
     assert information(template, columns, lengths).regime is Regime.TEMPLATE_COLLAPSE
     sure = information(logp * 0 - 1e-3, columns, lengths)

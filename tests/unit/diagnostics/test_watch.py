@@ -1,4 +1,4 @@
-"""One series of reports: its smoothing, regime and alarm."""
+"""One series of reports: its smoothing, verdict and alarm."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import json
 import numpy as np
 import pytest
 
-from moored.diagnostics import CollapseReport, CollapseWatch, Regime, information
+from moored.diagnostics import CollapseReport, CollapseWatch, Regime, Verdict, information
 from moored.errors import MooredError
 
 
 def report(gap: float) -> CollapseReport:
-    """Four reasonings of one token, `gap` nats less likely after a prompt not their own."""
-    return information(-1.0 - gap * (1.0 - np.eye(4)), range(4), np.ones(4))
+    """Eight reasonings of one token, `gap` nats less likely after a prompt not their own."""
+    return information(-1.0 - gap * (1.0 - np.eye(8)), range(8), np.ones(8))
 
 
 def test_the_spread_is_smoothed_with_the_decay_that_was_asked_for():
@@ -26,10 +26,13 @@ def test_the_spread_is_smoothed_with_the_decay_that_was_asked_for():
     assert second.marginal_std_ema == pytest.approx(0.5 * uneven.marginal_std)
 
 
-def test_a_fall_of_mi_changes_the_regime_and_sets_off_the_alarm_once():
+def test_a_fall_of_mi_changes_the_verdict_and_sets_off_the_alarm_once():
     watch = CollapseWatch()
     found = [watch.update(step, report(4.0 if step < 10 else 0.0)) for step in range(1, 21)]
-    assert [look.regime for look in found] == [Regime.DIVERSE] * 9 + [Regime.TEMPLATE_COLLAPSE] * 11
+    collapsed = [Regime.TEMPLATE_COLLAPSE] * 10
+    assert [look.regime for look in found] == [*[Regime.DIVERSE] * 9, None, *collapsed]
+    assert found[9].verdict is Verdict.CANNOT_TELL and "the next look decides" in found[9].why
+    assert found[10].verdict is Verdict.COLLAPSED
     # At the eleventh look two of the last three are zero, and so is their median.
     assert [look.alarm.step for look in found if look.alarm is not None] == [11]
     assert watch.alarm == found[10].alarm

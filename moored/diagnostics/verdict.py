@@ -1,0 +1,392 @@
+"""Healthy, collapsed, or cannot tell: a verdict that says no more than the numbers do.
+
+|  | healthy | collapsed |
+|---|---|---|
+| diversity high | diverse | template collapse |
+| diversity low | compressed | low-entropy collapse |
+
+Two floors, each held against a 99 % interval over prompts. Against what is possible: retrieval
+from chance to 1, and MI per sequence from 0 to log N. Against the run's own start: MI per token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+
+import numpy as np
+
+from moored.diagnostics.report import CollapseReport, Interval, Regime, Verdict
+from moored.diagnostics.resampling import t_quantile
+from moored.errors import MooredError
+
+POOLED_LOOKS = (1, 2, 4, 8)
+"""Numbers of looks that are pooled, in turn, until a verdict can be reached."""
+CONFIDENCE = 0.99
+"""Of the intervals: a run has a hundred looks, and none should be called wrongly."""
+MIN_PROMPTS = 4
+"""With fewer, the standard error of a look says nothing: it comes from its few prompts, too."""
+ENOUGH_PROMPTS = 8
+"""The least number of prompts that is asked for: the batch of the paper."""
+MOST_PROMPTS = 10_000
+"""More prompts than this are not asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thresholds:
+    """Where the verdict and the regimes are cut. The entropy is per token, in nats."""
+
+    min_dependence: float = 0.1
+    """Share of what is possible, in retrieval and in MI, below which dependence counts as lost."""
+    min_mi_of_start: float = 0.2
+    """Share of the run's first MI below which input dependence counts as lost."""
+    max_p_value: float = 0.01
+    """Dependence is established up to this chance of seeing it where there is none."""
+    min_prompts: int = MIN_PROMPTS
+    """A look at fewer prompts never makes a verdict; pooled looks need twice as many."""
+    min_entropy_of_start: float = 0.5
+    """Share of the run's first H(Z|X) below which diversity counts as lost."""
+    min_entropy_nats: float = 0.05
+    """H(Z|X) per token that is low whatever the start was."""
+    hysteresis: float = 1.5
+    """To leave a low state a quantity must exceed its threshold by this factor."""
+
+    def __post_init__(self) -> None:
+        if self.hysteresis < 1.0:
+            raise MooredError(f"hysteresis must be >= 1, got {self.hysteresis}")
+
+
+DEFAULT_THRESHOLDS = Thresholds()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """What a verdict is read from: one look, or several pooled. Plain numbers, ready for JSON."""
+
+    num_looks: int
+    num_prompts: int
+    """Prompts with reasonings, over all looks."""
+    num_degrees: int
+    """Degrees of freedom of the standard errors: prompts minus looks."""
+    mi: float
+    """Nats a token."""
+    mi_se: float
+    ceiling_share: float
+    """MI per sequence over log N."""
+    ceiling_share_se: float
+    dependence: float
+    """Retrieval corrected for chance."""
+    dependence_se: float
+    entropy: float
+    p_value: float | None
+
+    @classmethod
+    def of(cls, report: CollapseReport) -> Level:
+        chance, errors = 1.0 / report.num_prompts, report.standard_errors
+        return cls(
+            num_looks=1,
+            num_prompts=report.num_used_prompts,
+            num_degrees=report.num_used_prompts - 1,
+            mi=report.mi_estimate,
+            mi_se=errors.get("mi_estimate", 0.0),
+            ceiling_share=report.mi_seq_estimate / report.mi_upper_bound,
+            ceiling_share_se=errors.get("mi_seq_estimate", 0.0) / report.mi_upper_bound,
+            dependence=report.dependence,
+            dependence_se=errors.get("retrieval_accuracy", 0.0) / (1.0 - chance),
+            entropy=report.conditional_entropy_est,
+            p_value=report.p_values.get("mi_seq_estimate"),
+        )
+
+    def half_width(self, standard_error: float) -> float:
+        """Half of a 99 % interval; infinite for one prompt."""
+        if self.num_degrees < 1:
+            return math.inf
+        return t_quantile(self.num_degrees, CONFIDENCE) * standard_error
+
+
+def pool(looks: Sequence[Level]) -> Level:
+    """One level from several looks: means weighted by their prompts, p-values after Fisher.
+
+    Prompts and not precision are the weights: the standard error of a small look is as uncertain
+    as its mean, and low looks would get the small errors. The scatter of the looks themselves
+    counts where it is larger than their standard errors say.
+    """
+    if len(looks) == 1:
+        return looks[0]
+    total = sum(look.num_prompts for look in looks)
+    shares = np.array([look.num_prompts / total for look in looks])
+    fields: dict[str, float] = {}
+    num_degrees = sum(look.num_degrees for look in looks)
+    for name in ("mi", "ceiling_share", "dependence"):
+        values = np.array([getattr(look, name) for look in looks])
+        errors = np.array([getattr(look, f"{name}_se") for look in looks])
+        mean, within = float(shares @ values), math.sqrt(float(shares**2 @ errors**2))
+        scatter = math.sqrt(float(shares @ (values - mean) ** 2) / (len(looks) - 1))
+        fields |= {name: mean, f"{name}_se": max(within, scatter)}
+        if scatter > within:
+            num_degrees = len(looks) - 1
+    return Level(
+        num_looks=sum(look.num_looks for look in looks),
+        num_prompts=total,
+        num_degrees=num_degrees,
+        entropy=float(shares @ np.array([look.entropy for look in looks])),
+        p_value=_fisher([look.p_value for look in looks]),
+        **fields,
+    )
+
+
+def _fisher(p_values: Sequence[float | None]) -> float | None:
+    """Chance of p-values as small together: a chi-squared of twice as many degrees as values."""
+    known = [p for p in p_values if p is not None]
+    if len(known) < len(p_values):
+        return None
+    half = -sum(math.log(p) for p in known)
+    terms = (half**i / math.factorial(i) for i in range(len(known)))
+    return min(1.0, math.exp(-half) * sum(terms))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    verdict: Verdict
+    why: str
+    """One sentence."""
+    prompts_needed: int | None = None
+    """Roughly how many prompts would settle it; None when it is settled, or no number would."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Test:
+    """A share against its floor."""
+
+    subject: str
+    value: float
+    standard_error: float
+    floor: float
+    level: Level
+
+    @property
+    def interval(self) -> Interval:
+        half = self.level.half_width(self.standard_error)
+        return Interval(self.value - half, self.value + half)
+
+    @property
+    def is_above(self) -> bool:
+        return self.interval.low > self.floor
+
+    @property
+    def is_below(self) -> bool:
+        return self.interval.high < self.floor
+
+    @property
+    def clearance(self) -> float:
+        """Distance from the floor in standard errors; positive above it."""
+        return (self.value - self.floor) / max(self.standard_error, 1e-12)
+
+    def prompts_needed(self) -> float:
+        """Prompts at which an interval around the same value would leave the floor out."""
+        wanted = max(self.level.num_prompts, 1)
+        while wanted <= MOST_PROMPTS:
+            reach = abs(self.clearance) * math.sqrt(wanted / self.level.num_prompts)
+            if reach > t_quantile(wanted - self.level.num_looks, CONFIDENCE):
+                return wanted
+            wanted = math.ceil(1.1 * wanted)
+        return math.inf
+
+    def text(self) -> str:
+        low, high = self.interval.low, self.interval.high
+        return (
+            f"{self.subject} {self.value:.0%} (99 % interval {low:.0%} to {high:.0%}, "
+            f"floor {self.floor:.0%})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Tests:
+    ceiling: _Test
+    retrieval: _Test
+    start: _Test | None
+
+    @property
+    def established(self) -> list[_Test] | None:
+        """What shows that reasoning depends on its prompt; None when something is missing.
+
+        MI or retrieval will do. MI is bounded above and not below: a few reasonings that the
+        scorer finds very unlikely may pull it down, where retrieval still sees the dependence.
+        """
+        best = max(self.ceiling, self.retrieval, key=lambda test: test.clearance)
+        needed = [best] if self.start is None else [best, self.start]
+        return needed if all(test.is_above for test in needed) else None
+
+    @property
+    def refuted(self) -> _Test | None:
+        """What shows that it does not: MI below a floor, and retrieval not above its own."""
+        if self.start is not None and self.start.is_below:
+            return self.start
+        return self.ceiling if self.ceiling.is_below and not self.retrieval.is_above else None
+
+    def prompts_needed(self) -> float:
+        """By the nearer of the two verdicts."""
+        best = max(self.ceiling, self.retrieval, key=lambda test: test.clearance)
+        for_health = [best] if self.start is None else [best, self.start]
+        if all(test.clearance > 0.0 for test in for_health):
+            return max(test.prompts_needed() for test in for_health)
+        below = [t for t in (self.ceiling, self.start) if t is not None and t.clearance < 0.0]
+        return min((test.prompts_needed() for test in below), default=math.inf)
+
+
+def judge(
+    level: Level,
+    *,
+    start: Level | None = None,
+    previous: Verdict | None = None,
+    thresholds: Thresholds = DEFAULT_THRESHOLDS,
+) -> Judgement:
+    """The verdict on one level, given the run's start and its last verdict that could tell.
+
+    Healthy: the p-value is small, and the intervals lie above the floors. Collapsed: the interval
+    of MI lies below a floor. Everything else: cannot tell.
+    """
+    looks = f" over the last {level.num_looks} looks" if level.num_looks > 1 else ""
+    counted = f"{level.num_prompts} prompts{looks}"
+    if level.num_degrees < 1:
+        return Judgement(
+            verdict=Verdict.CANNOT_TELL,
+            why=f"Reasonings of one prompt cannot tell; at least {ENOUGH_PROMPTS} prompts are "
+            f"needed.",
+            prompts_needed=ENOUGH_PROMPTS,
+        )
+    tests = _tests(level, start, previous, thresholds)
+    is_enough = level.num_prompts >= thresholds.min_prompts * (2 if level.num_looks > 1 else 1)
+    has_dependence = level.p_value is None or level.p_value <= thresholds.max_p_value
+    if is_enough and has_dependence and (facts := tests.established):
+        text = " and ".join(test.text() for test in facts)
+        return Judgement(
+            verdict=Verdict.HEALTHY,
+            why=f"Reasoning depends on its prompt: {text}{_p_text(level)}, from {counted}.",
+        )
+    if is_enough and (fact := tests.refuted):
+        return Judgement(
+            verdict=Verdict.COLLAPSED,
+            why=f"Reasoning hardly depends on its prompt: {fact.text()}, from {counted}.",
+        )
+    return _undecided(level, tests, counted)
+
+
+def _tests(
+    level: Level, start: Level | None, previous: Verdict | None, thresholds: Thresholds
+) -> _Tests:
+    factor = thresholds.hysteresis if previous is Verdict.COLLAPSED else 1.0
+    floor = thresholds.min_dependence * factor
+    of_start = None
+    if start is not None and start.mi > 0.0:
+        start_floor = thresholds.min_mi_of_start * factor
+        # The error of MI - floor * start, the difference whose sign is asked for.
+        error = math.hypot(level.mi_se, start_floor * start.mi_se) / start.mi
+        subject = "MI, as a share of the run's start, is"
+        of_start = _Test(subject, level.mi / start.mi, error, start_floor, level)
+    return _Tests(
+        ceiling=_Test(
+            "MI per sequence, as a share of its ceiling, is",
+            level.ceiling_share,
+            level.ceiling_share_se,
+            floor,
+            level,
+        ),
+        retrieval=_Test(
+            "retrieval, from chance (0%) to certainty (100%), is at",
+            level.dependence,
+            level.dependence_se,
+            floor,
+            level,
+        ),
+        start=of_start,
+    )
+
+
+def _undecided(level: Level, tests: _Tests, counted: str) -> Judgement:
+    wanted = max(tests.prompts_needed(), ENOUGH_PROMPTS, level.num_prompts + 1)
+    if level.p_value is not None and tests.ceiling.clearance > 0.0:
+        z = NormalDist().inv_cdf(1.0 - min(max(level.p_value, 1e-6), 1.0 - 1e-6))
+        wanted = max(wanted, level.num_prompts * (1.645 / z) ** 2 if z > 0.0 else math.inf)
+    prompts_needed = math.ceil(wanted) if wanted <= MOST_PROMPTS else None
+    closest = min(
+        (test for test in (tests.start, tests.ceiling) if test is not None),
+        key=lambda test: abs(test.clearance),
+    )
+    remedy = (
+        f"about {prompts_needed} are needed"
+        if prompts_needed
+        else "it lies too near to the floor for any number of prompts"
+    )
+    return Judgement(
+        verdict=Verdict.CANNOT_TELL,
+        why=f"{counted} cannot tell: {closest.text()}{_p_text(level)}; {remedy}.",
+        prompts_needed=prompts_needed,
+    )
+
+
+def _p_text(level: Level) -> str:
+    return "" if level.p_value is None else f", p = {level.p_value:.3f}"
+
+
+def judge_series(
+    looks: Sequence[Level],
+    *,
+    start: Level | None = None,
+    previous: Verdict | None = None,
+    thresholds: Thresholds = DEFAULT_THRESHOLDS,
+) -> Judgement:
+    """The verdict on the newest look, pooled with as few earlier ones as it takes.
+
+    Earlier looks are left out when the newest contradicts them: a run that is changing is judged
+    by what it is now.
+    """
+    found = judge(looks[-1], start=start, previous=previous, thresholds=thresholds)
+    for count in POOLED_LOOKS[1:]:
+        if found.verdict is not Verdict.CANNOT_TELL or count > len(looks):
+            return found
+        level = pool(looks[-count:])
+        if not _agree(looks[-1], level):
+            return found
+        found = judge(level, start=start, previous=previous, thresholds=thresholds)
+    return found
+
+
+def _agree(newest: Level, pooled: Level) -> bool:
+    if newest.num_prompts < MIN_PROMPTS:
+        return True  # Too small to contradict anything.
+    pairs = (
+        (newest.mi, pooled.mi, newest.mi_se),
+        (newest.dependence, pooled.dependence, newest.dependence_se),
+    )
+    return all(abs(a - b) <= newest.half_width(error) + 1e-12 for a, b, error in pairs)
+
+
+def regime_of(
+    verdict: Verdict,
+    entropy: float,
+    *,
+    start_entropy: float | None = None,
+    previous: Regime | None = None,
+    thresholds: Thresholds = DEFAULT_THRESHOLDS,
+) -> Regime | None:
+    """Name the corner of the plane; None when the verdict cannot tell."""
+    if verdict is Verdict.CANNOT_TELL:
+        return None
+    floor = thresholds.min_entropy_nats
+    if start_entropy is not None:
+        floor = max(floor, thresholds.min_entropy_of_start * start_entropy)
+    was_low = previous is not None and not previous.is_diverse
+    is_diverse = entropy >= floor * (thresholds.hysteresis if was_low else 1.0)
+    if verdict is Verdict.HEALTHY:
+        return Regime.DIVERSE if is_diverse else Regime.COMPRESSED
+    return Regime.TEMPLATE_COLLAPSE if is_diverse else Regime.LOW_ENTROPY_COLLAPSE
+
+
+def judged(report: CollapseReport) -> CollapseReport:
+    """The report with the verdict that it allows on its own."""
+    found = judge(Level.of(report))
+    regime = regime_of(found.verdict, report.conditional_entropy_est)
+    return replace(report, verdict=found.verdict, why=found.why, regime=regime)

@@ -1,0 +1,62 @@
+"""Options that differ from one start of a run to the next: which may, and which did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from moored.config import Config, load_config
+from moored.errors import ConfigError
+
+FIXED = {
+    "seed": "tasks and samples of every step derive from it",
+    "model": "the weights come from the checkpoint (if the folder has moved, edit config.yaml)",
+    "env": "steps before and after would not be about the same tasks",
+    "rollout.num_groups": "tasks are counted by it, and MI depends on the number of prompts",
+    "algorithm.name": "the checkpoint holds what this algorithm trains",
+    "algorithm.advantage": "the checkpoint holds what this estimator trains",
+    "optimizer.lora_rank": "the checkpoint holds weights of this shape",
+    "optimizer.lora_alpha": "the checkpoint holds weights that were trained with this factor",
+    "filter.max_refills": "tasks are counted by it",
+    "collapse.num_prompts": "MI depends on the number of prompts",
+    "engine.kind": "the checkpoint was written by this engine",
+}
+"""Options that stay as they were when a run is resumed, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """An option before and after."""
+
+    old: object
+    new: object
+
+
+def changes_since(run: Path, config: Config) -> dict[str, Change]:
+    """What `config` changes in the run's own; raises for an option that must stay."""
+    before = flat_options(load_config(run / "config.yaml"))
+    after = flat_options(config)
+    changes = {
+        name: Change(before[name], after[name]) for name in after if before[name] != after[name]
+    }
+    for name, change in changes.items():
+        if name in FIXED:
+            raise ConfigError(
+                f"{name} cannot change when a run is resumed ({change.old!r} to {change.new!r}): "
+                f"{FIXED[name]}; leave it out, or start a new run with model={run / 'model'}"
+            )
+    return changes
+
+
+def flat_options(config: Config) -> dict[str, object]:
+    """Every option by its dotted name; the list of environments is one."""
+    return dict(_flatten(config.model_dump(mode="json"), ""))
+
+
+def _flatten(section: Mapping[str, object], path: str) -> list[tuple[str, object]]:
+    found = []
+    for key, value in section.items():
+        name = f"{path}{key}"
+        found += _flatten(value, f"{name}.") if isinstance(value, Mapping) else [(name, value)]
+    return found

@@ -1,0 +1,68 @@
+"""What a run prints, on a terminal of any width and in a pipe."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+pytest.importorskip("torch")
+
+from moored.cli.progress import StepProgress, duration_text, seconds_left
+from moored.config import load_config
+from moored.train import StepRecord
+
+METRICS = {
+    "rollout/success_rate": 0.25,
+    "rollout/reward_mean": -1.5,
+    "rollout/validity_rate": 1.0,
+    "filter/kept_fraction": 0.5,
+}
+
+
+def record(step: int, **seconds: float) -> StepRecord:
+    return StepRecord(step=step, metrics=METRICS, collapse=None, evaluation=None, seconds=seconds)
+
+
+def test_the_time_left_counts_looks_and_evaluations_as_often_as_they_come():
+    options = ["num_steps=13", "collapse.every=5", "evaluation.every=4"]
+    first = record(1, rollout=90.0, update=9.0, collapse=6.0, evaluation=50.0)
+    steps = [first, record(2, rollout=2.0, update=1.0), record(3, rollout=4.0, update=1.0)]
+    # 10 steps of (3 + 5) / 2 s, looks after steps 5 and 10, evaluations after 4, 8 and 12.
+    assert seconds_left(steps, load_config(None, options)) == 10 * 4 + 2 * 6 + 3 * 50
+    off = load_config(None, ["num_steps=13", "collapse.every=0"])
+    assert seconds_left(steps, off) == 40
+
+
+def test_durations_are_short():
+    found = [duration_text(s) for s in (12.4, 89, 91, 45 * 60, 99 * 60, 125 * 60)]
+    assert found == ["12 s", "89 s", "2 min", "45 min", "99 min", "2 h 05 min"]
+
+
+def test_a_pipe_gets_one_line_for_each_step_and_the_time_left_once():
+    file = io.StringIO()
+    config = load_config(None, ["num_steps=103", "collapse.every=0"])
+    with StepProgress(Console(file=file, width=160, soft_wrap=True), config, 0) as progress:
+        for step in range(1, 6):
+            progress.show(record(step, rollout=2.0, update=1.0))
+    lines = file.getvalue().splitlines()
+    assert [line.split(":")[0] for line in lines if line.startswith("step ")] == [
+        f"step {step}" for step in range(1, 6)
+    ]
+    assert lines[3] == "about 5 min left until step 103"
+    assert len(lines) == 6
+
+
+@pytest.mark.parametrize("width", [30, 60, 200])
+def test_no_line_is_wider_than_the_terminal(width):
+    file = io.StringIO()
+    console = Console(file=file, width=width, height=20, force_terminal=True, color_system=None)
+    config = load_config(None, ["num_steps=400", "collapse.every=0"])
+    with StepProgress(console, config, 0) as progress:
+        for step in range(1, 5):
+            progress.show(record(step, rollout=2.0, update=1.0))
+    frames = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", file.getvalue()).replace("\r", "\n").split("\n")
+    assert max(map(len, frames)) <= width
+    assert any(frame.startswith("step   4/400 ") for frame in frames)

@@ -1,0 +1,185 @@
+"""Influence, standard errors, blocks: against numbers by hand and recomputation from scratch."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from moored.diagnostics import information
+from moored.diagnostics.information import (
+    Likelihood,
+    Retrieval,
+    hit_if_MN,
+    hit_without_MN,
+)
+from moored.diagnostics.resampling import (
+    bootstrap_means,
+    permutation_p_values,
+    prompt_influence,
+    standard_errors,
+    t_quantile,
+)
+from moored.errors import MooredError
+
+
+@pytest.mark.parametrize("scale", [1.0, 50.0])
+def test_leaving_a_prompt_out_equals_scoring_without_it(scale):
+    rng = np.random.default_rng(0)
+    logp = scale * rng.normal(size=(7, 5))
+    columns = rng.integers(5, size=7)
+    whole = Likelihood.of(logp, columns)
+    gains = whole.gain_without_MN()
+    hits = hit_without_MN(whole, Retrieval.of(whole))
+    for j in range(5):
+        rows = columns != j
+        rest = Likelihood.of(np.delete(logp, j, axis=1)[rows], (columns - (columns > j))[rows])
+        np.testing.assert_allclose(gains[rows, j], rest.gain_M, rtol=1e-9)
+        np.testing.assert_allclose(hits[rows, j], Retrieval.of(rest).hit_M())
+
+
+def test_hit_if_is_the_hit_of_the_own_prompt():
+    rng = np.random.default_rng(1)
+    logp = rng.integers(-3, 0, size=(20, 4)).astype(float)  # many ties
+    columns = rng.integers(4, size=20)
+    hits = Retrieval.of(Likelihood.of(logp, columns)).hit_M()
+    np.testing.assert_allclose(hit_if_MN(logp)[np.arange(20), columns], hits)
+    np.testing.assert_allclose(hit_if_MN(logp).sum(axis=1), 1)
+
+
+def test_prompts_without_column_influence_have_none():
+    # A value that no other prompt enters: leaving one out changes only the mean over rows.
+    value = np.array([1.0, 2.0, 3.0, 4.0])
+    columns = np.arange(4)
+    influence = prompt_influence(value, np.tile(value[:, None], (1, 4)), columns)
+    np.testing.assert_allclose(influence, 0, atol=1e-12)
+
+
+def test_bootstrap_of_unequal_groups_has_the_spread_of_the_two_stage_draw():
+    rng = np.random.default_rng(2)
+    columns = np.array([0, 0, 0, 1, 2, 2])
+    value = np.array([[1.0, 2.0, 3.0, 10.0, 0.0, 4.0]])
+    means = bootstrap_means(value, np.zeros((1, 3)), columns, draws=5_000, rng=rng)
+    by_hand = []
+    for _ in range(5_000):
+        picks = [np.flatnonzero(columns == p) for p in rng.integers(3, size=3)]
+        rows = np.concatenate([rng.choice(rows, size=len(rows)) for rows in picks])
+        by_hand.append(value[0, rows].mean())
+    assert means.mean() == pytest.approx(np.mean(by_hand), abs=0.1)
+    assert means.std() == pytest.approx(np.std(by_hand), rel=0.05)
+
+
+def test_prompts_without_rows_take_no_part_in_the_influence():
+    # Three prompts, the last without rows. Leaving prompt 0 out leaves row 1 at 1, leaving prompt
+    # 1 out leaves row 0 at 3. Pseudo-values -1 and -3, own rows' parts -0.5 and 0.5: -0.5 and
+    # -3.5, centred 1.5 and -1.5.
+    without = np.array([[99.0, 3.0, 5.0], [1.0, 99.0, 7.0]])
+    influence = prompt_influence(np.array([1.0, 2.0]), without, np.array([0, 1]))
+    np.testing.assert_allclose(influence, [1.5, -1.5, 0.0])
+
+
+def toy_channel(rng, num_prompts: int, num_rows: int = 64, noise: float = 0.3):
+    """Prompts are points, reasonings are noisy copies of them; log-densities."""
+    points = rng.normal(size=num_prompts)
+    columns = np.arange(num_rows) % num_prompts
+    copies = points[columns] + noise * rng.normal(size=num_rows)
+    return -0.5 * ((copies[:, None] - points) / noise) ** 2, columns, np.full(num_rows, 5)
+
+
+def test_a_standard_error_by_hand():
+    # Three prompts with 2, 1 and 1 rows, mean 3. Deviations by prompt: (1 + 2 - 6) = -3, 0, 3, in
+    # units of 4/3 rows a prompt: -9/4, 0, 9/4. Influences 1/4, 0, -1/4 leave -2, 0, 2:
+    # sqrt((4 + 4) / (3 * 2)).
+    found = standard_errors(
+        np.array([[1.0, 2.0, 3.0, 6.0]]), np.array([[0.25, 0.0, -0.25]]), np.array([0, 0, 1, 2])
+    )
+    assert found == pytest.approx([math.sqrt(8 / 6)])
+
+
+def test_every_report_has_standard_errors_without_a_draw():
+    rng = np.random.default_rng(0)
+    report = information(*toy_channel(rng, 8), permutations=0)
+    assert set(report.standard_errors) == {
+        "mi_estimate",
+        "mi_seq_estimate",
+        "retrieval_accuracy",
+        "conditional_entropy_est",
+        "conditional_entropy_seq_est",
+    }
+    logged = report.metrics("view")["view/mi_estimate_se"]
+    assert logged == report.standard_errors["mi_estimate"] > 0.0
+    one = information([[-1.0, -2.0]], [0], [1])
+    assert one.standard_errors == {} and "view/mi_estimate_se" not in one.metrics("view")
+
+
+def test_standard_errors_agree_with_the_two_stage_bootstrap():
+    rng = np.random.default_rng(1)
+    reports = [information(*toy_channel(rng, 16), bootstrap=300) for _ in range(40)]
+    for name in ("mi_estimate", "mi_seq_estimate", "retrieval_accuracy"):
+        ratio = [
+            (r.intervals[name].high - r.intervals[name].low) / (3.92 * r.standard_errors[name])
+            for r in reports
+        ]
+        assert np.median(ratio) == pytest.approx(1.0, abs=0.15), name
+
+
+@pytest.mark.parametrize("num_prompts", [8, 16, 64])
+def test_standard_errors_are_the_spread_of_fresh_looks_and_cover_at_95_percent(num_prompts):
+    rng = np.random.default_rng(2)
+    looks = [information(*toy_channel(rng, num_prompts), permutations=0) for _ in range(1500)]
+    for name in ("mi_estimate", "mi_seq_estimate", "conditional_entropy_est"):
+        values = np.array([getattr(look, name) for look in looks])
+        errors = np.array([look.standard_errors[name] for look in looks])
+        assert np.sqrt((errors**2).mean()) == pytest.approx(values.std(), rel=0.2), name
+        inside = np.abs(values - values.mean()) <= t_quantile(num_prompts - 1) * errors
+        assert inside.mean() == pytest.approx(0.945, abs=0.025), name
+
+
+@pytest.mark.parametrize(
+    ("degrees", "quantile"), [(1, 12.706), (2, 4.303), (3, 3.182), (7, 2.365), (30, 2.042)]
+)
+def test_quantiles_of_students_t(degrees, quantile):
+    assert t_quantile(degrees) == pytest.approx(quantile, rel=0.003)
+
+
+def test_rows_of_two_blocks_are_each_measured_against_their_own_columns():
+    # Two blocks of two prompts; each row is certain of its own column: log 2 nats per sequence.
+    logp = np.where(np.array([[1, 0], [0, 1], [1, 0], [0, 1]]) > 0, 0.0, -50.0)
+    columns = [0, 1, 0, 1]
+    two = information(logp, columns, np.ones(4), blocks=[7, 7, 3, 3])
+    assert two.mi_seq_estimate == pytest.approx(math.log(2))
+    assert (two.num_prompts, two.num_used_prompts, two.mi_upper_bound) == (2, 4, math.log(2))
+    assert information(logp, columns, np.ones(4)).num_used_prompts == 2
+
+
+def test_influence_in_blocks_equals_leaving_each_prompt_out_by_hand():
+    # Blocks {0, 1} and {2, 3}, two columns each, one row a prompt. Leaving prompt (0, 0) out
+    # leaves row 1 at without[1, 0] and rows 2, 3 as they are.
+    value = np.array([1.0, 2.0, 3.0, 6.0])
+    without = np.array([[99.0, 0.5], [1.0, 99.0], [99.0, 2.0], [4.0, 99.0]])
+    columns, blocks = np.array([0, 1, 0, 1]), np.array([0, 0, 1, 1])
+    left_out = np.array([1.0 + 3 + 6, 0.5 + 3 + 6, 1 + 2 + 4.0, 1 + 2 + 2.0]) / 3
+    expected = -3 * left_out - (value - 3.0)
+    found = prompt_influence(value, without, columns, blocks)
+    np.testing.assert_allclose(found, expected - expected.mean())
+
+
+def test_columns_are_permuted_within_a_block_only():
+    # Row values depend on the column alone, and each block has one column: every pairing within
+    # blocks is the observed one (p = 1), pairings across blocks would not be.
+    value_if = np.tile(np.array([0.0, 1.0]), (1, 4, 1)) * np.array([1.0, 1.0, 5.0, 5.0])[:, None]
+    columns, blocks = np.array([0, 0, 1, 1]), np.array([0, 0, 1, 1])
+    draw = {"draws": 199, "rng": np.random.default_rng(0)}
+    assert permutation_p_values(value_if, columns, blocks, **draw) == pytest.approx([1.0])
+    assert permutation_p_values(value_if, columns, **draw)[0] < 0.5
+
+
+def test_blocks_that_cannot_be_used_are_refused():
+    logp = [[-1.0, -2.0], [-2.0, -1.0]]
+    with pytest.raises(MooredError, match="one number per row, 2, got"):
+        information(logp, [0, 1], [1, 1], blocks=[0])
+    with pytest.raises(MooredError, match="blocks must be whole numbers"):
+        information(logp, [0, 1], [1, 1], blocks=[0, 0.5])
+    with pytest.raises(MooredError, match="cannot be used with blocks"):
+        information(logp, [0, 1], [1, 1], blocks=[0, 0], prompt_keys="ab")

@@ -1,0 +1,49 @@
+"""Presets: what each is about, and that two of one kind do not silently replace each other."""
+
+from __future__ import annotations
+
+import pytest
+
+from moored.config import load_config
+from moored.errors import ConfigError
+from moored.presets import preset_kinds, read_presets
+
+
+def test_the_kind_of_a_preset_follows_from_what_it_sets():
+    kinds = preset_kinds()
+    assert [name for name, kind in kinds.items() if kind == "environment"] == [
+        *("bandit", "countdown", "frozen_lake", "metamath", "sokoban")
+    ]
+    assert [kinds[name] for name in ("ppo", "grpo", "dr_grpo", "dapo")] == ["algorithm"] * 4
+    assert [kinds[name] for name in ("no_filter", "trajectory_filter")] == ["filter"] * 2
+    assert [kinds[name] for name in ("smoke", "collapse")] == ["run"] * 2
+
+
+@pytest.mark.parametrize(
+    ("names", "kind", "advice"),
+    [
+        (["sokoban", "grpo", "frozen_lake"], "environment", "'env=[sokoban, frozen_lake]'"),
+        (["sokoban", "grpo", "ppo"], "algorithm", "choose one of 'grpo' and 'ppo'"),
+        (["no_filter", "trajectory_filter"], "filter", "choose one of 'no_filter' and 'traj"),
+        (["collapse", "smoke"], "run", "choose one of 'collapse' and 'smoke'"),
+    ],
+)
+def test_two_presets_of_one_kind_are_refused(names, kind, advice):
+    with pytest.raises(ConfigError) as refused:
+        read_presets(names)
+    assert f"two presets are of the kind {kind!r}; " in str(refused.value)
+    assert advice in str(refused.value)
+
+
+def test_the_advice_on_mixing_environments_works():
+    config = load_config(read_presets(["grpo"]), ["env=[sokoban, frozen_lake]"])
+    assert [env.name for env in config.env] == ["sokoban", "frozen_lake"]
+
+
+def test_presets_of_several_kinds_and_files_are_laid_over_each_other(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("env: bandit\nalgorithm: {clip_low: 0.1}\n")
+    config = load_config(read_presets(["smoke", "sokoban", "grpo", "no_filter", str(file)]))
+    assert config.env[0].name == "bandit"
+    assert (config.algorithm.name, config.algorithm.clip_low) == ("grpo", 0.1)
+    assert config.filter.rule == "none"
