@@ -106,7 +106,7 @@ class AlgorithmConfig(Section):
     once before the update, where the two engines differ too much."""
     entropy_coef: float = Field(default=0.001, ge=0.0)
     overlong_buffer: int = Field(default=0, ge=0)
-    """DAPO: tokens before max_response_tokens over which a reply loses up to 1 of its reward."""
+    """Tokens before max_response_tokens over which a reply loses up to 1 of its reward; 0: none."""
 
     @field_validator("kl_estimator")
     @classmethod
@@ -200,6 +200,8 @@ class FilterConfig(Section):
     """Train on this many of the best and as many of the worst trajectories of each kept group; 0
     trains on all. With `rule: none` this is the trajectory-level baseline."""
     loss_scale: LossScale = "none"
+    """Scales the learning rates of a step by the kept fraction or its root; a factor on the loss
+    would do nothing under AdamW."""
     max_empty_steps: int = Field(default=5, ge=1)
     """Steps in a row without a kept group after which the run stops."""
     max_refills: int = Field(default=4, ge=0)

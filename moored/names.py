@@ -110,7 +110,7 @@ ESTIMATORS = Registry(
         "grpo": "moored.algo:grpo",
         "dr_grpo": "moored.algo:dr_grpo",
         "rloo": "moored.algo:rloo",
-        "reinforce_pp": "moored.training.advantages:reinforce_pp",
+        "reinforce_pp": "moored.training.advantages:REINFORCE_PP",
     },
 )
 SCORES = Registry(

@@ -31,15 +31,10 @@ from moored.runlog.rollouts import write_groups
 from moored.runlog.sinks import RunInfo, Sinks, require_sinks
 from moored.training.algorithms import Algorithm, load_algorithm
 from moored.training.failures import keep_failure
+from moored.training.metrics import step_metrics
+from moored.training.selection import score_groups, select_samples
 from moored.training.stopping import LoopState, stop_reason
-from moored.training.update import (
-    estimate_advantages,
-    score_groups,
-    select_samples,
-    step_metrics,
-    update,
-    with_old_logprobs,
-)
+from moored.training.update import estimate_advantages, update, with_old_logprobs
 from moored.types import Group, Selection
 
 
@@ -134,9 +129,9 @@ def train_step(run: Run, step: int) -> StepRecord:
         with run.timed("log"):
             write_groups(run.log.rollouts_file(step), groups, step=step, kept=selection.group_mask)
     with run.timed("advantages"):
-        samples = select_samples(config.filter, groups, selection)
+        samples = select_samples(config, groups, selection)
         samples, gap = with_old_logprobs(config.algorithm, learner, samples)
-        advantages = estimate_advantages(config, run.algorithm, learner, groups, samples)
+        advantages = estimate_advantages(config, run.algorithm, learner, groups, samples, selection)
     with run.timed("update"):
         stats = update(config, run.algorithm, learner, samples, advantages, selection, step)
     with run.timed("publish"):

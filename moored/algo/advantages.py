@@ -1,9 +1,10 @@
 """Advantage estimators: rewards in, advantages out, all numpy.
 
-The group estimators (`grpo`, `dr_grpo`, `rloo`, `reinforce_pp`) take one reward per trajectory,
-(P, G) or flat with `group_ids`, and return one advantage per trajectory in the same shape; a NaN
-reward takes no part and gets advantage 0. The critic estimators (`gae`, `bilevel_gae`) work on
-tokens. Shape legend: B rows, T tokens, S tokens inside the mask, P groups, G trajectories.
+The group estimators (`grpo`, `dr_grpo`, `rloo`) take one reward per trajectory, (P, G) or flat with
+`group_ids`, and return one advantage per trajectory in the same shape; a NaN reward takes no part
+and gets advantage 0. The others work on tokens, with a critic (`gae`, `bilevel_gae`) or without one
+(`reinforce_pp`).
+Shape legend: B rows, T tokens, S tokens inside the mask, P groups, G trajectories.
 """
 
 from __future__ import annotations
@@ -50,15 +51,15 @@ def rloo(rewards: ArrayLike, group_ids: GroupIds | None = None) -> np.ndarray:
 
 
 def reinforce_pp(
-    rewards: ArrayLike, group_ids: GroupIds | None = None, *, eps: float = 1e-8
+    rewards: ArrayLike, mask: ArrayLike, gamma: float = 1.0, *, eps: float = 1e-8
 ) -> np.ndarray:
-    """REINFORCE++: rewards whitened over the whole batch.
+    """REINFORCE++: rewards to go of each sampled token, whitened over all of them; (B, T).
 
-    With `group_ids` the group mean is subtracted first (the REINFORCE++-baseline variant).
+    A token's return is r_t + gamma r_next + …, over the tokens inside the mask.
     """
-    centred = np.asarray(rewards) if group_ids is None else dr_grpo(rewards, group_ids)
-    finite = np.isfinite(np.asarray(rewards, dtype=np.float64))
-    return whiten(np.where(finite, centred, 0.0), finite, eps=eps)
+    mask_BT = np.asarray(mask).astype(bool)
+    returns_BT = gae(rewards, np.zeros(mask_BT.shape), mask_BT, gamma).returns
+    return whiten(returns_BT, mask_BT, eps=eps)
 
 
 def whiten(x: ArrayLike, mask: ArrayLike | None = None, *, eps: float = 1e-8) -> np.ndarray:

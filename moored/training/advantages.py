@@ -1,15 +1,15 @@
 """From rewards to the advantage of every token: the estimators, and how to write your own.
 
 A group estimator is a function (reward of each trajectory, its group) -> advantage of each
-trajectory, like those of `moored.algo`. A `CriticEstimator` works on tokens and the values of a
-critic. Both go by a name of `moored.names.ESTIMATORS` or by `module:attribute`.
-Shape legend: B samples, T tokens of a continuation.
+trajectory, like those of `moored.algo`. A `TokenEstimator` works on the tokens of trajectories, and
+may use a critic. Both go by a name of `moored.names.ESTIMATORS` or by `module:attribute`.
+Shape legend: B trajectories, T tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
@@ -19,7 +19,7 @@ from moored.algo.advantages import Advantages
 from moored.config import AlgorithmConfig
 from moored.errors import MooredError
 from moored.names import ESTIMATORS
-from moored.training.batch import Sample
+from moored.training.batch import Sample, by_trajectory
 
 GroupEstimator = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """(reward of each trajectory, its group) -> advantage of each trajectory."""
@@ -27,11 +27,11 @@ GroupEstimator = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class TokenValues:
-    """Samples as padded arrays (B, T), for estimators that use a critic."""
+    """Trajectories as padded arrays (B, T): the tokens of all their samples, one after another."""
 
     rewards_BT: np.ndarray
     values_BT: np.ndarray
-    """The critic's value before each token."""
+    """The critic's value before each token; 0 without a critic."""
     mask_BT: np.ndarray
     """True on sampled tokens."""
     turn_ends_BT: np.ndarray
@@ -41,13 +41,14 @@ class TokenValues:
 
 
 @dataclass(frozen=True, slots=True)
-class CriticEstimator:
-    """An estimator that needs a critic; its advantages are whitened over the batch."""
+class TokenEstimator:
+    """An estimator of token advantages; they are then whitened over the tokens that are kept."""
 
     function: Callable[[TokenValues, AlgorithmConfig], Advantages]
+    needs_critic: bool = True
 
 
-Estimator = GroupEstimator | CriticEstimator
+Estimator = GroupEstimator | TokenEstimator
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -64,12 +65,12 @@ class TokenAdvantages:
 def load_estimator(name: str) -> Estimator:
     """The advantage estimator of this name or `module:attribute`."""
     found = ESTIMATORS.get_object(name)
-    if isinstance(found, CriticEstimator):
+    if isinstance(found, TokenEstimator):
         return found
     if not callable(found):
         raise MooredError(
             f"advantage estimator {name!r} is of type {type(found).__name__}; name a function "
-            f"(rewards, group_ids) -> advantages, or a moored.training.advantages.CriticEstimator"
+            f"(rewards, group_ids) -> advantages, or a moored.training.advantages.TokenEstimator"
         )
     return cast(GroupEstimator, found)
 
@@ -90,35 +91,61 @@ def group_advantages(
     ]
 
 
-def critic_advantages(
+def token_advantages(
     samples: Sequence[Sample],
-    values: Sequence[np.ndarray],
-    estimator: CriticEstimator,
+    values: Sequence[np.ndarray] | None,
+    estimator: TokenEstimator,
     options: AlgorithmConfig,
 ) -> list[TokenAdvantages]:
-    """Advantages over the sampled tokens of each sample, whitened over the batch.
+    """Advantages over the sampled tokens of each trajectory, through all of its samples.
 
-    `values` are the critic's before each token and after the last one, (T + 1,).
+    `values` are the critic's before each token and after the last one, (T + 1,); None: no critic.
     """
-    mask_BT = _padded([s.loss_mask_T for s in samples])
-    tokens = TokenValues(
-        rewards_BT=_padded([s.rewards_T for s in samples]),
-        values_BT=_padded([values_T1[:-1] for values_T1 in values]),
-        mask_BT=mask_BT,
-        turn_ends_BT=_padded([s.turn_ends_T for s in samples]),
-        bootstrap_B=np.array(
-            [v[-1] if s.is_truncated else 0.0 for s, v in zip(samples, values, strict=True)]
-        ),
+    known = values or [np.zeros(len(sample.ids_T) + 1) for sample in samples]
+    rows = by_trajectory(samples)
+    found = estimator.function(_token_values(samples, known, rows), options)
+    result: dict[int, TokenAdvantages] = {}
+    for row, members in enumerate(rows):
+        stop = 0
+        for index in members:
+            start, stop = stop, stop + len(samples[index].ids_T)
+            old = np.where(samples[index].loss_mask_T, known[index][:-1], 0.0)
+            result[index] = TokenAdvantages(
+                advantages_T=found.advantages[row, start:stop],
+                returns_T=None if values is None else found.returns[row, start:stop],
+                old_values_T=None if values is None else old,
+            )
+    return [result[index] for index in range(len(samples))]
+
+
+def _token_values(
+    samples: Sequence[Sample], values: Sequence[np.ndarray], rows: Sequence[Sequence[int]]
+) -> TokenValues:
+    """The samples of each row one after another; only its last may have been cut off."""
+
+    def joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
+        return _padded([np.concatenate([arrays[index] for index in members]) for members in rows])
+
+    last = [members[-1] for members in rows]
+    return TokenValues(
+        rewards_BT=joined([s.rewards_T for s in samples]),
+        values_BT=joined([values_T1[:-1] for values_T1 in values]),
+        mask_BT=joined([s.loss_mask_T for s in samples]),
+        turn_ends_BT=joined([s.turn_ends_T for s in samples]),
+        bootstrap_B=np.array([values[i][-1] if samples[i].is_truncated else 0.0 for i in last]),
     )
-    found = estimator.function(tokens, options)
-    whitened_BT = algo.whiten(found.advantages, mask_BT)
+
+
+def whitened(
+    samples: Sequence[Sample], advantages: Sequence[TokenAdvantages], weights: np.ndarray
+) -> list[TokenAdvantages]:
+    """Advantages with mean 0 and variance 1 over the loss tokens of samples that have a weight."""
+    flat = np.concatenate([found.advantages_T for found in advantages])
+    kept = [s.loss_mask_T & (w != 0.0) for s, w in zip(samples, weights, strict=True)]
+    stops = np.cumsum([len(sample.ids_T) for sample in samples])
+    parts = np.split(algo.whiten(flat, np.concatenate(kept)), stops[:-1])
     return [
-        TokenAdvantages(
-            advantages_T=whitened_BT[row, : len(sample.ids_T)],
-            returns_T=found.returns[row, : len(sample.ids_T)],
-            old_values_T=np.where(sample.loss_mask_T, values[row][:-1], 0.0),
-        )
-        for row, sample in enumerate(samples)
+        replace(found, advantages_T=part) for found, part in zip(advantages, parts, strict=True)
     ]
 
 
@@ -153,10 +180,12 @@ def _bilevel_gae(tokens: TokenValues, options: AlgorithmConfig) -> Advantages:
     )
 
 
-GAE = CriticEstimator(_gae)
-BILEVEL_GAE = CriticEstimator(_bilevel_gae)
+def _rewards_to_go(tokens: TokenValues, options: AlgorithmConfig) -> Advantages:
+    no_values_BT = np.zeros(tokens.mask_BT.shape)
+    return algo.gae(tokens.rewards_BT, no_values_BT, tokens.mask_BT, options.gamma)
 
 
-def reinforce_pp(rewards: np.ndarray, _: np.ndarray) -> np.ndarray:
-    """REINFORCE++ without a group baseline: rewards whitened over the whole batch."""
-    return algo.reinforce_pp(rewards)
+GAE = TokenEstimator(_gae)
+BILEVEL_GAE = TokenEstimator(_bilevel_gae)
+REINFORCE_PP = TokenEstimator(_rewards_to_go, needs_critic=False)
+"""REINFORCE++: discounted rewards to go; the whitening of all tokens is its only baseline."""

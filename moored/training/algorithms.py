@@ -13,13 +13,8 @@ from moored import algo
 from moored.config import AlgorithmConfig
 from moored.errors import MooredError
 from moored.names import ALGORITHMS, Aggregation
-from moored.training.advantages import (
-    GAE,
-    CriticEstimator,
-    Estimator,
-    load_estimator,
-    reinforce_pp,
-)
+from moored.training import advantages
+from moored.training.advantages import Estimator, TokenEstimator, load_estimator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,19 +24,21 @@ class Algorithm:
     advantage: Estimator
     aggregation: Aggregation
     sequence_ratio: bool = False
-    """One importance ratio per sequence instead of one per token."""
+    """One importance ratio per sample instead of one per token."""
+    whitens: bool = False
+    """Whiten advantages over the kept tokens also when they come from a group estimator."""
 
     @property
     def needs_critic(self) -> bool:
-        return isinstance(self.advantage, CriticEstimator)
+        return isinstance(self.advantage, TokenEstimator) and self.advantage.needs_critic
 
 
-PPO = Algorithm(advantage=GAE, aggregation="token_mean")
+PPO = Algorithm(advantage=advantages.GAE, aggregation="token_mean")
 DAPO = Algorithm(advantage=algo.grpo, aggregation="token_mean")
 GRPO = Algorithm(advantage=algo.grpo, aggregation="seq_mean_token_mean")
 DR_GRPO = Algorithm(advantage=algo.dr_grpo, aggregation="constant")
 RLOO = Algorithm(advantage=algo.rloo, aggregation="seq_mean_token_sum")
-REINFORCE_PP = Algorithm(advantage=reinforce_pp, aggregation="token_mean")
+REINFORCE_PP = Algorithm(advantage=advantages.REINFORCE_PP, aggregation="token_mean", whitens=True)
 GSPO = Algorithm(advantage=algo.grpo, aggregation="seq_mean_token_mean", sequence_ratio=True)
 
 

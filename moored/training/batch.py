@@ -6,13 +6,14 @@ A sample is one prompt and what followed it: sampled tokens (trained) and observ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import numpy as np
 
 from moored.algo import token_shares
-from moored.types import Group, Prompt, Trajectory
+from moored.types import Group, Prompt, Trajectory, Turn
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -59,21 +60,40 @@ class LossSample:
     """What the critic predicted when the advantages were estimated."""
 
 
-def build_samples(groups: Sequence[Group], kept: np.ndarray | None = None) -> list[Sample]:
+def build_samples(
+    groups: Sequence[Group],
+    kept: np.ndarray | None = None,
+    *,
+    reward_of: Callable[[Turn], float] = attrgetter("reward"),
+) -> list[Sample]:
     """One sample per trajectory; several where the history of a trajectory was re-rendered.
 
-    `kept` (P,) says which groups are wanted; None takes all.
+    `kept` (P,) says which groups are wanted; None takes all. `reward_of` gives a turn's reward.
     """
     samples, number = [], 0
     for index, group in enumerate(groups):
         is_wanted = kept is None or bool(kept[index])
         for place, trajectory in enumerate(group.trajectories if is_wanted else ()):
-            samples += _trajectory_samples(trajectory, index, number + place)
+            samples += _trajectory_samples(trajectory, index, number + place, reward_of)
         number += len(group.trajectories)
     return samples
 
 
-def _trajectory_samples(trajectory: Trajectory, group: int, number: int) -> list[Sample]:
+def by_trajectory(samples: Sequence[Sample]) -> list[list[int]]:
+    """Indices of the samples of each trajectory, in order of first appearance.
+
+    Where a chat template rewrites history (e.g. strips earlier reasoning) a trajectory has a sample
+    for each turn; it is still one trajectory in every mean, and its turns lead to one another.
+    """
+    found: dict[int, list[int]] = {}
+    for index, sample in enumerate(samples):
+        found.setdefault(sample.trajectory, []).append(index)
+    return list(found.values())
+
+
+def _trajectory_samples(
+    trajectory: Trajectory, group: int, number: int, reward_of: Callable[[Turn], float]
+) -> list[Sample]:
     if trajectory.stop.is_error:
         return []
     samples: list[Sample] = []
@@ -88,7 +108,7 @@ def _trajectory_samples(trajectory: Trajectory, group: int, number: int) -> list
             if start is not None:
                 samples.append(_sample(start, stream.images, pieces, group, number))
             start, pieces = turn.prompt, []
-        pieces.append((turn.completion_ids, True, turn.logprobs, turn.reward))
+        pieces.append((turn.completion_ids, True, turn.logprobs, reward_of(turn)))
         stream = turn.prompt.then(turn.completion_ids)
     if start is not None:
         last = _sample(start, stream.images, pieces, group, number)
@@ -124,17 +144,15 @@ def _sample(
     )
 
 
-def token_weights(
-    samples: Sequence[Sample], how: str, *, max_length: int, scale: float = 1.0
-) -> list[np.ndarray]:
+def token_weights(samples: Sequence[Sample], how: str, *, max_length: int) -> list[np.ndarray]:
     """The share of every loss token in the loss of one update, as `algo.aggregate` defines it.
 
-    The denominators are of the whole update, so the result does not depend on how it is cut into
-    micro-batches or spread over devices.
+    Its rows are trajectories, whose tokens may be spread over several samples. The denominators are
+    of the whole update, so the result does not depend on how it is cut into micro-batches or spread
+    over devices.
     """
-    counts_B = np.array([sample.num_loss_tokens for sample in samples], dtype=np.int64)
-    shares_B = token_shares(counts_B, how, max_length=max_length) * scale
-    return [
-        np.where(sample.loss_mask_T, share, 0.0)
-        for sample, share in zip(samples, shares_B, strict=True)
-    ]
+    rows = by_trajectory(samples)
+    counts = [sum(samples[index].num_loss_tokens for index in members) for members in rows]
+    shares = token_shares(np.array(counts, dtype=np.int64), how, max_length=max_length)
+    share_of = {i: share for members, share in zip(rows, shares, strict=True) for i in members}
+    return [np.where(s.loss_mask_T, share_of[index], 0.0) for index, s in enumerate(samples)]

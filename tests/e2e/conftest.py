@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,23 @@ CHAT = (
     "{% for m in messages %}{{ m.role }} {{ m.content }} end {% endfor %}"
     "{% if add_generation_prompt %}assistant {% endif %}"
 )
+
+
+REWRITING = CHAT.replace(
+    "{{ m.content }}", "{% if m.role == 'assistant' %}C D E {% endif %}{{ m.content }}"
+)
+"""Replies change once they are history, as Qwen3's template strips their reasoning."""
+
+
+@pytest.fixture(scope="session")
+def rewriting_folder(toy_folder, tmp_path_factory) -> Path:
+    """The toy model with a chat template that rewrites history: each turn is its own sample."""
+    folder = tmp_path_factory.mktemp("rewriting") / "model"
+    shutil.copytree(toy_folder, folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = REWRITING
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,10 @@ import torch
 
 from moored.names import ALGORITHMS
 from moored.runlog.log import read_records
+from moored.runlog.rollouts import read_groups
 from moored.train import build_run, resume, start, train
-from moored.training.update import overlong_penalty
+from moored.training.batch import build_samples
+from moored.training.shaping import overlong_penalty
 from tests.e2e.toys import success_rates, toy_config, weights_of
 
 
@@ -113,3 +115,16 @@ def test_lora_trains_adapters_only(toy_folder, tmp_path):
     success_rates(run)
     changed = {k for k, v in weights_of(run).items() if not torch.equal(v, before[k])}
     assert changed and all("lora" in name for name in changed)
+
+
+@pytest.mark.parametrize("advantage", ["gae", "bilevel_gae"])
+def test_a_late_reward_teaches_the_first_turn_when_the_template_rewrites_history(
+    rewriting_folder, tmp_path, advantage
+):
+    torch.set_num_threads(1)
+    late = ["env=tests.e2e.toys:Late", "rollout.num_groups=4", f"algorithm.advantage={advantage}"]
+    rates = success_rates(build_run(toy_config(rewriting_folder, *late), tmp_path))
+    groups = read_groups(tmp_path / "rollouts" / "step_000001.parquet")
+    # Each trajectory is in three pieces, unless a reply happens to begin like the rewritten one.
+    assert len(build_samples(groups)) > 0.98 * 4 * 16 * 3
+    assert np.mean(rates[:3]) < 0.3 and np.mean(rates[-5:]) > 0.9, rates

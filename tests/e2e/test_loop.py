@@ -16,7 +16,7 @@ from moored.presets import read_presets
 from moored.runlog.log import read_records
 from moored.train import Run, build_run, resume, start, train
 from moored.training.batch import LossSample
-from moored.training.update import overlong_penalty
+from moored.training.shaping import overlong_penalty
 from tests.e2e.toys import Logged, toy_config, weights_of
 
 HERE = "tests.e2e.toys"
@@ -142,16 +142,36 @@ def test_dapo_refills_constant_groups_and_shapes_overlong_replies(toy_folder, tm
     for samples in updates:
         rewards, shaped = defaultdict(list), defaultdict(list)
         for sample in (given.sample for given in samples):
-            rewards[sample.group].append(sample.rewards_T.sum())
             penalty = overlong_penalty(len(sample.ids_T), 2, 1)
-            shaped[sample.group].append(sample.rewards_T.sum() + penalty)
+            rewards[sample.group].append(sample.rewards_T.sum() - penalty)
+            shaped[sample.group].append(sample.rewards_T.sum())
         assert len(rewards) == 8 and all(np.std(r) > 0 for r in rewards.values())
         for given in samples:
             sample = given.sample
-            own = sample.rewards_T.sum() - (len(sample.ids_T) == 2)
             group = np.array(shaped[sample.group])
-            expected = (own - group.mean()) / (group.std() + 1e-6)
+            expected = (sample.rewards_T.sum() - group.mean()) / (group.std() + 1e-6)
             assert given.advantages_T == pytest.approx(np.full(len(sample.ids_T), expected))
+
+
+def test_mask_makes_no_update_where_nothing_was_kept(toy_folder, tmp_path):
+    # One group of two is kept, one trajectory a minibatch: 4 of 8 updates have nothing to learn.
+    config = toy_config(
+        toy_folder,
+        *SMALL,
+        "num_steps=1",
+        "rollout.num_groups=2",
+        "filter.action=mask",
+        "filter.rule=top_k_count",
+        "filter.value=1",
+        "filter.keep_zero=true",
+        "optimizer.num_minibatches=8",
+    )
+    run = build_run(config, tmp_path)
+    updates = record_updates(run)
+    run_to_end(run)
+    assert len(updates) == 4 == run.engine.learner.version
+    assert column(tmp_path, "update/num_skipped") == [4.0]
+    assert len({given.sample.group for part in updates for given in part}) == 1
 
 
 def test_the_trajectory_baseline_trains_on_both_ends_of_every_group(toy_folder, tmp_path):

@@ -53,6 +53,26 @@ class Half(Echo):
         return StepResult(observation="", reward=self._pays * result.reward, terminated=True)
 
 
+class Late(Echo):
+    """Echo of three turns: the first answer counts, and is paid for after the third."""
+
+    name: ClassVar[str] = "late"
+    max_turns: int = 3
+
+    def reset(self, task_seed: int, episode_seed: int = 0) -> list[Message]:
+        self._turn = 0
+        return super().reset(task_seed, episode_seed)
+
+    def step(self, reply: str) -> StepResult:
+        self._turn += 1
+        if self._turn == 1:
+            self._was_right = reply.startswith(self._letter)
+        if self._turn < 3:
+            return StepResult(observation="CD"[self._turn - 1], reward=0.0, terminated=False)
+        earned = float(self._was_right)
+        return StepResult(observation="", reward=earned, terminated=True, success=self._was_right)
+
+
 class Logged(Echo):
     """Echo that notes its tasks in the order they are played."""
 

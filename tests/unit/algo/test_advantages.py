@@ -46,19 +46,20 @@ def test_rloo_subtracts_the_mean_of_the_others():
     assert rloo([5], ["alone"]).tolist() == [0]
 
 
-def test_reinforce_pp_whitens_over_the_whole_batch():
-    # [3, 1, 1, 3]: mean 2, variance 1
-    np.testing.assert_allclose(reinforce_pp([3, 1, 1, 3]), [1, -1, -1, 1], rtol=1e-7)
-    np.testing.assert_allclose(reinforce_pp([[3, 1], [1, 3]]), [[1, -1], [-1, 1]], rtol=1e-7)
+def test_reinforce_pp_whitens_rewards_to_go_over_all_sampled_tokens():
+    # Three tokens that end in 1 and one that ends in 5: mean 2, variance 3.
+    rewards, mask = [[0, 0, 1], [5, 7, 0]], [[1, 1, 1], [1, 0, 0]]
+    expected = np.array([[-1, -1, -1], [3, 0, 0]]) / math.sqrt(3)
+    np.testing.assert_allclose(reinforce_pp(rewards, mask), expected, rtol=1e-7)
 
 
-def test_reinforce_pp_with_groups_subtracts_the_group_mean_first():
-    # centred [1, -1, 3, -3]: variance 5
-    expected = np.array([1, -1, 3, -3]) / math.sqrt(5)
-    np.testing.assert_allclose(reinforce_pp([2, 0, 13, 7], [0, 0, 1, 1]), expected, rtol=1e-7)
+def test_reinforce_pp_discounts_rewards_to_go():
+    # Returns 1 + 0.5 * 2 = 2 and 2, then 0 and 4 of the other row: mean 2, variance 2.
+    found = reinforce_pp([[1, 2], [-2, 4]], [[1, 1], [1, 1]], 0.5)
+    np.testing.assert_allclose(found, np.array([[0, 0], [-2, 2]]) / math.sqrt(2), atol=1e-7)
 
 
-@pytest.mark.parametrize("estimator", [grpo, dr_grpo, rloo, reinforce_pp])
+@pytest.mark.parametrize("estimator", [grpo, dr_grpo, rloo])
 def test_nan_rewards_take_no_part_and_get_zero(estimator):
     whole = estimator([1, 0, 0], [0, 0, 0])
     np.testing.assert_allclose(estimator([1, NAN, 0, 0], [0, 0, 0, 0]), np.insert(whole, 1, 0))

@@ -10,17 +10,12 @@ import pytest
 
 from moored.config import AlgorithmConfig, Config, load_config
 from moored.engine.base import Learner
+from moored.names import ALGORITHMS
 from moored.training.algorithms import load_algorithm
 from moored.training.batch import LossSample, Sample
-from moored.training.update import (
-    NotFiniteError,
-    estimate_advantages,
-    score_groups,
-    select_samples,
-    step_metrics,
-    update,
-    with_old_logprobs,
-)
+from moored.training.metrics import step_metrics
+from moored.training.selection import score_groups, select_samples
+from moored.training.update import NotFiniteError, estimate_advantages, update, with_old_logprobs
 from moored.types import Group, Prompt, ScoreRequest, StopReason, Trajectory, Turn
 
 BY_LEARNER = AlgorithmConfig(old_logprobs="learner")
@@ -69,8 +64,8 @@ def train_on(
     """Select, estimate and update, as a training step does."""
     algorithm, trained = load_algorithm(config.algorithm), cast(Learner, learner)
     selection = score_groups(config.filter, groups)
-    samples = select_samples(config.filter, groups, selection)
-    advantages = estimate_advantages(config, algorithm, trained, groups, samples)
+    samples = select_samples(config, groups, selection)
+    advantages = estimate_advantages(config, algorithm, trained, groups, samples, selection)
     return update(config, algorithm, trained, samples, advantages, selection, step)
 
 
@@ -109,12 +104,116 @@ def test_mask_keeps_samples_without_weight_and_divides_by_the_kept_tokens():
     assert weights(one_update(TWO, "filter.action=drop", *keep_one)) == [[1 / 4, 1 / 4]] * 2
 
 
-def test_loss_scale_multiplies_by_the_kept_fraction_or_its_root():
+def test_loss_scale_scales_the_learning_rate_by_the_kept_fraction_or_its_root():
+    # AdamW would cancel a factor on the loss, so the weights of tokens stay.
     keep_one = ["filter.rule=top_k_count", "filter.value=1"]
-    linear = one_update(TWO, *keep_one, "filter.loss_scale=linear")
-    root = one_update(TWO, *keep_one, "filter.loss_scale=sqrt")
-    assert weights(linear) == [[1 / 8, 1 / 8]] * 2
-    assert root[0].weights_T == pytest.approx([0.5**0.5 / 4] * 2)
+    for scale, factor in (("none", 1.0), ("linear", 0.5), ("sqrt", 0.5**0.5)):
+        learner = Recorder()
+        train_on(options(*keep_one, f"filter.loss_scale={scale}"), learner, TWO)
+        assert learner.factors == pytest.approx([factor])
+        assert weights(learner.seen[0]) == [[1 / 4, 1 / 4]] * 2
+
+
+def test_a_minibatch_without_kept_rows_is_skipped_and_counted():
+    config = options(
+        "filter.action=mask",
+        "filter.rule=top_k_count",
+        "filter.value=1",
+        "optimizer.num_minibatches=4",
+    )
+    learner = Recorder()
+    stats = train_on(config, learner, TWO)
+    # Four minibatches of one trajectory each; two of them are of the group that was dropped.
+    assert [part[0].sample.group for part in learner.seen] == [0, 0]
+    assert stats["update/num_skipped"] == 2.0
+
+
+def test_masked_tokens_are_not_counted_as_trained():
+    config = options("filter.action=mask", "filter.rule=top_k_count", "filter.value=1")
+    selection = score_groups(config.filter, TWO)
+    samples = select_samples(config, TWO, selection)
+    metrics = step_metrics(config.filter, TWO, selection, samples, {})
+    assert (metrics["tokens/trained"], metrics["tokens/discarded"]) == (4.0, 4.0)
+    assert metrics["update/is_empty"] == 0.0
+
+
+class Critic(Recorder):
+    """Predicts 0 everywhere."""
+
+    def values(self, samples: Sequence[Sample]) -> list[np.ndarray]:
+        return [np.zeros(len(sample.ids_T) + 1) for sample in samples]
+
+
+@pytest.mark.parametrize("name", ["ppo", "reinforce_pp"])
+def test_dropped_rows_do_not_change_the_whitening_of_kept_ones(name: str):
+    # Under `mask` as under `drop`: rewards 0 and 1 become -1 and 1, whatever the others earned.
+    groups = [group(0, [0.0, 1.0]), group(1, [7.0, 7.0])]
+    for action in ("mask", "drop"):
+        learner = Critic()
+        train_on(options(f"algorithm.name={name}", f"filter.action={action}"), learner, groups)
+        found = {g.sample.trajectory: g.advantages_T for part in learner.seen for g in part}
+        np.testing.assert_allclose(found[0], [-1, -1], rtol=1e-6)
+        np.testing.assert_allclose(found[1], [1, 1], rtol=1e-6)
+
+
+def test_reinforce_pp_with_a_group_baseline_whitens_over_tokens():
+    # Centred rewards -1, 1 with 1 and 3 tokens: mean 0.5, variance 0.75.
+    (first, second) = one_update(
+        [group(0, [0.0, 2.0], [1, 3])], "algorithm.name=reinforce_pp", "algorithm.advantage=dr_grpo"
+    )
+    assert first.advantages_T == pytest.approx([-1.5 / 0.75**0.5])
+    assert second.advantages_T == pytest.approx([0.5 / 0.75**0.5] * 3)
+
+
+def in_pieces(reward: float, task_seed: int) -> Trajectory:
+    """Three turns of two tokens, each after a rewritten history; the last earns the reward."""
+    turns = tuple(
+        Turn(
+            prompt=Prompt(np.array([1, 2, task_seed] if turn == 0 else [9, turn])),
+            completion_ids=np.arange(2),
+            logprobs=np.full(2, -1.0),
+            reply="",
+            reward=reward if turn == 2 else 0.0,
+        )
+        for turn in range(3)
+    )
+    return Trajectory(
+        env="toy", task_seed=task_seed, episode_seed=0, turns=turns, stop=StopReason.DONE
+    )
+
+
+def test_the_samples_of_a_trajectory_stay_in_one_minibatch_and_weigh_as_one():
+    members = (in_pieces(0.0, 0), in_pieces(1.0, 0), trajectory(0.0, 2, 0), trajectory(1.0, 2, 0))
+    one = Group(group_id=0, env="toy", task_seed=0, trajectories=members)
+    learner = Recorder()
+    config = options(
+        "filter.rule=none",
+        "algorithm.aggregation=seq_mean_token_mean",
+        "optimizer.num_minibatches=2",
+    )
+    train_on(config, learner, [one])
+    assert len(learner.seen) == 2
+    places = [{given.sample.trajectory for given in part} for part in learner.seen]
+    assert all(len(place) == 2 for place in places) and not places[0] & places[1]
+    for part in learner.seen:
+        for number in {given.sample.trajectory for given in part}:
+            own = [given for given in part if given.sample.trajectory == number]
+            assert len(own) == (3 if number < 2 else 1)
+            # Each of two trajectories has half of the loss.
+            assert sum(given.weights_T.sum() for given in own) == pytest.approx(0.5)
+
+
+def test_overlong_replies_lose_reward_under_every_algorithm():
+    # Buffer 4 of 10: a reply of 10 tokens loses 1, and all else is equal.
+    groups = [group(0, [1.0, 1.0], [2, 10])]
+    for name in ALGORITHMS:
+        learner = Critic()
+        config = options(
+            f"algorithm.name={name}", "filter.rule=none", "algorithm.overlong_buffer=4"
+        )
+        train_on(config, learner, groups)
+        found = {g.sample.trajectory: g.advantages_T for part in learner.seen for g in part}
+        assert found[0].max() > 0.0 > found[1].min(), name
 
 
 def test_the_trajectory_baseline_keeps_the_ends_and_the_advantages_of_the_whole_group():
@@ -311,6 +410,7 @@ def test_the_gap_is_logged_of_the_first_minibatch_alone():
     config = options("filter.rule=none", "optimizer.num_minibatches=2", "optimizer.num_epochs=2")
     stats = train_on(config, Recorder(others=others), TWO)
     assert stats == {
+        "update/num_skipped": 0.0,
         "learner/policy_loss": 0.0,
         "learner/grad_norm": 3.0,
         "mismatch/logp_gap_mean": 0.1,
@@ -320,4 +420,5 @@ def test_the_gap_is_logged_of_the_first_minibatch_alone():
 
 
 def test_a_learner_need_not_report_a_gap():
-    assert train_on(options("filter.rule=none"), Recorder(), TWO) == {"learner/policy_loss": 0.0}
+    stats = train_on(options("filter.rule=none"), Recorder(), TWO)
+    assert stats == {"update/num_skipped": 0.0, "learner/policy_loss": 0.0}

@@ -1,0 +1,98 @@
+"""Which groups an update uses, and the samples that it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from moored.algo import select_groups, select_trajectories
+from moored.algo.groups import Quantity, load_score
+from moored.config import Config, FilterConfig
+from moored.names import FilterReward
+from moored.training.batch import Sample, build_samples
+from moored.training.shaping import shaped_reward
+from moored.types import Group, Selection, Trajectory
+
+
+def score_groups(options: FilterConfig, groups: Sequence[Group]) -> Selection:
+    """Score and select groups."""
+    quantity = load_score(options.score).quantity
+    return select_groups(
+        np.concatenate([_scored(options, group, quantity) for group in groups]),
+        group_ids(groups),
+        score=options.score,
+        ddof=options.ddof,
+        rule=options.rule,
+        value=options.value,
+        eps=options.eps,
+        largest=options.largest,
+        keep_zero=options.keep_zero,
+    )
+
+
+def group_ids(groups: Sequence[Group]) -> np.ndarray:
+    """Index of the group of each trajectory."""
+    return np.repeat(np.arange(len(groups)), [len(group.trajectories) for group in groups])
+
+
+def _scored(options: FilterConfig, group: Group, quantity: Quantity) -> np.ndarray:
+    """(G,) what the score is taken of; NaN, and so left out, after an error."""
+    if quantity == "reward":
+        return filter_rewards(group, options.reward)
+    return np.array([_of_tokens(trajectory, quantity) for trajectory in group.trajectories])
+
+
+def filter_rewards(group: Group, kind: FilterReward) -> np.ndarray:
+    """(G,) the rewards by which the filter tells the trajectories of a group apart.
+
+    `task` leaves out penalties. A malformed reply also escapes what a failed one costs, e.g. the
+    price of each move: a failure with malformed replies therefore counts at most as much as the
+    worst trajectory without any, and does not make a group of failures look informative.
+    """
+    if kind == "total":
+        return group.rewards
+    rewards = np.array([t.task_reward for t in group.trajectories])
+    is_valid = np.array([t.is_valid for t in group.trajectories]) & np.isfinite(rewards)
+    if not is_valid.any():
+        return rewards
+    is_malformed = ~is_valid & ~np.array([t.success for t in group.trajectories])
+    return np.where(is_malformed, np.minimum(rewards, rewards[is_valid].min()), rewards)
+
+
+def _of_tokens(trajectory: Trajectory, quantity: Quantity) -> float:
+    if trajectory.stop.is_error:
+        return np.nan
+    logprobs = np.concatenate([turn.logprobs for turn in trajectory.turns] or [np.zeros(0)])
+    if quantity == "length":
+        return float(len(logprobs))
+    # The mean surprise of sampled tokens estimates the mean entropy they were drawn with.
+    return float(-logprobs.mean()) if len(logprobs) else np.nan
+
+
+def select_samples(config: Config, groups: Sequence[Group], selection: Selection) -> list[Sample]:
+    """Samples of the groups and trajectories that go into the update, with shaped rewards."""
+    if not len(selection.kept):
+        return []
+    options = config.filter
+    kept = None if options.action in ("mask", "soft") else selection.group_mask
+    samples = build_samples(groups, kept, reward_of=partial(shaped_reward, config))
+    if options.best_and_worst:
+        rewards = np.concatenate([filter_rewards(group, options.reward) for group in groups])
+        count = options.best_and_worst
+        is_chosen = select_trajectories(rewards, group_ids(groups), best=count, worst=count)
+        samples = [s for s in samples if is_chosen[s.trajectory]]
+    return samples
+
+
+def sample_weights(
+    options: FilterConfig, samples: Sequence[Sample], selection: Selection
+) -> np.ndarray:
+    """(B,) factor of the filter on each sample: 0 where it is masked, its share under `soft`."""
+    weights_P = np.ones(selection.num_groups)
+    if options.action == "mask":
+        weights_P = selection.group_mask.astype(float)
+    if options.action == "soft":
+        weights_P = selection.weights
+    return weights_P[[sample.group for sample in samples]]
