@@ -46,6 +46,8 @@ SUBCLASSES = {
     "runlog.sinks",
     "integrations.trl",
     "integrations.trl_collapse",
+    "integrations.trl_empty",
+    "integrations.trl_scoring",
     "integrations.verl_collapse",
     "integrations.verl_trainer",
 }

@@ -3,14 +3,13 @@
 `FilteredGRPOTrainer` takes the arguments of `GRPOTrainer` and a few of its own. Groups are selected
 over the batch of all processes; rows of dropped groups stay in the batch with an empty loss mask,
 so that their policy, KL and entropy terms vanish, and the loss is renormalised to the kept rows.
+Micro-batches and updates without a loss token stay out of TRL's averages.
 
 Shape legend: W processes, S micro-batches of one generation.
 """
 
 from __future__ import annotations
 
-import logging
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,14 +18,27 @@ from moored.algo import loss_scale as loss_scale_of
 from moored.algo import select_groups
 from moored.algo.filters import SelectOptions
 from moored.algo.groups import check_reward_score
+from moored.integrations.trl_loss import (
+    LOSS_MEANS,
+    LossFactors,
+    check_loss_mean,
+    loss_factors,
+    own_loss_mean,
+)
 from moored.names import check_name
 from moored.types import Selection
 
 try:
     import torch
-    from transformers import TrainerCallback
+    from trl.trainer.grpo_trainer import GRPOTrainer  # pyright: ignore[reportMissingImports]
 
-    from moored.integrations.trl_collapse import AlarmCallback, CollapseOptions, WatchedGRPOTrainer
+    from moored.integrations.trl_collapse import (
+        AlarmCallback,
+        CollapseOptions,
+        WatchedGRPOTrainer,
+        shows_parameters_of,
+    )
+    from moored.integrations.trl_empty import EmptyUpdates
 except ImportError as error:
     raise ImportError(
         f"moored.integrations.trl needs TRL ({error}); run: pip install 'moored[trl]'"
@@ -34,69 +46,51 @@ except ImportError as error:
 
 __all__ = ["AlarmCallback", "CollapseOptions", "FilteredGRPOTrainer", "LossFactors", "loss_factors"]
 
-logger = logging.getLogger(__name__)
-
-ROW_MEANS = ("grpo", "sapo", "dr_grpo", "luspo")
-"""Losses that divide by the rows of a micro-batch."""
-MICRO_BATCH_MEANS = ("bnpo",)
-"""Losses that divide by the loss tokens of a micro-batch."""
-GENERATION_MEANS = ("dapo", "cispo", "vespo")
-"""Losses that divide by `num_items_in_batch`, the loss tokens of all processes."""
-
-
-@dataclass(frozen=True, slots=True)
-class LossFactors:
-    """What gradients are multiplied by, so that the loss is a mean over the kept rows."""
-
-    policy: float = 1.0
-    """Of the policy and KL terms."""
-    entropy: float = 1.0
-
-
-def loss_factors(loss_type: str, kept_rows_WS: np.ndarray, rows: int) -> LossFactors:
-    """Factors for one generation; `rows` is the size of a micro-batch.
-
-    TRL averages over micro-batches and processes with equal weights, empty ones included. A mean
-    over rows is therefore off by rows / kept rows. A mean over the tokens of a micro-batch is off
-    by micro-batches / micro-batches that kept a row; so is the entropy bonus of every loss type.
-    Token counts over the generation are right as soon as `num_items_in_batch` is.
-    """
-    num_kept, num_used = int(kept_rows_WS.sum()), int(np.count_nonzero(kept_rows_WS))
-    if num_kept == 0:
-        return LossFactors()
-    by_row, by_batch = rows * kept_rows_WS.size / num_kept, kept_rows_WS.size / num_used
-    if loss_type in ROW_MEANS:
-        return LossFactors(by_row, by_batch)
-    return LossFactors(by_batch if loss_type in MICRO_BATCH_MEANS else 1.0, by_batch)
+NOT_TOKEN_MEANS = ("policy_loss", "entropy_coef", "aux_loss")
+"""What a loss logs that has a value without loss tokens."""
 
 
 class FilteredGRPOTrainer(WatchedGRPOTrainer):
     """`GRPOTrainer` that trains on the groups whose rewards differ, and watches for collapse.
 
     `group_filter` are keyword arguments of `moored.algo.select_groups`; `{"rule": "none"}` keeps
-    every group. It works as a mix-in too: `class Mine(FilteredGRPOTrainer, TheirGRPOTrainer)`.
+    every group and trains as `GRPOTrainer` does. `loss_scale` multiplies the loss by the kept
+    fraction (`none`, `linear`, `sqrt`). `loss_mean` says what the loss of a subclass that overrides
+    it is divided by (`rows`, `micro_batch`, `generation`). After `max_empty_generations` in a row
+    without anything to train on it warns, and with `stop_when_empty` ends training.
+    It works as a mix-in too: `class Mine(FilteredGRPOTrainer, TheirGRPOTrainer)`.
     """
 
+    @shows_parameters_of(WatchedGRPOTrainer.__init__)
     def __init__(
         self,
         *args: Any,
         group_filter: SelectOptions | None = None,
         loss_scale: str = "none",
-        max_empty_steps: int = 5,
+        loss_mean: str | None = None,
+        max_empty_generations: int = 5,
+        stop_when_empty: bool = False,
         **kwargs: Any,
     ) -> None:
         self.group_filter: SelectOptions = group_filter or {}
         self.filter_loss_scale = loss_scale
+        self._filters = self.group_filter.get("rule") != "none"
         _check_filter(self.group_filter, loss_scale)
+        check_loss_mean(loss_mean)
+        if loss_mean is None and self._filters:
+            loss_mean = own_loss_mean(type(self), GRPOTrainer, FilteredGRPOTrainer)
         super().__init__(*args, **kwargs)
-        known = (*ROW_MEANS, *MICRO_BATCH_MEANS, *GENERATION_MEANS)
-        check_name("loss_type for filtering", self.loss_type, known)
+        if loss_mean is None and self._filters:
+            check_name("loss_type for filtering", self.loss_type, tuple(LOSS_MEANS))
+        self._loss_mean = loss_mean or LOSS_MEANS.get(self.loss_type, "generation")
         self._rewards: Any = None
         self._selection: Selection | None = None
         self._factors = LossFactors()
-        self._kept_rows_S = np.ones(1, dtype=np.int64)
-        self._window_rows = 0
-        self.add_callback(_EmptySteps(self, max_empty_steps))
+        self._loss_tokens_S = np.ones(1, dtype=np.int64)
+        self._empty = EmptyUpdates(
+            self, max_in_a_row=max_empty_generations, stop=stop_when_empty, skip=self._filters
+        )
+        self.add_callback(self._empty)
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         # Raw rewards: `normalize_then_sum` turns them into z-scores, which all have variance 1.
@@ -115,6 +109,7 @@ class FilteredGRPOTrainer(WatchedGRPOTrainer):
         if not is_kept.all():
             self._mask(batch, torch.from_numpy(is_kept[start : start + num_rows]))
         num_trained = int(batch["num_items_in_batch"])
+        self._empty.count_generation(is_empty=num_trained == 0)
         self._record(
             selection.metrics()
             | {"tokens/trained": num_trained, "tokens/discarded": num_generated - num_trained}
@@ -135,8 +130,7 @@ class FilteredGRPOTrainer(WatchedGRPOTrainer):
         is_kept = is_kept.to(batch["completion_mask"].device)
         mask = batch.get("tool_mask", torch.ones_like(batch["completion_mask"]))
         batch["tool_mask"] = mask * is_kept.unsqueeze(1)
-        num_tokens = (batch["completion_mask"] * batch["tool_mask"]).sum()
-        batch["num_items_in_batch"] = self.accelerator.gather(num_tokens).sum()
+        batch["num_items_in_batch"] = self.accelerator.gather(_num_loss_tokens(batch)).sum()
         batch["is_kept"] = is_kept
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
@@ -147,19 +141,19 @@ class FilteredGRPOTrainer(WatchedGRPOTrainer):
         return batch
 
     def _renormalise(self, selection: Selection) -> None:
-        """Find the loss factors from how many kept rows each micro-batch holds."""
+        """Find loss tokens and loss factors from what each micro-batch holds."""
         parts: Any = self._buffered_inputs
         rows = len(parts[0]["advantages"])
-        scale = loss_scale_of(selection.kept_fraction, self.filter_loss_scale)
-        if len(selection.kept) == selection.num_groups:
-            self._kept_rows_S = np.full(len(parts), rows)
-            self._factors = LossFactors()
-            return
-        counts = torch.stack([part["is_kept"].sum() for part in parts])
-        kept_rows_WS = self.accelerator.gather(counts).view(-1, len(parts)).cpu().numpy()
-        self._kept_rows_S = kept_rows_WS.sum(axis=0)
-        factors = loss_factors(self.loss_type, kept_rows_WS, rows)
-        self._factors = LossFactors(factors.policy * scale, factors.entropy * scale)
+        counts = torch.stack(
+            [torch.stack([_num_kept_rows(part), _num_loss_tokens(part)]) for part in parts]
+        )
+        counts_WS2 = self.accelerator.gather(counts).view(-1, len(parts), 2).cpu().numpy()
+        self._loss_tokens_S = counts_WS2[:, :, 1].sum(axis=0)
+        self._factors = LossFactors()
+        if len(selection.kept) < selection.num_groups:
+            scale = loss_scale_of(selection.kept_fraction, self.filter_loss_scale)
+            factors = loss_factors(self._loss_mean, counts_WS2[:, :, 0], rows)
+            self._factors = LossFactors(factors.policy * scale, factors.entropy * scale)
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         # Policy and KL reach the weights through log-probs, the bonus through entropies: scaling
@@ -171,36 +165,55 @@ class FilteredGRPOTrainer(WatchedGRPOTrainer):
                 tensor.register_hook(lambda grad, factor=factor: grad * factor)
         return found
 
-    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        loss = super().training_step(*args, **kwargs)
-        self._window_rows += int(self._kept_rows_S[(self._step - 1) % len(self._kept_rows_S)])
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if not self.model.training:
+            return super().compute_loss(model, inputs, *args, **kwargs)
+        num_tokens = int(self._loss_tokens_S[self._step % len(self._loss_tokens_S)])
+        self._empty.num_tokens += num_tokens
+        metrics = self._metrics["train"]
+        num_logged = {name: len(values) for name, values in metrics.items()}
+        controller = (self.entropy_coef, self._last_world_entropy)
+        loss = super().compute_loss(model, inputs, *args, **kwargs)
+        if num_tokens == 0 and self._filters:
+            _forget(metrics, num_logged)
+            if self._empty.num_tokens == 0:
+                self._restore_controller(*controller)
         return loss
 
+    def _restore_controller(self, entropy_coef: float, world_entropy: float) -> None:
+        """TRL's adaptive controller takes an update without tokens for one of entropy 0."""
+        self.entropy_coef, self._last_world_entropy = entropy_coef, world_entropy
+        logged = self._metrics["train"].get("entropy_coef")
+        if logged and self.accelerator.sync_gradients:
+            logged[-1] = entropy_coef
 
-class _EmptySteps(TrainerCallback):
-    """Skips updates that have no kept row, and ends training after too many in a row."""
+    def _state(self) -> dict[str, Any]:
+        return super()._state() | {"empty_generations": self._empty.num_in_a_row}
 
-    def __init__(self, trainer: FilteredGRPOTrainer, max_in_a_row: int) -> None:
-        self._trainer = trainer
-        self._max_in_a_row = max_in_a_row
-        self._num_in_a_row = 0
+    def _load_state(self, state: dict[str, Any]) -> None:
+        super()._load_state(state)
+        self._empty.num_in_a_row = state["empty_generations"]
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        is_empty = self._trainer._window_rows == 0
-        self._trainer._window_rows = 0
-        self._trainer._record({"update/is_empty": is_empty})
-        self._num_in_a_row = self._num_in_a_row + 1 if is_empty else 0
-        if is_empty:
-            # Zero gradients would still let momentum and weight decay move the weights.
-            self._trainer.model.zero_grad(set_to_none=True)
-        if self._num_in_a_row < self._max_in_a_row:
-            return
-        control.should_training_stop = True
-        if state.is_world_process_zero:
-            logger.warning(
-                "training stops: %d updates in a row had no group with reward variance to train on",
-                self._num_in_a_row,
-            )
+
+def _num_loss_tokens(batch: dict[str, Any]) -> torch.Tensor:
+    mask = batch["completion_mask"]
+    return (mask * batch["tool_mask"] if "tool_mask" in batch else mask).sum()
+
+
+def _num_kept_rows(batch: dict[str, Any]) -> torch.Tensor:
+    advantages = batch["advantages"]
+    is_kept = batch.get("is_kept")
+    if is_kept is None:
+        return torch.tensor(len(advantages), device=advantages.device)
+    return is_kept.sum()
+
+
+def _forget(metrics: dict[str, list[float]], num_logged: dict[str, int]) -> None:
+    """Take back the means over loss tokens that were logged since: there were no tokens."""
+    for name in [name for name in metrics if name not in NOT_TOKEN_MEANS]:
+        del metrics[name][num_logged.get(name, 0) :]
+        if not metrics[name]:
+            del metrics[name]
 
 
 def _check_filter(options: SelectOptions, loss_scale: str) -> None:

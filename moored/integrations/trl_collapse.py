@@ -6,15 +6,15 @@ process scoring its share, and the numbers go into the trainer's own metrics.
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
-import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -26,12 +26,14 @@ from moored.diagnostics.monitor import CollapseMonitor
 from moored.diagnostics.watch import CollapseWatch
 from moored.errors import MooredError
 from moored.integrations.completions import group_completions, reasoning_after
+from moored.integrations.trl_scoring import score_continuations
 from moored.reply import THINK_TAGS, Tags
-from moored.types import Prompt, ScoreRequest, Span
+from moored.types import ScoreRequest, Span
 
+Init = TypeVar("Init", bound=Callable[..., None])
 logger = logging.getLogger(__name__)
 
-STATE_FILE = "moored_collapse.json"
+STATE_FILE = "moored_state.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +41,7 @@ class CollapseOptions:
     """How often and how collapse is measured."""
 
     every: int = 5
-    """Optimiser steps between measurements; the first generation is always measured."""
+    """Optimiser steps between looks; the first generation is always measured."""
     num_pairs: int = 64
     num_prompts: int | None = None
     """Fix it, so that curves can be compared: the ceiling of MI is log N."""
@@ -55,6 +57,19 @@ class CollapseOptions:
             raise MooredError(f"every must be at least 1 step, got {self.every}")
 
 
+def shows_parameters_of(base: Callable[..., None]) -> Callable[[Init], Init]:
+    """Decorator of an `__init__`: its signature is that of `base` and its own keywords."""
+
+    def decorate(init: Init) -> Init:
+        own = inspect.signature(init).parameters.values()
+        keywords = [each for each in own if each.kind is inspect.Parameter.KEYWORD_ONLY]
+        theirs = inspect.signature(base).parameters.values()
+        init.__signature__ = inspect.Signature([*theirs, *keywords])  # pyright: ignore[reportFunctionMemberAccess]
+        return init
+
+    return decorate
+
+
 class WatchedGRPOTrainer(GRPOTrainer):
     """`GRPOTrainer` that measures collapse on its own model when given `collapse` options."""
 
@@ -62,6 +77,7 @@ class WatchedGRPOTrainer(GRPOTrainer):
     accelerator: Any
     processing_class: Any
 
+    @shows_parameters_of(GRPOTrainer.__init__)
     def __init__(self, *args: Any, collapse: CollapseOptions | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.collapse_options = collapse or CollapseOptions()
@@ -69,6 +85,8 @@ class WatchedGRPOTrainer(GRPOTrainer):
         self._measured_at: int | None = None
         if collapse is None:
             return
+        self._unmeasured = _Unmeasured(self)
+        self.add_callback(self._unmeasured)
         self.collapse_monitor = CollapseMonitor(
             score=self.score,
             views=("first_turn",),
@@ -95,7 +113,7 @@ class WatchedGRPOTrainer(GRPOTrainer):
             return
         self._measured_at = step
         if any(gather_object(["pixel_values" in batch])):
-            logger.warning("collapse is not measured at step %d: prompts hold images", step)
+            self._unmeasured.count(step, "prompts hold images")
             self._record({"collapse/num_skipped_views": 1.0})
             return
         begin = time.perf_counter()
@@ -103,8 +121,7 @@ class WatchedGRPOTrainer(GRPOTrainer):
         prompts, replies, spans = zip(*rows, strict=True)
         with _evaluating(self.model):
             found = monitor.measure(step, group_completions(prompts, replies, spans))
-        for view, reason in found.skipped.items() if self.accelerator.is_main_process else ():
-            logger.warning("collapse is not measured at step %d, %s: %s", step, view, reason)
+        self._unmeasured.count(step, next(iter(found.skipped.values()), None))
         alarm = {"collapse/alarm": float(found.alarm is not None)}
         seconds = {"collapse/measure_s": time.perf_counter() - begin}
         self._record({**found.metrics, **alarm, **seconds})
@@ -133,51 +150,82 @@ class WatchedGRPOTrainer(GRPOTrainer):
     def score(self, requests: Sequence[ScoreRequest]) -> list[list[np.ndarray]]:
         """Log-prob of every continuation token on the trainer's model: a `ScoreFn`.
 
-        Every process must call it, with the same arguments; each scores an equal share.
+        Every process must call it, with the same arguments; each scores an equal share of requests.
         """
-        return [self._score_one(request.prompt, request.continuations) for request in requests]
+        num_processes, rank = self.accelerator.num_processes, self.accelerator.process_index
+        # Sharded models need the same forwards on every process, so shares are filled up.
+        filler = [requests[0]] * (-len(requests) % num_processes)
+        mine = [*requests, *filler][rank::num_processes]
+        with torch.no_grad(), self.accelerator.autocast():
+            scored = [self._score_one(request) for request in mine]
+        shares = [scored] if num_processes == 1 else gather_object([scored])
+        return [shares[k % num_processes][k // num_processes] for k in range(len(requests))]
 
-    def _score_one(self, prompt: Prompt, continuations: Sequence[np.ndarray]) -> list[np.ndarray]:
-        share = math.ceil(len(continuations) / self.accelerator.num_processes)
-        start = self.accelerator.process_index * share
-        mine = [*continuations[start : start + share]]
-        mine += [continuations[0]] * (share - len(mine))
-        width = max(map(len, continuations))
-        ids = np.stack([np.pad(row, (0, width - len(row))) for row in mine])
-        mask = np.arange(width) < np.array([[len(row)] for row in mine])
-        size = (share, len(prompt.ids))
-        input_ids = np.hstack([np.broadcast_to(prompt.ids, size), ids])
-        attention_mask = np.hstack([np.ones(size), mask])
-        device = self.accelerator.device
+    def _score_one(self, request: ScoreRequest) -> list[np.ndarray]:
         batch_size = self.collapse_options.batch_size or self.args.per_device_train_batch_size
-        with torch.no_grad():
-            logps = self._get_per_token_logps_and_entropies(
-                self.model,
-                torch.as_tensor(input_ids, device=device),
-                torch.as_tensor(attention_mask, device=device, dtype=torch.long),
-                width,
-                batch_size=batch_size,
-            )[0]
-        scored = self.accelerator.gather(logps.contiguous()).float().cpu().numpy()
-        return [scored[m, : len(row)] for m, row in enumerate(continuations)]
+        return score_continuations(
+            self.model,
+            request.prompt.ids,
+            request.continuations,
+            batch_size=batch_size,
+            device=self.accelerator.device,
+        )
+
+    def _state(self) -> dict[str, Any]:
+        """What a resumed run needs; plain JSON."""
+        monitor = self.collapse_monitor
+        return {
+            "monitor": None if monitor is None else monitor.state_dict(),
+            "measured_at": self._measured_at,
+        }
+
+    def _load_state(self, state: dict[str, Any]) -> None:
+        self._measured_at = state["measured_at"]
+        if self.collapse_monitor is not None and state["monitor"] is not None:
+            self.collapse_monitor.load_state_dict(state["monitor"])
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
-        if self.collapse_monitor is None or not self.args.should_save:
-            return
-        folder = Path(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
-        state = {"monitor": self.collapse_monitor.state_dict(), "measured_at": self._measured_at}
-        (folder / STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
+        if self.args.should_save:
+            folder = Path(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
+            (folder / STATE_FILE).write_text(json.dumps(self._state()), encoding="utf-8")
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
-        if self.collapse_monitor is None or checkpoint is None:
-            return
-        path = Path(checkpoint, STATE_FILE)
-        if path.exists():
-            state = json.loads(path.read_text(encoding="utf-8"))
-            self.collapse_monitor.load_state_dict(state["monitor"])
-            self._measured_at = state["measured_at"]
+        if checkpoint is not None and Path(checkpoint, STATE_FILE).exists():
+            self._load_state(json.loads(Path(checkpoint, STATE_FILE).read_text(encoding="utf-8")))
+
+
+class _Unmeasured(TrainerCallback):
+    """Tells of looks that could not be made: the first at once, their number at the end."""
+
+    def __init__(self, trainer: WatchedGRPOTrainer) -> None:
+        self._trainer = trainer
+        self._num_looks = 0
+        self._num_unmeasured = 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._num_looks = self._num_unmeasured = 0
+        if state.global_step == 0:  # a resumed run has loaded when it measured last
+            self._trainer._measured_at = None
+
+    def count(self, step: int, reason: str | None) -> None:
+        """Take in one look, and why it could not be made."""
+        self._num_looks += 1
+        self._num_unmeasured += reason is not None
+        is_first = reason is not None and self._num_unmeasured == 1
+        if is_first and self._trainer.accelerator.is_main_process:
+            logger.warning(
+                "collapse is not measured at step %d: %s (further looks like this are counted)",
+                *(step, reason),
+            )
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._num_unmeasured > 1 and state.is_world_process_zero:
+            logger.warning(
+                "collapse could not be measured in %d of %d looks",
+                *(self._num_unmeasured, self._num_looks),
+            )
 
 
 class AlarmCallback(TrainerCallback):

@@ -59,8 +59,8 @@ class FilteredBatch:
 
     @property
     def is_empty(self) -> bool:
-        """No group was kept: skip the update."""
-        return len(self.selection.kept) == 0
+        """No loss token was kept: skip the update."""
+        return bool(self.metrics["update/is_empty"])
 
 
 def select_rows(
@@ -192,12 +192,11 @@ def _filtered(
     batch: DataProto, result: DataProto, selection: Selection, num_padding: int = 0
 ) -> FilteredBatch:
     num_generated = int(_response_mask(batch).sum())
-    is_empty = len(selection.kept) == 0
-    num_trained = 0 if is_empty else int(_response_mask(result).sum())
+    num_trained = int(_response_mask(result).sum()) if len(selection.kept) else 0
     metrics = selection.metrics() | {
         "tokens/trained": float(num_trained),
         "tokens/discarded": float(num_generated - num_trained),
-        "update/is_empty": float(is_empty),
+        "update/is_empty": float(num_trained == 0),
     }
     return FilteredBatch(
         batch=result, selection=selection, metrics=metrics, num_padding=num_padding

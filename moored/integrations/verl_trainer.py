@@ -94,13 +94,15 @@ class FilteredPPOTrainer(PPOTrainerSync):
         chosen = select_keys(
             batch.keys, batch.tags, data["uid"].tolist(), rewards, self.group_filter
         )
-        self._is_empty = len(chosen.selection.kept) == 0
-        # verl cannot average over nothing: an update without rows is left out instead.
+        num_tokens = np.array([int(row.sum()) for row in data["response_mask"].unbind()])
+        is_chosen = chosen.is_used & bool(len(chosen.selection.kept))
+        num_trained = int(num_tokens[is_chosen].sum())
+        # Kept groups may have no loss token, and verl cannot average over nothing: an update
+        # without tokens is left out instead.
+        self._is_empty = num_trained == 0
         if not self._is_empty:
             masks = {name: _masked(data[name], chosen.is_used) for name in MASKS}
             tq.kv_batch_put(**place, fields=TensorDict(masks, batch_size=len(batch)))
-        num_tokens = np.array([int(row.sum()) for row in data["response_mask"].unbind()])
-        num_trained = 0 if self._is_empty else int(num_tokens[chosen.is_used].sum())
         metrics |= chosen.selection.metrics()
         metrics["tokens/trained"] = num_trained
         metrics["tokens/discarded"] = int(num_tokens.sum()) - num_trained

@@ -1,4 +1,4 @@
-"""The toy model."""
+"""The toy model, and TRL without a network."""
 
 from __future__ import annotations
 
@@ -59,3 +59,13 @@ def toy_folder(tmp_path_factory) -> Path:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def trl_offline():
+    """TRL neither reports its use nor looks for models on the hub."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trl.trainer.base_trainer._BaseTrainer._send_telemetry", lambda self: None)
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+        yield

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import logging
 import re
 import subprocess
 import sys
@@ -29,16 +28,7 @@ from tests.e2e.trl_runs import (
 
 pytest.importorskip("trl")
 # TRL and what it imports give warnings that are not about our code.
-pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def without_network():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("trl.trainer.base_trainer._BaseTrainer._send_telemetry", lambda self: None)
-        patch.setenv("HF_HUB_OFFLINE", "1")
-        patch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
-        yield
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("trl_offline")]
 
 
 @pytest.fixture(scope="module")
@@ -161,19 +151,6 @@ def test_an_update_without_a_kept_group_moves_nothing(tmp_path):
     assert all(torch.equal(both.weights[name], x) for name, x in first.weights.items())
 
 
-def test_too_many_empty_updates_end_the_run_and_say_why(tmp_path, caplog):
-    options: dict[str, Any] = {
-        "rows": 4,
-        "group_filter": FILTER,
-        "max_steps": 4,
-        "max_empty_steps": 2,
-    }
-    with caplog.at_level(logging.WARNING, logger="moored"):
-        run = train(tmp_path, "KDDD", **options)
-    assert run.trainer.state.global_step == 3
-    assert "2 updates in a row had no group with reward variance" in caplog.text
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -191,17 +168,6 @@ def test_wrong_options_are_told_before_a_model_is_loaded(options, message):
 
     with pytest.raises(MooredError, match=re.escape(message)):
         FilteredGRPOTrainer(model="there is no such model", reward_funcs=[], **options)
-
-
-def test_loss_factors_are_worked_out_from_kept_rows():
-    from moored.integrations.trl import LossFactors, loss_factors
-
-    # Two processes, two micro-batches of 4 rows: 6 of 16 rows kept, 3 of 4 micro-batches used.
-    kept_rows_WS = np.array([[4, 1], [0, 1]])
-    assert loss_factors("grpo", kept_rows_WS, 4) == LossFactors(16 / 6, 4 / 3)
-    assert loss_factors("bnpo", kept_rows_WS, 4) == LossFactors(4 / 3, 4 / 3)
-    assert loss_factors("dapo", kept_rows_WS, 4) == LossFactors(1.0, 4 / 3)
-    assert loss_factors("grpo", np.zeros((2, 2), dtype=int), 4) == LossFactors()
 
 
 def test_scores_are_those_of_a_plain_forward(tmp_path):

@@ -60,6 +60,15 @@ def reward_length(completion_ids, differs, **_):
     return [float(len(ids) // 2 % 2 == 0) if differ else 1.0 for ids, differ in rows]
 
 
+OWN = {
+    "group_filter",
+    "loss_scale",
+    "loss_mean",
+    "max_empty_generations",
+    "stop_when_empty",
+    "collapse",
+}
+"""Parameters of `FilteredGRPOTrainer` that `GRPOTrainer` does not have."""
 SETTINGS: dict[str, Any] = {
     "num_generations": GROUP,
     "max_completion_length": 16,
@@ -95,8 +104,8 @@ def train(
 
     from moored.integrations.trl import FilteredGRPOTrainer
 
-    own = {"group_filter", "loss_scale", "max_empty_steps", "collapse"}
-    ours = {name: options.pop(name) for name in own & options.keys()}
+    ours = {name: options.pop(name) for name in OWN & options.keys()}
+    kind = options.pop("trainer", FilteredGRPOTrainer if ours else GRPOTrainer)
     reward = options.pop("reward", reward_length)
     rollout = options.pop("rollout", write_fixed)
     resume = options.pop("resume", None)
@@ -112,7 +121,7 @@ def train(
         "per_device_train_batch_size": rows,
         "gradient_accumulation_steps": accumulate,
     }
-    trainer: Any = (FilteredGRPOTrainer if ours else GRPOTrainer)(
+    trainer: Any = kind(
         model=str(NANO),
         reward_funcs=reward,
         args=GRPOConfig(**settings | options),

@@ -80,6 +80,14 @@ def test_more_padding_than_rows_repeats_them():
     assert found.batch.batch["response_mask"][4:].sum() == 0
 
 
+def test_kept_groups_without_a_loss_token_are_an_empty_update():
+    import torch
+
+    found = mask_rows(make_batch(response_mask=torch.zeros(12, 4, dtype=torch.long)))
+    assert len(found.selection.kept) > 0
+    assert found.is_empty and found.metrics["update/is_empty"] == 1
+
+
 def test_a_batch_without_variance_is_empty():
     batch = make_batch()
     batch.batch["token_level_scores"].zero_()
