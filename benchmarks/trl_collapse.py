@@ -3,8 +3,8 @@
     python benchmarks/trl_collapse.py [--model nano] [--groups 8] [--group-size 8] [--out FILE]
 
 Scores the same pairs in two ways: each prompt computed once, and prompt and reasoning as a whole
-row for each pair, as TRL computes log-probabilities. Then trains with a look at every step, and sets
-its seconds against those of the rest of the step. Replies have a fixed number of tokens.
+row for each pair, as TRL computes log-probabilities. Then trains with a look at every step, and
+sets its seconds against those of the rest of the step. Replies have a fixed number of tokens.
 """
 
 from __future__ import annotations
