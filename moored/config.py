@@ -219,17 +219,19 @@ class CollapseConfig(Section):
     every: int = Field(default=5, ge=0)
     """Steps between measurements, the first step included; 0 turns them off."""
     num_pairs: int = Field(default=64, ge=2)
-    """Reasonings per view; at least one for every prompt of the first-turn view."""
+    """Reasonings per view and environment; at least one for every prompt."""
     num_prompts: int | None = Field(default=None, ge=2)
-    """Prompts of the first-turn view, fixed over a run; null takes rollout.num_groups."""
+    """N of the first-turn view and of observation swap, per environment, fixed over a run; null
+    takes rollout.num_groups, and of several environments what each has of them in every step."""
     bootstrap: int = Field(default=0, ge=0)
     permutations: int = Field(default=999, ge=0)
     """Draws for the p-value that the verdict rests on: about 6 ms a view; 0 turns it off."""
     ema_decay: float = Field(default=0.9, ge=0.0, lt=1.0)
-    views: list[typing.Literal["first_turn", "trajectory", "positions", "chain"]] = [
-        "first_turn",
-        "trajectory",
-    ]
+    views: list[
+        typing.Literal["first_turn", "observation_swap", "trajectory", "positions", "chain"]
+    ] = ["first_turn", "observation_swap", "trajectory"]
+    """What is measured; regime and alarm follow observation swap in environments of several turns,
+    the first turn in others."""
 
 
 class EvaluationConfig(Section):
@@ -294,9 +296,9 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _every_prompt_has_a_pair(self) -> Config:
-        """The first-turn view needs a fixed number of prompts, each with a reasoning."""
+        """Two views have a fixed number of prompts, each of which is to have a reasoning."""
         collapse = self.collapse
-        if collapse.every == 0 or "first_turn" not in collapse.views:
+        if collapse.every == 0 or not {"first_turn", "observation_swap"} & set(collapse.views):
             return self
         num_prompts, option = collapse.num_prompts, "collapse.num_prompts"
         if num_prompts is None:

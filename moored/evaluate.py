@@ -61,7 +61,7 @@ def evaluate(
         tasks.append(
             Task(
                 group_id=index,
-                env=mix.specs[entry].name,
+                env=mix.names[entry],
                 make_env=mix.makers[entry],
                 task_seed=first + index,
                 episode_seeds=tuple(range(options.num_samples)),

@@ -98,7 +98,7 @@ def build_run(config: Config, folder: Path, *, resume: bool = False) -> Run:
         score=engine.scorer.score,
         views=config.collapse.views,
         num_pairs=config.collapse.num_pairs,
-        num_prompts=config.collapse.num_prompts or config.rollout.num_groups,
+        num_prompts=_num_prompts(config, mix),
         bootstrap=config.collapse.bootstrap,
         permutations=config.collapse.permutations,
         ema_decay=config.collapse.ema_decay,
@@ -112,6 +112,15 @@ def build_run(config: Config, folder: Path, *, resume: bool = False) -> Run:
         monitor=monitor,
         log=RunLog(folder, resume=resume),
     )
+
+
+def _num_prompts(config: Config, mix: EnvMix) -> dict[str, int]:
+    """N of each environment: fixed over the run, and what every step has of it."""
+    fixed, num_groups = config.collapse.num_prompts, config.rollout.num_groups
+    if fixed is not None:
+        return dict.fromkeys(mix.names, fixed)
+    fewest = mix.fewest_groups(num_groups, seed=config.seed)
+    return {name: max(2, count) for name, count in zip(mix.names, fewest, strict=True)}
 
 
 def train_step(run: Run, step: int) -> StepRecord:
@@ -240,7 +249,7 @@ def _plan(run: Run, step: int, offset: int, count: int) -> list[Task]:
         tasks.append(
             Task(
                 group_id=number,
-                env=run.mix.specs[entry].name,
+                env=run.mix.names[entry],
                 make_env=run.mix.makers[entry],
                 task_seed=int(entropy) % (1 << 40),
                 episode_seeds=tuple(range(config.rollout.group_size)),
@@ -283,18 +292,7 @@ def _evaluate(run: Run) -> Evaluation:
 def _write(run: Run, record: StepRecord) -> None:
     timing = {f"{phase}_s": seconds for phase, seconds in record.seconds.items()}
     if record.collapse is not None:
-        found = record.collapse
-        run.log.append(
-            "collapse",
-            record.step,
-            {
-                **found.metrics,
-                "regime": found.regime,
-                "skipped": dict(found.skipped),
-                "alarm": None if found.alarm is None else asdict(found.alarm),
-                "reports": {name: report.to_dict() for name, report in found.reports.items()},
-            },
-        )
+        run.log.append("collapse", record.step, record.collapse.to_dict())
     run.log.append("timing", record.step, timing)
     run.log.append("metrics", record.step, record.metrics)
     if run.config.log.sinks:

@@ -12,6 +12,7 @@ from rich.table import Column
 
 if TYPE_CHECKING:
     from moored.config import Config
+    from moored.diagnostics.look import EnvironmentLook
     from moored.train import Run, StepRecord
 
 TIMED_STEPS = 3
@@ -126,15 +127,28 @@ def _num_due(steps: Iterable[int], every: int) -> int:
 def _look_text(record: StepRecord) -> str:
     look = record.collapse
     assert look is not None
-    report = look.reports.get("first_turn") or look.reports.get("trajectory")
-    parts = [f"{view} not measured: {why}" for view, why in look.skipped.items()]
-    if report is not None:
-        parts.insert(
-            0,
-            f"retrieval {report.retrieval_accuracy:.2f} (chance {1 / report.num_prompts:.2f})  "
-            f"MI {report.mi_estimate:.3f}  H(Z|X) {report.conditional_entropy_est:.2f}  "
-            f"{look.regime}",
-        )
-    if look.alarm is not None:
-        parts.append(f"ALARM: {look.alarm.kind}")
+    several = len(look.environments) > 1
+    parts = [
+        f"{env}: {_environment_text(found)}" if several else _environment_text(found)
+        for env, found in look.environments.items()
+        if found.watched is not None
+    ]
+    parts += [f"{view} not measured: {why}" for view, why in look.skipped.items()]
     return "  ".join(parts)
+
+
+def _environment_text(look: EnvironmentLook) -> str:
+    """What the followed view of one environment says."""
+    assert look.watched is not None
+    report = look.watched.report
+    regime = "" if look.regime is None else f" ({_words(look.regime)})"
+    text = (
+        f"retrieval {report.retrieval_accuracy:.2f} (chance {1 / report.num_prompts:.2f})  "
+        f"MI {report.mi_estimate:.3f}  H(Z|X) {report.conditional_entropy_est:.2f}  "
+        f"{_words(look.verdict)}{regime}"
+    )
+    return text if look.alarm is None else f"{text}  ALARM: {_words(look.alarm.kind)}"
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")

@@ -1,7 +1,8 @@
 """The rest of the chain X -> Z -> A: does reasoning control action, and does action see the state?
 
 `reasoning_action_information` estimates I(Z;A|X) from K x K scores per prompt;
-`action_information` estimates I(X;A) by counting action strings.
+`action_information` estimates I(X;A) by counting action strings. `reasoning_action` and
+`state_action` apply them to the first turns of recorded groups.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from moored.diagnostics.information import Likelihood
+from moored.diagnostics.pairs import ScoreFn
 from moored.diagnostics.report import Interval
 from moored.diagnostics.resampling import check_draws
 from moored.errors import MooredError, TooFewPromptsError
+from moored.types import Group, Prompt, ScoreRequest, Turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +31,10 @@ class ReasoningActionReport:
     """log K of its prompt, averaged over actions like the MI."""
     num_prompts: int
     num_actions: int
+    num_constant_prompts: int
+    """Those of them whose reasonings are all alike: their actions count 0."""
     num_skipped_prompts: int
-    """Prompts with fewer than two distinct reasonings: nothing to compare."""
+    """Prompts with fewer than two actions: nothing to compare."""
     interval: Interval | None = None
     """95 % bootstrap interval over prompts; None without draws, and for one prompt alone."""
     p_value: float | None = None
@@ -46,8 +51,9 @@ def reasoning_action_information(
     """I(Z;A|X) from one matrix per prompt: `scores[x][k, l]` = log p(action k | x, reasoning l).
 
     Actions sit in rows, the reasoning each was taken after on the diagonal. The mixture is over
-    all K reasonings as they were sampled, so a reasoning that came up twice counts twice. A prompt
-    whose `reasoning_keys` are all equal is skipped and counted.
+    all K reasonings as they were sampled, so a reasoning that came up twice counts twice. Where all
+    `reasoning_keys` of a prompt are equal, reasoning does not vary and its actions count 0. Score
+    actions with what ends them: "U" is the beginning of "U || R".
     """
     check_draws(bootstrap=bootstrap, permutations=permutations)
     if reasoning_keys is not None and len(reasoning_keys) != len(scores):
@@ -56,11 +62,16 @@ def reasoning_action_information(
             f"{len(scores)}"
         )
     blocks = [_block(x, matrix) for x, matrix in enumerate(scores)]
-    used = [b for x, b in enumerate(blocks) if _num_distinct(x, b, reasoning_keys) > 1]
+    is_constant = [_num_distinct(x, b, reasoning_keys) == 1 for x, b in enumerate(blocks)]
+    used = [
+        _block(x, np.zeros_like(block.logp_MN)) if is_constant[x] else block
+        for x, block in enumerate(blocks)
+        if len(block.logp_MN) > 1
+    ]
+    num_skipped = len(blocks) - len(used)
     if not used:
         raise TooFewPromptsError(
-            f"I(Z;A|X) needs a prompt with at least 2 distinct reasonings, got {len(blocks)} "
-            f"prompts without one"
+            f"I(Z;A|X) needs a prompt with at least 2 actions, got {len(blocks)} prompts without"
         )
     rng = np.random.default_rng(seed)
     gains = [block.gain_M for block in used]
@@ -71,7 +82,8 @@ def reasoning_action_information(
         mi_upper_bound=sum(len(g) * math.log(len(g)) for g in gains) / num_actions,
         num_prompts=len(used),
         num_actions=num_actions,
-        num_skipped_prompts=len(blocks) - len(used),
+        num_constant_prompts=sum(is_constant) - num_skipped,
+        num_skipped_prompts=num_skipped,
         interval=_cluster_interval(gains, bootstrap, rng) if bootstrap and len(used) > 1 else None,
         p_value=_shuffle_p_value(used, mi_nats, permutations, rng) if permutations else None,
     )
@@ -181,3 +193,52 @@ def _plugin_mi(x: np.ndarray, a: np.ndarray, num_a: int) -> tuple[float, int]:
 def _entropy(counts: np.ndarray) -> float:
     p = counts[counts > 0] / counts.sum()
     return float(-(p * np.log(p)).sum())
+
+
+def state_action(groups: Sequence[Group]) -> ActionReport:
+    """I(X;A) of the first turns that hold an action."""
+    acted = [turn for turns in _first_turns(groups) for turn in turns if len(turn.action_ids)]
+    return action_information(
+        [turn.prompt.key for turn in acted],
+        [tuple(turn.ended_action_ids.tolist()) for turn in acted],
+    )
+
+
+def reasoning_action(
+    groups: Sequence[Group], score: ScoreFn, *, rollouts: int = 4
+) -> ReasoningActionReport:
+    """I(Z;A|X) of the first turns; `rollouts` of each group, whose square is scored."""
+    full = [
+        [turn for turn in turns if len(turn.reasoning_ids) and len(turn.action_ids)]
+        for turns in _first_turns(groups)
+    ]
+    used = [turns[:rollouts] for turns in full if turns]
+    keys = [[turn.reasoning_ids.tobytes() for turn in turns] for turns in used]
+    # Reasonings that are all alike count 0 and need no scores.
+    varied = [turns for turns, own in zip(used, keys, strict=True) if len(set(own)) > 1]
+    scored = iter(_score_blocks(varied, score))
+    blocks = [next(scored) if len(set(own)) > 1 else np.zeros((len(own), len(own))) for own in keys]
+    return reasoning_action_information(blocks, reasoning_keys=keys)
+
+
+def _first_turns(groups: Sequence[Group]) -> list[list[Turn]]:
+    return [[t.turns[0] for t in group.trajectories if t.turns] for group in groups]
+
+
+def _score_blocks(groups: Sequence[Sequence[Turn]], score: ScoreFn) -> list[np.ndarray]:
+    """(K, K) scores of each group: action k, with what ends it, after the reasoning of turn l."""
+    requests = [
+        ScoreRequest(_up_to_action(turn), [other.ended_action_ids for other in turns])
+        for turns in groups
+        for turn in turns
+    ]
+    columns = iter(score(requests) if requests else ())
+    return [
+        np.array([[float(np.sum(x)) for x in next(columns)] for _ in turns]).T for turns in groups
+    ]
+
+
+def _up_to_action(turn: Turn) -> Prompt:
+    """What a turn answered, and its reply up to the action."""
+    assert turn.answer_span is not None
+    return turn.prompt.then(turn.completion_ids[: turn.answer_span[0]])

@@ -2,18 +2,29 @@
 
 It takes ten lines in any training loop: make it with a `ScoreFn`, give it the groups of a step
 before filtering, log what it returns, save its state with the checkpoint.
+
+Environments are measured one by one. Pooled, one fixed text for each of two environments would
+count as log 2 nats, because a text says which environment it belongs to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import numpy as np
 
-from moored.diagnostics.chain import action_information, reasoning_action_information
+from moored.diagnostics.alarm import Alarm
+from moored.diagnostics.chain import reasoning_action, state_action
 from moored.diagnostics.information import PERMUTATIONS, information
+from moored.diagnostics.look import (
+    POOLED,
+    EnvironmentLook,
+    LookBuilder,
+    Measurement,
+    share_unmeasured,
+)
 from moored.diagnostics.pairs import (
     PairSet,
     ScoreFn,
@@ -22,186 +33,204 @@ from moored.diagnostics.pairs import (
     trajectory_pairs,
     turn_position_pairs,
 )
-from moored.diagnostics.report import CollapseReport, Regime
-from moored.diagnostics.watch import Alarm, CollapseWatch, Watched
-from moored.errors import TooFewPromptsError
+from moored.diagnostics.report import CollapseReport
+from moored.diagnostics.swap import SwapSet, observation_swap_pairs
+from moored.diagnostics.watch import CollapseWatch, Watched
+from moored.errors import MooredError, TooFewPromptsError
 from moored.names import check_name
-from moored.types import Group, Prompt, ScoreRequest, Turn
+from moored.types import Group
 
-View = Literal["first_turn", "trajectory", "positions", "chain"]
+View = Literal["first_turn", "observation_swap", "trajectory", "positions", "chain"]
+DEFAULT_VIEWS: tuple[View, ...] = ("first_turn", "observation_swap", "trajectory")
 PREFIXES = {
+    "observation_swap": "collapse_observation_swap_sample",
     "first_turn": "collapse_first_turn_sample",
     "trajectory": "collapse_trajectory_sample",
 }
+"""Views that regime and alarm can follow, the most telling first, and the names of their metrics.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
-    """One look at a run."""
-
-    step: int
-    metrics: Mapping[str, float]
-    """Numbers for the log; a view that could not be measured is missing here and in `skipped`."""
-    reports: Mapping[str, CollapseReport]
-    """By view: first_turn, trajectory, turn_1, turn_2, …"""
-    skipped: Mapping[str, str]
-    """View -> why it could not be measured."""
-    regime: Regime | None
-    alarm: Alarm | None
-    """Set in the step in which the alarm goes off."""
+Observation swap covers all turns and cannot be fooled by history; a single-turn environment has
+the first turn only; the dialogue before a turn is the last resort.
+"""
+POOLED_VIEWS: tuple[View, ...] = ("first_turn", "trajectory")
 
 
 @dataclass(slots=True, kw_only=True)
 class CollapseMonitor:
-    """Measures input dependence, follows regime and alarm over a run."""
+    """Measures input dependence, follows regime and alarm of every environment over a run."""
 
     score: ScoreFn
-    views: Sequence[View] = ("first_turn", "trajectory")
+    views: Sequence[View] = DEFAULT_VIEWS
     num_pairs: int = 64
-    num_prompts: int | None = None
-    """Prompts of the first-turn view; fix it, so that curves can be compared."""
+    """Reasonings of each view and environment."""
+    num_prompts: int | Mapping[str, int] | None = None
+    """N of the first-turn view and of observation swap, for all environments or for each by name;
+    fix it, so that curves can be compared."""
     bootstrap: int = 0
     permutations: int = PERMUTATIONS
     ema_decay: float = 0.9
     seed: int = 0
     chain_rollouts: int = 4
     """Trajectories per prompt in the chain view: it scores their square."""
-    _watches: dict[str, CollapseWatch] = field(default_factory=dict)
-    _followed: str | None = None
-    """The view that gives regime and alarm: the first of the run that could be measured. It never
-    changes later, because two series must not be mixed."""
+    _watches: dict[str, dict[str, CollapseWatch]] = field(default_factory=dict)
+    """By environment and view."""
+    _followed: dict[str, str] = field(default_factory=dict)
+    """Environment -> the view that gives its regime and alarm: the first of `PREFIXES` that could
+    be measured when it first was. It never changes later, because two series must not be mixed."""
 
     def __post_init__(self) -> None:
         for view in self.views:
             check_name("view", view, get_args(View))
+        for env in self.num_prompts if isinstance(self.num_prompts, Mapping) else ():
+            self._watches[env] = {}
 
     @property
     def alarm(self) -> Alarm | None:
         """The first alarm of the run."""
-        return None if self._followed is None else self._watches[self._followed].alarm
+        found = [self._watches[env][view].alarm for env, view in self._followed.items()]
+        return min((alarm for alarm in found if alarm), key=lambda a: a.step, default=None)
 
     def measure(self, step: int, groups: Sequence[Group]) -> Measurement:
-        """Measure all views on one step's groups."""
-        metrics = {"collapse/valid_thinking_rate": _valid_thinking_rate(groups)}
-        watched: dict[str, Watched] = {}
-        skipped: dict[str, str] = {}
-        for name, draw in self._draws(step, groups).items():
-            try:
-                watched[name] = self._look(name, draw(), step)
-            except TooFewPromptsError as error:
-                skipped[name] = str(error)
-                continue
-            metrics |= watched[name].report.metrics(PREFIXES.get(name, f"collapse_{name}"))
-        if "chain" in self.views:
-            self._measure_chain(groups, metrics, skipped)
-        if self._followed is None:
-            self._followed = next((view for view in PREFIXES if view in watched), None)
-        followed = watched.get(self._followed or "")
-        metrics["collapse/num_skipped_views"] = float(len(skipped))
+        """Measure all views of every environment on one step's groups."""
+        for group in groups:
+            self._watches.setdefault(group.env, {})
+        environments = [env for env in self._watches if env != POOLED]
+        look = LookBuilder(step=step, is_one=len(environments) == 1)
+        look.count_replies("", groups)
+        found = {}
+        for env in environments:
+            members = [group for group in groups if group.env == env]
+            if members and not look.is_one:
+                look.count_replies(f"{env}/", members)
+            found[env] = self._measure_environment(env, members, look)
+        if not look.is_one:
+            self._measure_views(POOLED, groups, look)
+        look.metrics["collapse/num_skipped_views"] = float(len(look.skipped))
         return Measurement(
             step=step,
-            metrics=metrics,
-            reports={name: each.report for name, each in watched.items()},
-            skipped=skipped,
-            regime=None if followed is None else followed.regime,
-            alarm=None if followed is None else followed.alarm,
+            metrics=look.metrics,
+            reports=look.reports,
+            skipped=look.skipped,
+            environments=found,
         )
 
-    def _draws(self, step: int, groups: Sequence[Group]):
+    def _measure_environment(
+        self, env: str, groups: Sequence[Group], look: LookBuilder
+    ) -> EnvironmentLook:
+        watched = self._measure_views(env, groups, look)
+        if "chain" in self.views:
+            self._measure_chain(env, groups, look)
+        if env not in self._followed:
+            first = next((view for view in PREFIXES if view in watched), None)
+            self._followed |= {} if first is None else {env: first}
+        view = self._followed.get(env)
+        return EnvironmentLook(
+            view=None if view is None else look.name(env, view),
+            watched=watched.get(view or ""),
+            share_unmeasured=share_unmeasured(groups),
+        )
+
+    def _measure_views(
+        self, env: str, groups: Sequence[Group], look: LookBuilder
+    ) -> dict[str, Watched]:
+        """Measure and log the views of one environment; those that cannot be are named."""
+        watched = {}
+        for view, draw in self._draws(env, groups, look.step).items():
+            try:
+                pairs = draw()
+                watched[view] = self._watch(env, view).update(
+                    look.step, self._report(pairs, look.step)
+                )
+            except TooFewPromptsError as error:
+                look.skipped[look.name(env, view)] = str(error)
+                continue
+            prefix = look.prefix(env, PREFIXES.get(view, f"collapse_{view}"))
+            look.reports[look.name(env, view)] = watched[view].report
+            look.metrics |= watched[view].report.metrics(prefix)
+            if isinstance(pairs, SwapSet):
+                look.metrics[f"{prefix}/share_left_out"] = pairs.share_left_out
+        return watched
+
+    def _draws(
+        self, env: str, groups: Sequence[Group], step: int
+    ) -> dict[str, Callable[[], PairSet | SwapSet]]:
         """View name -> function that draws its pairs."""
         common = {"num_pairs": self.num_pairs, "seed": self._seed(step)}
-        draws = {}
-        if "first_turn" in self.views:
-            draws["first_turn"] = lambda: first_turn_pairs(
-                groups, num_prompts=self.num_prompts, **common
-            )
-        if "trajectory" in self.views:
+        fixed = {"num_prompts": self._num_prompts(env), **common}
+        views = [view for view in self.views if env != POOLED or view in POOLED_VIEWS]
+        longest = max((t.num_turns for g in groups for t in g.trajectories), default=0)
+        draws: dict[str, Callable[[], PairSet | SwapSet]] = {}
+        if "first_turn" in views:
+            draws["first_turn"] = lambda: first_turn_pairs(groups, **fixed)
+        # Single-turn replies have only a first turn, for which the two views are the same.
+        is_wanted = longest > 1 or "first_turn" not in self.views
+        is_followed = self._followed.get(env) == "observation_swap"
+        if "observation_swap" in views and (is_wanted or is_followed):
+            draws["observation_swap"] = lambda: observation_swap_pairs(groups, **fixed)
+        if "trajectory" in views:
             draws["trajectory"] = lambda: trajectory_pairs(groups, **common)
-        if "positions" in self.views:
-            longest = max((t.num_turns for g in groups for t in g.trajectories), default=0)
-            for position in range(longest):
-                draws[f"turn_{position + 1}"] = lambda position=position: turn_position_pairs(
-                    groups, position, **common
-                )
+        for position in range(longest if "positions" in views else 0):
+            draws[f"turn_{position + 1}"] = lambda position=position: turn_position_pairs(
+                groups, position, **common
+            )
         return draws
 
-    def _look(self, name: str, pairs: PairSet, step: int) -> Watched:
-        report = information(
+    def _num_prompts(self, env: str) -> int | None:
+        fixed = self.num_prompts
+        if not isinstance(fixed, Mapping):
+            return fixed
+        if env == POOLED:
+            return min(sum(fixed.values()), self.num_pairs)
+        if env not in fixed:
+            raise MooredError(
+                f"num_prompts has no entry for the environment {env!r}, only for "
+                f"{', '.join(fixed)}; name every environment, or give one number for all"
+            )
+        return fixed[env]
+
+    def _report(self, pairs: PairSet | SwapSet, step: int) -> CollapseReport:
+        return information(
             cross_score(pairs, self.score),
             pairs.columns,
             pairs.lengths,
+            blocks=pairs.blocks if isinstance(pairs, SwapSet) else None,
             bootstrap=self.bootstrap,
             permutations=self.permutations,
             seed=self._seed(step),
         )
-        return self._watch(name).update(step, report)
 
-    def _watch(self, name: str) -> CollapseWatch:
-        return self._watches.setdefault(name, CollapseWatch(ema_decay=self.ema_decay))
+    def _watch(self, env: str, view: str) -> CollapseWatch:
+        watches = self._watches.setdefault(env, {})
+        return watches.setdefault(view, CollapseWatch(ema_decay=self.ema_decay))
 
-    def _measure_chain(
-        self, groups: Sequence[Group], metrics: dict[str, float], skipped: dict[str, str]
-    ) -> None:
+    def _measure_chain(self, env: str, groups: Sequence[Group], look: LookBuilder) -> None:
         """I(X;A) and I(Z;A|X) of the first turns."""
-        first = [[t.turns[0] for t in group.trajectories if t.turns] for group in groups]
-        acted = [turn for turns in first for turn in turns if len(turn.action_ids)]
+        prefix = look.prefix(env, "collapse_chain")
         try:
-            report = action_information(
-                [_prompt(turn).key for turn in acted],
-                [tuple(turn.action_ids.tolist()) for turn in acted],
-            )
-            metrics["collapse_chain/state_action_mi"] = report.mi_corrected_nats
+            found = state_action(groups)
+            look.metrics[f"{prefix}/state_action_mi"] = found.mi_corrected_nats
         except TooFewPromptsError as error:
-            skipped["state_action"] = str(error)
-        full = [[t for t in turns if len(t.reasoning_ids) and len(t.action_ids)] for turns in first]
-        used = [turns[: self.chain_rollouts] for turns in full if turns]
+            look.skipped[look.name(env, "state_action")] = str(error)
         try:
-            chain = reasoning_action_information(
-                self._chain_blocks(used),
-                reasoning_keys=[[turn.reasoning_ids.tobytes() for turn in turns] for turns in used],
-            )
-            metrics["collapse_chain/reasoning_action_mi"] = chain.mi_nats
+            chain = reasoning_action(groups, self.score, rollouts=self.chain_rollouts)
+            look.metrics[f"{prefix}/reasoning_action_mi"] = chain.mi_nats
         except TooFewPromptsError as error:
-            skipped["reasoning_action"] = str(error)
-
-    def _chain_blocks(self, groups: Sequence[Sequence[Turn]]) -> list[np.ndarray]:
-        """(K, K) scores of each group: action k after the reasoning of turn l."""
-        requests = [
-            ScoreRequest(_prompt(turn, up_to_action=True), [other.action_ids for other in turns])
-            for turns in groups
-            for turn in turns
-        ]
-        columns = iter(self.score(requests) if requests else ())
-        return [
-            np.array([[float(np.sum(x)) for x in next(columns)] for _ in turns]).T
-            for turns in groups
-        ]
+            look.skipped[look.name(env, "reasoning_action")] = str(error)
 
     def _seed(self, step: int) -> int:
         return int(np.random.SeedSequence([self.seed, step]).generate_state(1)[0])
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed run needs; plain JSON."""
-        return {
-            "watches": {name: watch.state_dict() for name, watch in self._watches.items()},
-            "followed": self._followed,
+        watches = {
+            env: {view: watch.state_dict() for view, watch in views.items()}
+            for env, views in self._watches.items()
         }
+        return {"watches": watches, "followed": dict(self._followed)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._watches = {}
-        for name, saved in state["watches"].items():
-            self._watch(name).load_state_dict(saved)
-        self._followed = state["followed"]
-
-
-def _valid_thinking_rate(groups: Sequence[Group]) -> float:
-    """Share of first turns that hold a reasoning; logged even when no view could be measured."""
-    first = [t.turns[0] for group in groups for t in group.trajectories if t.turns]
-    return sum(len(turn.reasoning_ids) > 0 for turn in first) / max(len(first), 1)
-
-
-def _prompt(turn: Turn, *, up_to_action: bool = False) -> Prompt:
-    """What a first turn answered; `up_to_action` adds its reply up to the action."""
-    if not up_to_action or turn.answer_span is None:
-        return turn.prompt
-    return turn.prompt.then(turn.completion_ids[: turn.answer_span[0]])
+        self._watches = {env: {} for env in state["watches"]}
+        for env, views in state["watches"].items():
+            for view, saved in views.items():
+                self._watch(env, view).load_state_dict(saved)
+        self._followed = dict(state["followed"])

@@ -150,6 +150,13 @@ def _construct(factory: Callable[..., object], options: dict[str, object]) -> ob
         raise EnvError(f"{source_name(factory)} cannot be made with {given}: {error}") from error
 
 
+def _distinct(names: Sequence[str]) -> tuple[str, ...]:
+    """Names of which several are the same get numbers: sokoban#1, sokoban#2."""
+    counted = [names[: place + 1].count(name) for place, name in enumerate(names)]
+    pairs = zip(names, counted, strict=True)
+    return tuple(f"{name}#{k}" if names.count(name) > 1 else name for name, k in pairs)
+
+
 class EnvMix:
     """Environments mixed by weight. The same name may appear twice, with other options."""
 
@@ -157,6 +164,8 @@ class EnvMix:
         self.specs = tuple(specs)
         self.makers = tuple(functools.partial(make_env, s.name, **s.options) for s in specs)
         """What builds each of `specs`; a pool of environments tells them apart by it."""
+        self.names = _distinct([spec.name for spec in specs])
+        """What each of `specs` is called in records: its name, numbered where two have the same."""
 
     def index_of_group(self, group: int, *, seed: int = 0) -> int:
         """Which of `specs` the `group`-th group of a run uses, a function of its arguments alone.
@@ -171,6 +180,15 @@ class EnvMix:
         offset = random.Random(seed).getrandbits(64)
         position = (offset + group * _GOLDEN) % _WORD / _WORD
         return min(bisect_right(bounds, position), len(self.specs) - 1)
+
+    def fewest_groups(self, count: int, *, seed: int = 0) -> list[int]:
+        """How many groups each of `specs` has at least in `count` groups in a row.
+
+        The least of a thousand stretches, so that a step with fewer is rare.
+        """
+        found = [self.index_of_group(group, seed=seed) for group in range(1000 + count)]
+        stretches = [found[start : start + count] for start in range(1000)]
+        return [min(part.count(entry) for part in stretches) for entry in range(len(self.specs))]
 
     def make(self) -> tuple[Environment, ...]:
         """Build every environment once, in the order of `specs`."""

@@ -236,13 +236,15 @@ def test_positions_chain_and_intervals_are_measured_in_a_run(tmp_path):
             "collapse.num_pairs=12",
             "collapse.bootstrap=20",
             "collapse.permutations=20",
-            "collapse.views=[first_turn, trajectory, positions, chain]",
+            "collapse.views=[first_turn, observation_swap, trajectory, positions, chain]",
         ],
     )
     run_to_end(build_run(config, tmp_path))
     (look,) = map(json.loads, (tmp_path / "collapse.jsonl").read_text().splitlines())
-    assert set(look["reports"]) == {"first_turn", "trajectory", "turn_1", "turn_2"}
-    for prefix in ("first_turn_sample", "trajectory_sample", "turn_1", "turn_2"):
+    views = {"first_turn", "observation_swap", "trajectory", "turn_1", "turn_2"}
+    assert set(look["reports"]) == views
+    samples = ("first_turn_sample", "observation_swap_sample", "trajectory_sample")
+    for prefix in (*samples, "turn_1", "turn_2"):
         assert look[f"collapse_{prefix}/mi_seq_estimate"] <= np.log(12) + 1e-9
         assert 0.0 <= look[f"collapse_{prefix}/retrieval_accuracy"] <= 1.0
     for name in ("state_action_mi", "reasoning_action_mi"):

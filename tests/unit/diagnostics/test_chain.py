@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from moored.diagnostics import action_information, reasoning_action_information
+from moored.diagnostics.chain import reasoning_action, state_action
 from moored.errors import MooredError, TooFewPromptsError
+from moored.types import Group, Prompt, StopReason, Trajectory, Turn
 
 
 def test_actions_that_ignore_reasoning_carry_nothing():
@@ -63,11 +65,73 @@ def test_fifteen_reasonings_alike_and_one_other_carry_a_quarter_of_a_nat():
     assert report.mi_nats == pytest.approx(0.2338, abs=1e-4)
 
 
-def test_prompts_with_one_reasoning_are_counted_as_skipped():
-    blocks = [fixed_actions("aab"), np.zeros((2, 2))]
-    report = reasoning_action_information(blocks, reasoning_keys=[["a", "a", "b"], ["c", "c"]])
-    assert report.mi_nats == pytest.approx(entropy(2 / 3, 1 / 3))
-    assert (report.num_prompts, report.num_actions, report.num_skipped_prompts) == (1, 3, 1)
+def test_prompts_with_one_distinct_reasoning_count_zero():
+    # One prompt of five has two reasonings, H(2/3, 1/3) = 0.636; without the others that would be
+    # the result, but where reasoning does not vary it controls nothing: 0.636 / 5.
+    blocks = [fixed_actions("aab"), *[np.full((3, 3), -0.5)] * 4]
+    keys = [["a", "a", "b"], *[["c"] * 3] * 4]
+    report = reasoning_action_information(blocks, reasoning_keys=keys, permutations=9)
+    assert report.mi_nats == pytest.approx(entropy(2 / 3, 1 / 3) / 5)
+    assert (report.num_prompts, report.num_actions, report.num_constant_prompts) == (5, 15, 4)
+    assert report.num_skipped_prompts == 0
+    alike = reasoning_action_information([np.zeros((2, 2))], reasoning_keys=[["c", "c"]])
+    assert alike.mi_nats == 0
+
+
+def test_noise_between_scores_of_one_reasoning_counts_zero():
+    # Scored twice in bfloat16, the same reasoning gives two numbers.
+    block = np.array([[-1.0, -1.01], [-1.01, -1.0]])
+    assert reasoning_action_information([block], reasoning_keys=[["c", "c"]]).mi_nats == 0
+
+
+def test_a_prompt_with_one_action_has_nothing_to_compare():
+    blocks = [fixed_actions("ab"), np.zeros((1, 1))]
+    report = reasoning_action_information(blocks, reasoning_keys=[["a", "b"], ["c"]])
+    assert report.mi_nats == pytest.approx(math.log(2))
+    assert (report.num_prompts, report.num_skipped_prompts) == (1, 1)
+    assert report.num_constant_prompts == 0
+
+
+def test_an_action_that_begins_a_longer_one_is_told_apart_by_its_end():
+    # "U" after reasoning 0, "U || R" after reasoning 1, both certain. Without its end "U" is as
+    # likely after either, and half of the information is lost: 0.347 for log 2 = 0.693.
+    up, right, think, close = 40, 41, 1, 2
+    replies = [[think, 20, close, up, close], [think, 21, close, up, right, close]]
+    spans = [(3, 4), (3, 5)]
+
+    def turn(task: int, reply: list[int], span: tuple[int, int]) -> Turn:
+        return Turn(
+            prompt=Prompt(np.array([100 + task])),
+            completion_ids=np.array(reply),
+            logprobs=np.zeros(len(reply)),
+            think_span=(1, 2),
+            answer_span=span,
+            reply="",
+        )
+
+    def group(task: int) -> Group:
+        turns = [turn(task, *x) for x in zip(replies, spans, strict=True)]
+        trajectories = [
+            Trajectory(env="toy", task_seed=task, episode_seed=i, turns=(t,), stop=StopReason.DONE)
+            for i, t in enumerate(turns)
+        ]
+        return Group(group_id=task, env="toy", task_seed=task, trajectories=tuple(trajectories))
+
+    def logp(thought: int, done: list[int], token: int) -> float:
+        written = replies[thought - 20][3:]
+        return 0.0 if written[: len(done) + 1] == [*done, token] else -1e3
+
+    def score(requests):
+        return [
+            [
+                np.array([logp(r.prompt.ids[2], ids[:k].tolist(), ids[k]) for k in range(len(ids))])
+                for ids in r.continuations
+            ]
+            for r in requests
+        ]
+
+    assert reasoning_action([group(0), group(1)], score).mi_nats == pytest.approx(math.log(2))
+    assert state_action([group(0), group(1)]).num_distinct_actions == 2
 
 
 def test_the_upper_bound_is_averaged_over_actions_like_the_information():

@@ -186,7 +186,9 @@ def test_chain_metrics_by_hand():
     groups = [make_group(task, *[[task]] * 4) for task in range(2)]
     told = monitor("chain").measure(1, groups)
     assert told.metrics["collapse_chain/state_action_mi"] == pytest.approx(math.log(2) + 1 / 16)
-    assert list(told.skipped) == ["reasoning_action"]
+    # Reasonings of a prompt are all alike, so they control nothing.
+    assert told.metrics["collapse_chain/reasoning_action_mi"] == 0
+    assert told.skipped == {}
 
 
 def test_the_chain_asks_how_likely_an_action_is_after_other_reasonings():
@@ -201,7 +203,8 @@ def test_the_chain_asks_how_likely_an_action_is_after_other_reasonings():
 def test_the_chain_scores_as_many_rollouts_as_it_is_told():
     # The first two of thoughts 0, 0, 0, 1 are alike; all four carry H(3/4, 1/4).
     groups = [make_group(task, [0], [0], [0], [1]) for task in range(2)]
-    assert "reasoning_action" in monitor("chain", chain_rollouts=2).measure(1, groups).skipped
+    two = monitor("chain", chain_rollouts=2).measure(1, groups).metrics
+    assert two["collapse_chain/reasoning_action_mi"] == 0
     metrics = monitor("chain", chain_rollouts=4).measure(1, groups).metrics
     entropy = -0.75 * math.log(0.75) - 0.25 * math.log(0.25)
     assert metrics["collapse_chain/reasoning_action_mi"] == pytest.approx(entropy)
@@ -284,11 +287,11 @@ def test_p_values_come_by_default_and_intervals_when_they_are_asked_for():
 def test_regime_and_alarm_follow_one_view_and_never_mix_two():
     watch = monitor("first_turn", "trajectory", num_prompts=4)
     assert watch.measure(1, GROUPS).regime is Regime.DIVERSE
-    state = json.dumps(watch.state_dict()["watches"]["first_turn"])
+    state = json.dumps(watch.state_dict()["watches"]["toy"]["first_turn"])
     gone = watch.measure(2, GROUPS[:3])  # too few prompts for the view that is followed
     assert "trajectory" in gone.reports
     assert gone.regime is None
-    assert json.dumps(watch.state_dict()["watches"]["first_turn"]) == state
+    assert json.dumps(watch.state_dict()["watches"]["toy"]["first_turn"]) == state
 
 
 def test_a_run_that_began_on_another_view_stays_on_it_after_a_resume():
@@ -303,8 +306,8 @@ def test_a_run_that_began_on_another_view_stays_on_it_after_a_resume():
         followed = [found.reports[view].mi_estimate for view in ("trajectory", "first_turn")]
         assert followed[0] != followed[1]
         state = watch.state_dict()
-        assert state["followed"] == "trajectory"
-        levels = state["watches"]["trajectory"]["alarm"]["mi"]
+        assert state["followed"] == {"toy": "trajectory"}
+        levels = state["watches"]["toy"]["trajectory"]["alarm"]["mi"]
         assert levels == [
             first.reports["trajectory"].mi_estimate,
             followed[0],

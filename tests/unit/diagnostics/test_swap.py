@@ -17,6 +17,7 @@ from moored.diagnostics import (
     observation_swap_pairs,
     trajectory_pairs,
 )
+from moored.diagnostics.monitor import CollapseMonitor
 from moored.diagnostics.swap import SwapSet
 from moored.errors import MooredError, TooFewPromptsError
 from moored.types import Group, ImagePart, Prompt, ScoreRequest, StopReason, Trajectory, Turn
@@ -291,3 +292,56 @@ def test_an_image_of_the_newest_observation_stands_in_the_prompt():
     requests = [ask.request for ask in pairs.asks()]
     assert len(requests) == 2
     assert {len(request.prompt.images) for request in requests} == {1}
+
+
+def look(groups: Sequence[Group], word: Word, **options):
+    return CollapseMonitor(score=score_with(word), num_prompts=8, **options).measure(1, groups)
+
+
+def test_regime_of_several_turns_follows_observation_swap():
+    for groups, word, regime in (
+        (COPIES, copies_itself, "template_collapse"),
+        (TEMPLATES, repeats_a_template, "template_collapse"),
+        (READS, reads_the_board, "diverse"),
+    ):
+        found = look(groups, word)
+        assert list(found.reports) == ["first_turn", "observation_swap", "trajectory"]
+        assert found.environments["toy"].view == "observation_swap"
+        assert found.regime == regime
+    assert found.metrics["collapse_observation_swap_sample/mi_seq_estimate"] == pytest.approx(
+        math.log(8)
+    )
+    assert found.metrics["collapse_observation_swap_sample/share_left_out"] == 0
+
+
+def test_a_policy_that_reads_only_the_first_board_is_caught_by_observation_swap():
+    """The first-turn view cannot see it: collapse may begin after the first turn."""
+
+    def reads_once(context: Sequence[int], word: int) -> float:
+        board = next(token for token in context if token >= BOARD)
+        return 0.0 if word - WORD == board % NUM_WORDS else NEVER
+
+    found = look(COPIES, reads_once)
+    assert found.reports["first_turn"].mi_seq_estimate == pytest.approx(math.log(8))
+    # Turn 1 has log 8, the three later turns 0.
+    assert found.reports["observation_swap"].mi_seq_estimate == pytest.approx(math.log(8) / 4)
+
+
+def test_single_turns_follow_the_first_turn_and_cost_no_second_scoring():
+    found = look(with_turns(READS, lambda turns: turns[:1]), reads_the_board)
+    assert list(found.reports) == ["first_turn", "trajectory"]
+    assert found.environments["toy"].view == "first_turn"
+    assert found.skipped == {}
+    alone = look(
+        with_turns(READS, lambda turns: turns[:1]), reads_the_board, views=("observation_swap",)
+    )
+    assert alone.environments["toy"].view == "observation_swap"
+
+
+def test_a_recorder_that_does_not_know_observations_is_told_so():
+    unknown = with_turns(
+        READS, lambda turns: tuple(replace(turn, observation_start=None) for turn in turns)
+    )
+    found = look(unknown, reads_the_board)
+    assert "set Turn.observation_start" in found.skipped["observation_swap"]
+    assert found.environments["toy"].view == "first_turn"

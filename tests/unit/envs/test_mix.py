@@ -220,3 +220,20 @@ def test_one_environment_takes_every_group() -> None:
 def test_groups_are_counted_from_zero() -> None:
     with pytest.raises(MooredError, match="counted from 0, got -1"):
         mix_of("a").index_of_group(-1)
+
+
+def test_the_fewest_groups_of_an_environment_in_a_step():
+    assert mix_of("a").fewest_groups(8) == [8]
+    # Half of eight, give or take one.
+    mix = EnvMix([EnvConfig(name="a"), EnvConfig(name="b")])
+    assert mix.fewest_groups(8, seed=3) == [3, 3]
+    counts = [
+        [mix.index_of_group(40 * step + i, seed=3) for i in range(8)].count(0)
+        for step in range(500)
+    ]
+    assert min(counts) == 3
+
+
+def test_entries_of_one_name_are_numbered_in_records():
+    mix = EnvMix([EnvConfig(name="a"), EnvConfig(name="b"), EnvConfig(name="a")])
+    assert mix.names == ("a#1", "b", "a#2")
