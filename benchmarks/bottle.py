@@ -122,8 +122,8 @@ def show(results: Mapping[str, Sequence[dict]], title: str) -> dict[str, object]
     """Print start and end of every figure; returns the same for the record."""
     table = Table("", *results, title=title)
     summary: dict[str, object] = {}
-    measured = [n for n in FIGURES if all(r["curves"][n] for runs in results.values() for r in runs)]
-    for name in measured:
+    curves = [run["curves"] for runs in results.values() for run in runs]
+    for name in (name for name in FIGURES if all(of_run[name] for of_run in curves)):
         for label, share in (("start", 0.05), ("end", -0.2)):
             found = {
                 arm: interval([window(run["curves"][name], share) for run in runs])
