@@ -4,9 +4,9 @@
 
 A file counts when at least one of its functions runs, in any thread, during (a) the second step of
 GRPO on Sokoban with `nano` on a CPU, collapse measured and rollouts stored, or (b) the second
-`moored diagnose` of that run, from reading to verdict. What runs once at import does not count, nor
-do `__init__.py` files. Prints the files in order of their first call. `--check` fails when there
-are too many, or when docs/architecture.md does not name one of them.
+`moored diagnose --rescore` of that run, from reading to verdict. What runs once at import does not
+count, nor do `__init__.py` files. Prints the files in order of their first call. `--check` fails
+when there are too many, or when docs/architecture.md does not name one of them.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         run = str(Path(folder) / "run")
         step = watch(Watch("train.py", "train_step", nth=2), (*TRAIN, "--run", run))
-        diagnose = ("diagnose", run, "--draws", "50")
+        diagnose = ("diagnose", run, "--rescore", "--draws", "50")
         diagnosis = watch(Watch("cli/diagnose.py", "diagnose_command", nth=2), diagnose, diagnose)
     page = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
     problems = []

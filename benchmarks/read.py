@@ -91,7 +91,7 @@ def advise(file: Path) -> int:
 
 def diagnose(file: Path) -> int:
     drawn = draw(read_records(file, ReadOptions()), num_prompts=16, num_pairs=64)
-    return sum(step.num_rows for step in drawn.steps)
+    return sum(look.num_rows for look in drawn.looks)
 
 
 READERS = {"advise": advise, "diagnose": diagnose}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 MOST_CHARS = 600
 """Of a prompt."""
-CONTEXT = 60
+CONTEXT = 30
 """Characters before the first that differs, from the start of a line if one is near."""
 
 

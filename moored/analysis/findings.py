@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from moored.analysis.diagnosis import MIN_LOOKS, Diagnosis, Look
-from moored.diagnostics.report import CollapseReport, Regime, Verdict
+from moored.analysis.diagnosis import Diagnosis, Look, Series
+from moored.diagnostics.report import CollapseReport, Interval, Regime, Verdict
+from moored.diagnostics.resampling import t_quantile
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -38,6 +39,15 @@ FOREIGN_NATS = 4.0
 """H(Z|X) per token above which the scoring model cannot be the one that wrote the text."""
 
 
+VIEWS = {
+    "first_turn": "first turns, each reasoning under the prompts of the others",
+    "observation_swap": "observation swap, each reasoning after its own history with other newest "
+    "observations",
+    "trajectory": "all turns, each reasoning under the dialogues of the others",
+}
+"""What training compares, in words."""
+
+
 class Kind(StrEnum):
     """How serious a finding is."""
 
@@ -56,16 +66,145 @@ class Finding:
 
 
 STYLES = {Kind.GOOD: "green", Kind.BAD: "red", Kind.WARNING: "yellow", Kind.PLAIN: ""}
+KINDS = {
+    Verdict.HEALTHY: Kind.GOOD,
+    Verdict.COLLAPSED: Kind.BAD,
+    Verdict.CANNOT_TELL: Kind.WARNING,
+}
 WIDE = 112
 """Columns a terminal needs for all of a curve."""
+REMEDIES = {
+    Regime.TEMPLATE_COLLAPSE: "Its entropy has not fallen, so entropy alone shows nothing. Go back "
+    "to a checkpoint before the fall, and filter by reward variance, with less KL and entropy "
+    "bonus.",
+    Regime.LOW_ENTROPY_COLLAPSE: "It hardly varies either. Go back to a checkpoint before the "
+    "fall, and filter by reward variance.",
+    Regime.COMPRESSED: "It varies little and is still tied to its prompt, which is often fine late "
+    "in training.",
+}
+"""What to do about the last look, where there is something to say."""
 
 
-def verdict_kind(verdict: Verdict) -> Kind:
-    return {Verdict.HEALTHY: Kind.GOOD, Verdict.COLLAPSED: Kind.BAD}.get(verdict, Kind.WARNING)
+def headline(diagnosis: Diagnosis) -> Finding:
+    """The verdict, and since when."""
+    if len(diagnosis.series) == 1:
+        text = _state(diagnosis.series[0])
+        return Finding(text, KINDS[diagnosis.verdict])
+    by_state: dict[str, list[str]] = {}
+    order = (Verdict.COLLAPSED, Verdict.CANNOT_TELL, Verdict.HEALTHY)
+    for series in sorted(diagnosis.series, key=lambda series: order.index(series.verdict)):
+        by_state.setdefault(_state(series), []).append(series.env or "the rest")
+    parts = [f"{state} in {', '.join(envs)}" for state, envs in by_state.items()]
+    text = "; ".join(part if place == 0 else _lower(part) for place, part in enumerate(parts))
+    return Finding(text, KINDS[diagnosis.verdict])
 
 
-def regime_name(regime: Regime | None) -> str:
-    return "cannot_tell" if regime is None else str(regime)
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def _state(series: Series) -> str:
+    """Of one environment, in a few words."""
+    since, alarm = series.collapsed_at, series.alarm
+    if series.verdict is Verdict.CANNOT_TELL:
+        return "Cannot tell"
+    if since is None:
+        return "Healthy" if alarm is None else f"Healthy again after the alarm of step {alarm.step}"
+    if since.step is None:
+        return "Collapsed"
+    if since is series.looks[0] and len(series.looks) > 1:
+        return f"Collapsed from the first look on, step {since.label}"
+    return f"Collapsed since step {since.steps[0]}"
+
+
+def explanation(diagnosis: Diagnosis) -> list[Finding]:
+    """Why, with intervals and p-values; one line for each environment."""
+    found = []
+    for series in diagnosis.series:
+        last = series.looks[-1]
+        env = f"{series.env}: " if len(diagnosis.series) > 1 else ""
+        remedy = REMEDIES.get(last.regime, "") if last.regime is not None else ""
+        text = f"{env}{last.why} {remedy}".strip()
+        found.append(Finding(text, KINDS[series.verdict]))
+    return found
+
+
+def notes(diagnosis: Diagnosis) -> list[Finding]:
+    """What to know besides verdict and figures."""
+    at = f"at temperature {diagnosis.temperature:g}"
+    found = [Finding(text, Kind.WARNING) for text in diagnosis.warnings]
+    found.append(Finding(f"{diagnosis.source}, {at}"))
+    for series in diagnosis.series:
+        env = f"{series.env}: " if len(diagnosis.series) > 1 else ""
+        found += [Finding(f"{env}{each.text}", each.kind) for each in _series_notes(series)]
+    if diagnosis.num_bad_rows:
+        found.append(Finding(f"{diagnosis.num_bad_rows} bad row(s) skipped"))
+    if diagnosis.num_torn_rows:
+        found.append(Finding(f"{diagnosis.num_torn_rows} torn last line(s) skipped"))
+    return found
+
+
+def _series_notes(series: Series) -> list[Finding]:
+    last = series.looks[-1]
+    report, rewards, share = last.report, last.rewards, last.valid_thinking_rate
+    found = [_sizes(last), *_views(series)]
+    if share is not None:
+        of = "" if last.num_rows is None else f" of {last.num_rows}"
+        found.append(Finding(f"replies with reasoning: {share:.1%}{of}"))
+    if rewards is not None and rewards.std_in_group is not None:
+        text = f"reward {rewards.mean:.3f}, spread inside groups {rewards.std_in_group:.3f}"
+        if rewards.zero_spread_share is not None:
+            text += (
+                f", groups without spread {rewards.zero_spread_share:.0%} of {rewards.num_groups}"
+            )
+        found.append(Finding(text))
+    if len(series.looks) > 1:
+        found.append(_alarm(series))
+    if report.conditional_entropy_est > FOREIGN_NATS:
+        text = (
+            f"H(Z|X) of {report.conditional_entropy_est:.1f} nats per token: this model would not "
+            f"have written these reasonings; score with the one that did"
+        )
+        found.append(Finding(text, Kind.WARNING))
+    lines = [f"step {steps} not measured: {why}" for steps, why in series.skipped.items()]
+    lines += [f"turn {turn} not measured: {why}" for turn, why in series.skipped_turns.items()]
+    return found + [Finding(line) for line in lines]
+
+
+def _views(series: Series) -> list[Finding]:
+    """Which view was judged, and what the others say of the last look."""
+    if series.view not in VIEWS:
+        return []
+    found = [Finding(f"view: {VIEWS[series.view]}")]
+    for view, looks in series.others.items():
+        report = looks[-1].report
+        text = (
+            f"other view, {view.replace('_', ' ')}: MI {number(report.mi_estimate)}, retrieval "
+            f"{number(report.retrieval_accuracy)} (chance {number(1 / report.num_prompts)})"
+        )
+        found.append(Finding(text))
+    return found
+
+
+def _sizes(look: Look) -> Finding:
+    tokens = look.reasoning_tokens_mean
+    of = "" if tokens is None else f" of {tokens:.0f} tokens"
+    pooled = f", {len(look.steps)} steps pooled" if len(look.steps) > 1 else ""
+    report = look.report
+    text = f"N = {report.num_prompts} prompts, M = {report.num_reasonings} reasonings{of}{pooled}"
+    return Finding(text)
+
+
+def _alarm(series: Series) -> Finding:
+    """Whether MI fell over the steps."""
+    alarm = series.alarm
+    if alarm is None:
+        return Finding("no alarm")
+    text = (
+        f"ALARM at step {alarm.step}: {alarm.kind}, MI fell from "
+        f"{alarm.mi_reference:.3f} to {alarm.mi_level:.3f}"
+    )
+    return Finding(text, Kind.BAD)
 
 
 def metric_rows(report: CollapseReport) -> list[tuple[str, ...]]:
@@ -88,73 +227,26 @@ def _recall_rows(report: CollapseReport) -> list[tuple[str, ...]]:
     ]
 
 
-def verdict(diagnosis: Diagnosis) -> Finding:
-    """The regime of the last look, and how much it rests on."""
-    last = diagnosis.looks[-1]
-    return Finding(
-        f"{'last ' if len(diagnosis.looks) > 1 else ''}regime: {regime_name(last.regime)} "
-        f"(N = {last.report.num_prompts} prompts, M = {last.report.num_reasonings} reasonings of "
-        f"{last.reasoning_tokens_mean:.0f} tokens)",
-        verdict_kind(last.verdict),
-    )
-
-
-def notes(diagnosis: Diagnosis) -> list[Finding]:
-    """What to know besides verdict and figures."""
-    last = diagnosis.looks[-1]
-    report = last.report
-    share = f"{last.valid_thinking_rate:.1%} of {last.num_rows}"
-    found = [Finding(f"replies with reasoning: {share}")]
-    if last.rewards is not None and last.rewards.std_in_group is not None:
-        text = (
-            f"reward {last.rewards.mean:.3f}, spread inside groups "
-            f"{last.rewards.std_in_group:.3f}, groups without spread "
-            f"{last.rewards.zero_spread_share:.0%} of {last.rewards.num_groups}"
-        )
-        found.append(Finding(text))
-    if len(diagnosis.looks) > 1:
-        found.append(_alarm(diagnosis))
-    if report.conditional_entropy_est > FOREIGN_NATS:
-        text = (
-            f"H(Z|X) of {report.conditional_entropy_est:.1f} nats per token: this model would not "
-            f"have written these reasonings; score with the one that did"
-        )
-        found.append(Finding(text, Kind.WARNING))
-    return found + _passed_over(diagnosis)
-
-
-def _alarm(diagnosis: Diagnosis) -> Finding:
-    """Whether MI fell over the steps."""
-    alarm = diagnosis.alarm
-    if alarm is not None:
-        text = (
-            f"ALARM at step {alarm.step}: {alarm.kind}, MI fell from "
-            f"{alarm.mi_reference:.3f} to {alarm.mi_level:.3f}"
-        )
-        return Finding(text, Kind.BAD)
-    if len(diagnosis.looks) < MIN_LOOKS:
-        return Finding(f"no alarm: it needs {MIN_LOOKS} steps, got {len(diagnosis.looks)}")
-    return Finding("no alarm")
-
-
-def _passed_over(diagnosis: Diagnosis) -> list[Finding]:
-    lines = [f"step {step} not measured: {why}" for step, why in diagnosis.skipped.items()]
-    lines += [f"turn {turn} not measured: {why}" for turn, why in diagnosis.skipped_turns.items()]
-    if diagnosis.num_bad_rows:
-        lines.append(f"{diagnosis.num_bad_rows} bad row(s) skipped")
-    if diagnosis.num_torn_rows:
-        lines.append(f"{diagnosis.num_torn_rows} torn last line(s) skipped")
-    return [Finding(line) for line in lines]
-
-
 def number(value: float) -> str:
     """Three decimals, one where the figure is large; no minus sign before zero."""
     is_small = abs(value) < 100 or not math.isfinite(value)
     return f"{round(value, 3) + 0.0:.3f}" if is_small else f"{value:.1f}"
 
 
+def interval_of(report: CollapseReport, name: str) -> Interval | None:
+    """95 %: by the bootstrap, else from the standard error over prompts."""
+    found, error = report.intervals.get(name), report.standard_errors.get(name)
+    if found is not None or error is None or report.num_used_prompts < 2:
+        return found
+    half = t_quantile(report.num_used_prompts - 1, 0.95) * error
+    value = getattr(report, name)
+    if name == "retrieval_accuracy":
+        return Interval(max(value - half, 0.0), min(value + half, 1.0))
+    return Interval(value - half, value + half)
+
+
 def interval(report: CollapseReport, name: str) -> str:
-    found = report.intervals.get(name)
+    found = interval_of(report, name)
     return NONE if found is None else f"{number(found.low)}…{number(found.high)}"
 
 
@@ -196,20 +288,23 @@ class Grid:
     rows: tuple[tuple[str, ...], ...]
 
 
-def curve_grid(diagnosis: Diagnosis, *, wide: bool = True) -> Grid:
-    """One row per step, its regime last."""
+def curve_grid(series: Series, *, wide: bool = True) -> Grid:
+    """One row per look, its verdict last."""
     columns = [column for column in MEASURED if wide or not column.is_wide]
     rows = []
-    for look in diagnosis.looks:
-        cells = [NONE if look.step is None else str(look.step)]
-        cells += [column.cell(look.report) for column in columns]
-        rows.append((*cells, *((_reward(look),) if wide else ()), regime_name(look.regime)))
+    for look in series.looks:
+        cells = [look.label, *(column.cell(look.report) for column in columns)]
+        rows.append((*cells, *((_reward(look),) if wide else ()), named(look.verdict)))
     reward = ("reward",) if wide else ()
-    return Grid(("step", *(column.name for column in columns), *reward, "regime"), tuple(rows))
+    return Grid(("step", *(column.name for column in columns), *reward, "verdict"), tuple(rows))
 
 
-def turn_grid(diagnosis: Diagnosis, *, wide: bool = True) -> Grid:
-    """One row per turn position of the last step."""
+def named(name: Verdict | Regime) -> str:
+    return name.replace("_", " ")
+
+
+def turn_grid(series: Series, *, wide: bool = True) -> Grid:
+    """One row per turn position of the last look."""
     columns = [column for column in MEASURED if wide or not column.is_wide]
     rows = tuple(
         (
@@ -217,42 +312,41 @@ def turn_grid(diagnosis: Diagnosis, *, wide: bool = True) -> Grid:
             str(look.report.num_reasonings),
             *(column.cell(look.report) for column in columns),
         )
-        for look in diagnosis.turns
+        for look in series.turns
     )
     return Grid(("turn", "M", *(column.name for column in columns)), rows)
 
 
 def step_table(look: Look) -> Table:
-    """Every metric of one step."""
+    """Every metric of one look."""
     return _table(METRIC_COLUMNS, metric_rows(look.report))
 
 
-def curve_table(diagnosis: Diagnosis, width: int) -> Table:
-    """One row per step; a terminal narrower than `WIDE` gets the figures without intervals."""
+def curve_table(series: Series, width: int) -> Table:
+    """One row per look; a terminal narrower than `WIDE` gets the figures without intervals."""
     from rich.text import Text
 
-    grid = curve_grid(diagnosis, wide=width >= WIDE)
+    grid = curve_grid(series, wide=width >= WIDE)
     table = _table(grid.header)
-    for look, (*cells, regime) in zip(diagnosis.looks, grid.rows, strict=True):
-        judged = Text(regime, STYLES[verdict_kind(look.verdict)])
-        if diagnosis.alarm is not None and diagnosis.alarm.step == look.step:
+    for look, (*cells, verdict) in zip(series.looks, grid.rows, strict=True):
+        judged = Text(verdict, STYLES[KINDS[look.verdict]])
+        if series.alarm is not None and series.alarm.step == look.step:
             judged.append(" ◀ ALARM", "bold red")
         table.add_row(*cells, judged)
     return table
 
 
-def turn_table(diagnosis: Diagnosis, width: int) -> Table:
+def turn_table(series: Series, width: int) -> Table:
     """One row per turn position."""
-    grid = turn_grid(diagnosis, wide=width >= WIDE)
+    grid = turn_grid(series, wide=width >= WIDE)
     return _table(grid.header, grid.rows)
 
 
-def summary(diagnosis: Diagnosis) -> list[Text]:
-    """The findings that are not in the tables, one line each."""
+def lines(findings: Sequence[Finding]) -> list[Text]:
+    """Findings for the terminal, one line each."""
     from rich.text import Text
 
-    found = [verdict(diagnosis), *notes(diagnosis)]
-    return [Text(each.text, STYLES[each.kind]) for each in found]
+    return [Text(each.text, STYLES[each.kind]) for each in findings]
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]] = ()) -> Table:
@@ -261,8 +355,8 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]] = ()) -> Table:
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), header_style="bold")
     for place, name in enumerate(header):
-        left = place == 0 or name == "regime"
-        table.add_column(name, justify="left" if left else "right", no_wrap=name != "regime")
+        left = place == 0 or name == "verdict"
+        table.add_column(name, justify="left" if left else "right", no_wrap=name != "verdict")
     for row in rows:
         table.add_row(*row)
     return table

@@ -1,5 +1,6 @@
-"""A bounded, seeded draw from any number of rows: N prompts and M reasonings of each step.
+"""A bounded, seeded draw from any number of rows: N prompts and M reasonings of each look.
 
+A look is one step of one environment, or several stored steps pooled.
 Prompts have a keyed digest; the N lowest of a step are kept. That is a uniform draw over distinct
 prompts, whatever the order of rows, and takes the same prompts in every step that has them. Each
 prompt keeps the reasonings with the lowest random numbers, as many as its share of M.
@@ -12,8 +13,9 @@ import heapq
 import json
 import math
 import random
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
 
 MAX_REWARD_GROUPS = 4096
 """Most groups of a step whose rewards are kept; of more, a uniform draw."""
+
+ENOUGH_PROMPTS = 8
+"""Prompts of a look below which steps are pooled: the batch of the paper."""
 
 TAIL = 32
 """Kept after a reasoning: where its last token ends depends on what follows."""
@@ -90,9 +95,10 @@ class RewardStats:
 
 @dataclass(slots=True)
 class StepDraw:
-    """What is kept of one step (or window of steps)."""
+    """What is kept of one step, or of several pooled, of one environment."""
 
-    step: int | None
+    steps: tuple[int, ...]
+    """In order; empty where the file does not number steps."""
     num_prompts: int
     num_pairs: int
     num_rows: int = 0
@@ -106,6 +112,16 @@ class StepDraw:
     def __post_init__(self) -> None:
         self.prompts = LowestKeys(self.num_prompts)
         self.groups = LowestKeys(MAX_REWARD_GROUPS)
+
+    @property
+    def step(self) -> int | None:
+        """The last step."""
+        return self.steps[-1] if self.steps else None
+
+    @property
+    def label(self) -> str:
+        """The steps that it really holds: "5", or "1–8"."""
+        return label_of(self.steps)
 
     def add(self, record: Record, seed: int, rng: random.Random) -> None:
         """Take in one row."""
@@ -168,13 +184,75 @@ class StepDraw:
         )
 
 
+def label_of(steps: Sequence[int]) -> str:
+    """Names the steps of a look: "5", "1–8", or "all" where steps have no numbers."""
+    if not steps:
+        return "all"
+    return str(steps[0]) if len(steps) == 1 else f"{steps[0]}–{steps[-1]}"
+
+
+def pool(draws: Sequence[StepDraw]) -> StepDraw:
+    """What one draw from all the rows together would have kept."""
+    if len(draws) == 1:
+        return draws[0]
+    first = draws[0]
+    steps = tuple(step for drawn in draws for step in drawn.steps)
+    pooled = StepDraw(steps, first.num_prompts, first.num_pairs)
+    for drawn in draws:
+        pooled.num_rows += drawn.num_rows
+        pooled.num_without_reasoning += drawn.num_without_reasoning
+        pooled.num_empty += drawn.num_empty
+        pooled.reward_sum += drawn.reward_sum
+        pooled.num_rewards += drawn.num_rewards
+        for key, prompt in drawn.prompts.values.items():
+            slot = pooled.prompts.slot(key, lambda prompt=prompt: DrawnPrompt(prompt.prompt))
+            if slot is not None:
+                both = (*slot.reasonings, *prompt.reasonings)
+                slot.reasonings = sorted(both, key=lambda item: item[0])
+        for key, moments in drawn.groups.values.items():
+            # Groups of two steps have different keys.
+            pooled.groups.slot(key, lambda moments=moments: moments)
+    return pooled
+
+
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """All steps, in order, and how many rows were skipped."""
+    """The looks of every environment, in order, and how many rows were skipped."""
 
-    steps: tuple[StepDraw, ...]
+    series: Mapping[str | None, tuple[StepDraw, ...]]
+    """By environment; None where the files name none."""
     num_bad: int
     num_torn: int
+
+    @property
+    def looks(self) -> list[StepDraw]:
+        """Of all environments."""
+        return [drawn for series in self.series.values() for drawn in series]
+
+    def pooled(self, window: int | None) -> Draw:
+        """`window` stored steps in each look.
+
+        None: as few as it takes for looks to hold `ENOUGH_PROMPTS` prompts.
+        """
+        series = {env: _windows(draws, window) for env, draws in self.series.items()}
+        return replace(self, series=series)
+
+
+def _windows(draws: Sequence[StepDraw], window: int | None) -> tuple[StepDraw, ...]:
+    if window is not None:
+        return tuple(pool(draws[i : i + window]) for i in range(0, len(draws), window))
+    best = tuple(draws)
+    for size in range(1, len(draws) + 1):
+        pooled = _windows(draws, size)
+        if _usual_prompts(pooled) > _usual_prompts(best):
+            best = pooled
+        if _usual_prompts(best) >= min(ENOUGH_PROMPTS, draws[0].num_prompts):
+            break
+    return best
+
+
+def _usual_prompts(draws: Sequence[StepDraw]) -> int:
+    return statistics.median_low([len(drawn.prompts.values) for drawn in draws])
 
 
 def draw(
@@ -182,21 +260,24 @@ def draw(
     *,
     num_prompts: int,
     num_pairs: int,
-    window: int = 1,
     skip_bad: bool = False,
     seed: int = 0,
 ) -> Draw:
     """Go through all rows once. Memory grows with the number of steps, not with that of rows."""
     rng = random.Random(seed)
-    steps: dict[int | None, StepDraw] = {}
+    drawn: dict[tuple[str | None, int | None], StepDraw] = {}
     skipped = Skipped()
     for row in usable(rows, skipped, skip_bad=skip_bad):
-        step = None if row.step is None else row.step - row.step % window
-        if step not in steps:
-            steps[step] = StepDraw(step, num_prompts, num_pairs)
-        steps[step].add(row, seed, rng)
-    ordered = sorted(steps.values(), key=lambda s: (s.step is not None, s.step or 0))
-    return Draw(tuple(ordered), skipped.num_bad, len(skipped.torn))
+        place = (row.env, row.step)
+        if place not in drawn:
+            steps = () if row.step is None else (row.step,)
+            drawn[place] = StepDraw(steps, num_prompts, num_pairs)
+        drawn[place].add(row, seed, rng)
+    series: dict[str | None, list[StepDraw]] = {}
+    for env, step in sorted(drawn, key=lambda place: (place[0] or "", place[1] or 0)):
+        series.setdefault(env, []).append(drawn[env, step])
+    ordered = {env: tuple(draws) for env, draws in series.items()}
+    return Draw(ordered, skipped.num_bad, len(skipped.torn))
 
 
 def encode_step(

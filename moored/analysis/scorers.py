@@ -6,8 +6,8 @@ a model would have written. Ids stay as they are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -57,6 +57,40 @@ class Scorer:
                 f"a prompt of {prompt} and a reasoning of {reply} tokens do not fit into the "
                 f"{self.max_context} of {self.name!r}; score the beginnings only: --max-tokens N"
             )
+
+
+@dataclass(slots=True)
+class Scorers:
+    """One model for all looks, or for each look that of the nearest checkpoint.
+
+    One model is in memory at a time.
+    """
+
+    name: str
+    temperature: float
+    load: Callable[[int | None], Scorer]
+    """The model of a checkpoint by its step; None: the only one."""
+    steps: tuple[int, ...] = ()
+    """Steps of the checkpoints; none: there is one model."""
+    _loaded: dict[int | None, Scorer] = field(default_factory=dict)
+
+    @classmethod
+    def single(cls, scorer: Scorer, temperature: float = 1.0) -> Scorers:
+        return cls(scorer.name, temperature, lambda _: scorer)
+
+    def at(self, step: int | None) -> Scorer:
+        """The model for a look that ends with `step`."""
+        place = nearest_step(self.steps, step) if self.steps else None
+        if place not in self._loaded:
+            self._loaded.clear()
+            self._loaded[place] = self.load(place)
+        return self._loaded[place]
+
+
+def nearest_step(steps: Sequence[int], step: int | None) -> int:
+    """The last of `steps` that is not after `step`, else the first; of no step, the last."""
+    before = [each for each in steps if step is None or each <= step]
+    return max(before) if before else min(steps)
 
 
 class Encoder:
@@ -165,14 +199,43 @@ class Encoder:
         return self._tokenizer
 
 
-def local_scorer(name: str, device: str, dtype: str) -> Scorer:
-    """A model by name, folder or hub id, in this process."""
+def local_scorer(
+    name: str,
+    device: str = "auto",
+    dtype: str = "auto",
+    *,
+    temperature: float = 1.0,
+    lora: Mapping[str, object] | None = None,
+    weights: Path | None = None,
+    shown: str | None = None,
+) -> Scorer:
+    """A model by name, folder or hub id, in this process.
+
+    `weights` is a checkpoint of a run, whose weights take the place of the model's; a run with
+    LoRA needs its options. `shown` is what the model is called.
+    """
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise MooredError(
+            "scoring needs a model in this process (pip install 'moored[train]') or behind a "
+            "server (--endpoint)"
+        ) from error
     from moored.engine.local.engine import LocalEngine
 
-    config = load_config({"model": name, "engine": {"device": device, "dtype": dtype}})
+    config = load_config(
+        {
+            "model": name,
+            "engine": {"device": device, "dtype": dtype},
+            "rollout": {"temperature": temperature},
+            "optimizer": lora or {},
+        }
+    )
     engine = LocalEngine(config, trains=False)
+    if weights is not None:
+        engine.learner.load(weights, policy_only=True)
     return Scorer(
-        name=name,
+        name=shown or name,
         score=engine.scorer.score,
         encoder=Encoder(engine.tokenizer, vocabulary=engine.vocabulary),
         shares_prompt=True,

@@ -36,7 +36,8 @@ class Placed:
 
     entropy: float
     mi: float
-    is_grounded: bool
+    kind: str
+    """Its class: good, bad or warning."""
     title: str
 
 
@@ -128,7 +129,7 @@ def plane(looks: Sequence[Placed], cuts: Cuts | None) -> Markup:
     places = [(x_axis(look.entropy), y_axis(look.mi)) for look in looks]
     drawn.append(f'<polyline class="path" points="{" ".join(f"{x},{y}" for x, y in places)}"/>')
     for k, (look, (x, y)) in enumerate(zip(looks, places, strict=True)):
-        kind = "good" if look.is_grounded else "bad"
+        kind = look.kind
         kind += " start" if k == 0 < len(looks) - 1 else ""
         drawn.append(
             f'<circle class="{kind}" cx="{x}" cy="{y}" r="{5 if k in (0, len(looks) - 1) else 3}">'

@@ -1,7 +1,7 @@
 """The `moored` command: assembles the commands, one file each, and turns errors into one line.
 
 Each command imports what it needs when it runs, so `--help` is quick. Exit codes: 0 fine, 1 a check
-failed, 2 something the user can fix (one line on stderr).
+failed, 2 something the user can fix (one line on stderr); `diagnose --check` also 3 and 4.
 """
 
 from __future__ import annotations

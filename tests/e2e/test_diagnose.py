@@ -6,11 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from moored.cli.main import main
+from moored.models.load import embedded_models
+from moored.runlog.log import read_records
 
 ROW = '{"prompt": "x", "response": "y"}\n'
 IDS = (
@@ -32,50 +35,132 @@ def moored(*arguments: str | Path, expect: int = 0) -> subprocess.CompletedProce
     return done
 
 
+TEMPERATURE = 0.6
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
-    """A run of `nano` that stored the rollouts of both its steps."""
+    """A run of `nano` that measured both its steps, and stored their rollouts."""
     pytest.importorskip("pyarrow")
     folder = tmp_path_factory.mktemp("diagnose") / "run"
     options = ["log.rollouts_every=1", "rollout.num_groups=4", "evaluation.every=0"]
-    moored("train", "smoke", *options, "collapse.every=0", "--run", folder)
+    options += ["collapse.every=1", "collapse.num_pairs=64", "checkpoint_every=1"]
+    options += [f"rollout.temperature={TEMPERATURE}"]
+    moored("train", "smoke", *options, "--run", folder)
     return folder
 
 
-def test_a_run_directory_is_diagnosed_with_its_own_model(run):
-    done = moored("diagnose", run)
-    assert "scoring 2 steps" in done.stderr and "token-forwards, about" in done.stderr
-    assert "retrieval" in done.stdout and "last regime:" in done.stdout
-    found = json.loads(moored("diagnose", run, "--json", "--draws", "50").stdout)
-    assert [look["step"] for look in found["looks"]] == [1, 2]
-    for look in found["looks"]:
-        report = look["report"]
-        assert report["num_prompts"] == 4
-        assert 0.0 < report["conditional_entropy_est"] < 2.0
-        assert set(report["p_values"]) == {"mi_estimate", "mi_seq_estimate", "retrieval_accuracy"}
+def looks_of(found: dict) -> list[dict]:
+    (series,) = found["environments"]
+    return series["looks"]
+
+
+def test_a_run_is_diagnosed_by_what_training_measured_without_torch(run):
+    code = "import sys; from moored.cli.main import main\ntry:\n    main()\nfinally:\n"
+    code += "    print('torch' in sys.modules, file=sys.stderr)"
+    command = [sys.executable, "-c", code, "diagnose", str(run), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr.split() == ["False"]
+    found = json.loads(done.stdout)
+    logged = read_records(run, "collapse")
+    assert found["temperature"] == TEMPERATURE
+    for look, record in zip(looks_of(found), logged, strict=True):
+        (entry,) = record["environments"].values()  # pyright: ignore
+        report = record["reports"][entry["view"]]  # pyright: ignore
+        assert look["step"] == record["step"] and look["regime"] == record["regime"]
+        assert look["report"]["mi_estimate"] == report["mi_estimate"]
+    shown = moored("diagnose", run).stdout
+    assert f"measured by training (collapse.jsonl), at temperature {TEMPERATURE}" in shown
+
+
+@dataclass(frozen=True)
+class Rescored:
+    """What `--rescore` printed and wrote."""
+
+    found: dict
+    stderr: str
+    page: str
+
+
+@pytest.fixture(scope="module")
+def rescored(run, tmp_path_factory) -> Rescored:
+    page = tmp_path_factory.mktemp("page") / "page.html"
+    options = ("--rescore", "--window", "1", "--draws", "50", "--json", "--html", page)
+    done = moored("diagnose", run, *options)
+    return Rescored(json.loads(done.stdout), done.stderr, page.read_text(encoding="utf-8"))
+
+
+def test_a_run_is_scored_afresh_with_the_nearest_checkpoint_at_its_own_temperature(run, rescored):
+    done, found = rescored, rescored.found
+    assert "scoring 2 looks" in done.stderr and f"at temperature {TEMPERATURE}" in done.stderr
+    looks, logged = looks_of(found), read_records(run, "collapse")
+    start = "the model the run started from"
+    assert [look["model"] for look in looks] == [start, "checkpoint 1"]
+    assert found["source"] == f"scored with {start} (step 1), checkpoint 1 (step 2)"
+    for look, record in zip(looks, logged, strict=True):
+        # All reasonings are drawn, and scored by the weights that wrote them.
+        before = record["reports"]["first_turn"]["mi_estimate"]  # pyright: ignore
+        assert look["report"]["mi_estimate"] == pytest.approx(before, abs=1e-6)
+        assert look["report"]["num_prompts"] == 4
         assert look["rewards"]["num_groups"] == 4
+
+
+def test_too_few_prompts_are_pooled_over_steps_and_labelled_by_them(run):
+    (look,) = looks_of(json.loads(moored("diagnose", run, "--rescore", "--json").stdout))
+    assert (look["first_step"], look["step"], look["num_steps"]) == (1, 2, 2)
+    assert look["report"]["num_prompts"] == 8
 
 
 def test_one_file_with_another_model_shows_every_metric_and_turn(run):
     file = run / "rollouts" / "step_000001.parquet"
     shown = moored("diagnose", file, "--model", "nano", "--by-turn").stdout
+    assert f"scored with nano, at temperature {TEMPERATURE}" in shown
     assert any(line.split()[:2] == ["turn", "M"] for line in shown.splitlines())
     for label in ("MI per token", "ceiling of both", "H(Z|X) per sequence", "95 % interval"):
         assert label in shown
 
 
-def test_a_page_is_written_beside_the_json_with_turns_of_the_last_step(run, tmp_path):
+def test_the_page_of_a_run_has_its_own_curves_and_close_ups_of_first_and_last(run, tmp_path):
     page = tmp_path / "page.html"
-    done = moored("diagnose", run, "--json", "--draws", "50", "--html", page)
-    assert "scoring 2 steps and 1 other turn(s) of the last" in done.stderr
+    done = moored("diagnose", run, "--json", "--html", page)
     found, text = json.loads(done.stdout), page.read_text(encoding="utf-8")
-    assert [look["turn"] for look in found["turns"]] == [1, 2]
-    assert found["turns"][0]["report"] == found["looks"][-1]["report"]
-    assert found["turns"][1]["report"]["num_prompts"] == 4
-    for look in (found["looks"][-1], *found["turns"]):
+    for look in looks_of(found):
         assert f"<td>{look['report']['conditional_entropy_est']:.3f}</td>" in text
-    assert f"{found['token_forwards']:,} token-forwards" in text
+    assert text.count('class="own"') >= 8  # frames of 4 prompts in two heat maps
+    assert f"moored diagnose {run} --json --html {page}" in text
     assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_a_page_of_rescored_rollouts_has_turns_of_the_last_look(rescored):
+    assert "scoring 2 looks and 1 other turn(s) of the last" in rescored.stderr
+    (series,) = rescored.found["environments"]
+    assert [look["turn"] for look in series["turns"]] == [1, 2]
+    assert series["turns"][0]["report"] == series["looks"][-1]["report"]
+    assert f"{rescored.found['token_forwards']:,} token-forwards" in rescored.page
+    assert "By turn of the episode" in rescored.page
+
+
+def test_every_step_of_a_foreign_folder_is_scored_by_its_nearest_checkpoint(tmp_path):
+    for step in (2, 4):
+        (tmp_path / f"checkpoint-{step}").symlink_to(embedded_models()["nano"])
+    rows = [
+        {"prompt": f"Room {p}. What now?", "response": f"<think>room {p}</think>up", "step": step}
+        for step in (1, 2, 3, 4)
+        for p in range(8)
+    ]
+    (tmp_path / "completions").mkdir()
+    file = tmp_path / "completions" / "rows.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    options = ("--json", "--draws", "20")
+    for path, more in ((tmp_path, ()), (file, ("--model", f"{tmp_path}/checkpoint-{{step}}"))):
+        found = json.loads(moored("diagnose", path, *more, *options).stdout)
+        assert [Path(look["model"]).name for look in looks_of(found)] == [
+            *("checkpoint-2", "checkpoint-2", "checkpoint-2", "checkpoint-4")
+        ]
+        assert found["warnings"] == [] and found["temperature"] == 1.0
+    one = json.loads(moored("diagnose", file, "--model", "nano", *options).stdout)
+    (warning,) = one["warnings"]
+    assert warning.startswith("one model scores all steps, 1 to 4")
 
 
 def refusal(monkeypatch, capsys, *arguments: str | Path) -> str:
@@ -100,7 +185,7 @@ def test_plain_lines_with_a_torn_end_and_a_bad_row_are_diagnosed(tmp_path, monke
     assert "line 17 has no 'response'" in said
     found = json.loads(moored("diagnose", file, "--model", "nano", "--skip-bad", "--json").stdout)
     assert (found["num_bad_rows"], found["num_torn_rows"]) == (1, 1)
-    assert found["looks"][0]["step"] is None
+    assert looks_of(found)[0]["step"] is None
 
 
 @pytest.mark.parametrize(
@@ -108,6 +193,9 @@ def test_plain_lines_with_a_torn_end_and_a_bad_row_are_diagnosed(tmp_path, monke
     [
         ("", ["--model", "nano"], "is empty"),
         ('{"question": 1}\n', ["--model", "nano"], "holds question, but needs"),
+        (ROW, ["--model", "nano", "--columns", "prompt"], "--columns takes WHAT=COLUMN"),
+        (ROW, ["--model", "no/checkpoint-{step}"], "no folder is called 'no/checkpoint-{step}'"),
+        (ROW, ["--endpoint", "http://127.0.0.1:9/v1"], "the model that the server knows"),
         (ROW, ["--model", "nano"], "no response holds"),
         (ROW, ["--model", "nano", "--whole"], "needs 2 distinct prompts"),
         (ROW, [], "--model"),

@@ -1,146 +1,104 @@
-"""From drawn steps to a verdict, with a score function whose dependence is known."""
+"""What a series of verdicts amounts to, in one headline."""
 
 from __future__ import annotations
 
-import io
-import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from rich.console import Console
 
-from moored.analysis.diagnosis import Diagnosis, choose_num_prompts, diagnose, make_plan
-from moored.analysis.findings import curve_table, step_table, summary
-from moored.analysis.sample import draw
-from moored.analysis.scorers import Encoder, Scorer
-from moored.diagnostics.report import Regime
-from moored.errors import TooFewPromptsError
-from moored.files.records import Record
-from moored.types import Prompt, ScoreRequest
+from moored.analysis.diagnosis import Diagnosis, Look, Series
+from moored.analysis.findings import Kind, explanation, headline, interval_of
+from moored.diagnostics.alarm import Alarm
+from moored.diagnostics.information import information
+from moored.diagnostics.report import Regime, Verdict
+from moored.diagnostics.watch import Watched
 
-
-def score_one(prompt: Prompt, continuations) -> list[np.ndarray]:
-    """The first id of a continuation names its author, the second how much it shows, in %.
-
-    Noise depends on both, as a model's would.
-    """
-    found = []
-    for ids in continuations:
-        noise = np.random.default_rng([*prompt.ids.tolist(), *ids.tolist()]).normal(
-            0, 0.3, len(ids)
-        )
-        found.append(-3.0 + noise + (prompt.ids[0] == ids[0]) * ids[1] / 100)
-    return found
+VERDICTS = {"h": Verdict.HEALTHY, "c": Verdict.COLLAPSED, "?": Verdict.CANNOT_TELL}
+REGIMES = {"h": Regime.DIVERSE, "c": Regime.TEMPLATE_COLLAPSE, "?": None}
+REPORT = information(np.eye(4) - 2.0, np.arange(4), np.ones(4))
 
 
-def score(requests: Sequence[ScoreRequest]) -> list[list[np.ndarray]]:
-    return [score_one(request.prompt, request.continuations) for request in requests]
+def look(letter: str, steps: Sequence[int]) -> Look:
+    watched = Watched(
+        report=REPORT,
+        verdict=VERDICTS[letter],
+        why=f"Because of {letter}.",
+        prompts_needed=None,
+        regime=REGIMES[letter],
+        alarm=None,
+    )
+    return Look(steps=tuple(steps), watched=watched)
 
 
-SCORER = Scorer(name="toy", score=score, encoder=Encoder(None), shares_prompt=True)
+def series(letters: str, env: str | None = None, alarm: Alarm | None = None) -> Series:
+    looks = tuple(look(letter, [10 * (k + 1)]) for k, letter in enumerate(letters))
+    return Series(env=env, view="one_turn", looks=looks, alarm=alarm)
 
 
-def record(prompt: int, author: int, strength: int, serial: int, step: int | None = 0) -> Record:
-    ids = np.array([author, strength, serial, serial + 1, serial + 2])
-    return Record(step=step, prompt=np.array([prompt]), response=ids, think=(0, 5))
+def diagnosis(*found: Series) -> Diagnosis:
+    return Diagnosis(series=found, source="scored with toy", temperature=1.0)
 
 
-def look_at(rows, num_prompts=None, num_pairs=32, draws=200, seed=0) -> Diagnosis:
-    drawn = draw(rows, num_prompts=num_prompts or 16, num_pairs=num_pairs, seed=seed)
-    wanted = choose_num_prompts(drawn, num_prompts)
-    plan = make_plan(drawn, SCORER, num_prompts=wanted, num_pairs=num_pairs)
-    return diagnose(plan, drawn, SCORER, draws=draws, seed=seed)
+ALARM = Alarm(step=20, kind=Regime.TEMPLATE_COLLAPSE, mi_level=0.0, mi_reference=1.0, cusum=9.0)
 
 
-def test_p_values_are_uniform_on_shuffled_pairs_and_tiny_on_true_ones():
-    null, true = [], []
-    for case in range(40):
-        authors = np.repeat(np.arange(6), 4)
-        shuffled = np.random.default_rng(case).permutation(authors)
-        for kept, prompts in ((null, shuffled), (true, authors)):
-            rows = [
-                record(int(p), int(a), 100, 1000 * case + 10 * k)
-                for k, (p, a) in enumerate(zip(prompts, authors, strict=True))
-            ]
-            kept.append(look_at(rows, seed=case).looks[0].report.p_values["mi_estimate"])
-    ordered = np.sort(null)
-    steps = np.arange(1, 41) / 40
-    distance = max(np.abs(ordered - steps).max(), np.abs(ordered - steps + 1 / 40).max())
-    # Kolmogorov-Smirnov at 1 %, n = 40.
-    assert distance < 0.258
-    assert max(true) < 0.01
+@pytest.mark.parametrize(
+    ("letters", "text"),
+    [
+        ("hhcc", "Collapsed since step 30"),
+        ("hchcc", "Collapsed since step 40"),
+        ("h?c?c", "Collapsed since step 30"),
+        ("cc", "Collapsed from the first look on, step 10"),
+        ("hch", "Healthy"),
+        ("ccc?", "Cannot tell"),
+    ],
+)
+def test_the_headline_is_the_last_verdict_and_since_when(letters, text):
+    assert headline(diagnosis(series(letters))).text == text
 
 
-def test_a_collapsed_model_is_at_chance_and_an_honest_one_is_not():
-    def rows(strength: int) -> list[Record]:
-        return [record(k % 8, k % 8, strength, 10 * k) for k in range(128)]
-
-    collapsed, honest = (look_at(rows(strength), 8, 128).looks[0] for strength in (0, 200))
-    assert collapsed.regime is Regime.TEMPLATE_COLLAPSE and honest.regime is Regime.DIVERSE
-    interval = collapsed.report.intervals["retrieval_accuracy"]
-    assert interval.low <= 1 / 8 <= interval.high
-    assert honest.report.retrieval_accuracy > 0.9
+def test_a_look_over_several_steps_collapsed_with_its_first():
+    found = Series(
+        env=None, view="one_turn", looks=(look("h", [1, 2]), look("c", [3, 4])), alarm=None
+    )
+    assert headline(diagnosis(found)).text == "Collapsed since step 3"
+    nameless = Series(env=None, view="one_turn", looks=(look("c", []),), alarm=None)
+    assert headline(diagnosis(nameless)).text == "Collapsed"
 
 
-def test_an_alarm_names_the_step_after_which_prompts_no_longer_tell():
-    rows = [
-        record(k % 8, k % 8, 100 if step < 10 else 5, 100 * step + k, step)
-        for step in range(20)
-        for k in range(32)
-    ]
-    found = look_at(rows)
-    assert [look.step for look in found.looks] == list(range(20))
-    assert found.alarm is not None and 10 <= found.alarm.step <= 15
-    assert found.alarm.kind is Regime.TEMPLATE_COLLAPSE
-    healthy = look_at([r for r in rows if r.step is not None and r.step < 10])
-    assert healthy.alarm is None
+def test_an_alarm_that_was_followed_by_health_is_told():
+    found = headline(diagnosis(series("hch", alarm=ALARM)))
+    assert found.text == "Healthy again after the alarm of step 20" and found.kind is Kind.GOOD
 
 
-def test_steps_with_fewer_prompts_than_the_median_are_skipped_and_named():
-    rows = [record(k % 6, k % 6, 100, k, step) for step in range(3) for k in range(12)]
-    rows += [record(k % 2, k % 2, 100, k, 9) for k in range(12)]
-    found = look_at(rows)
-    assert [look.report.num_prompts for look in found.looks] == [6, 6, 6]
-    assert "needs 6 distinct prompts with a reasoning, got 2" in found.skipped[9]
+@pytest.mark.parametrize(
+    ("verdicts", "whole"),
+    [
+        (("h", "h"), Verdict.HEALTHY),
+        (("h", "?"), Verdict.CANNOT_TELL),
+        (("?", "c"), Verdict.COLLAPSED),
+    ],
+)
+def test_the_whole_is_as_well_as_its_worst_environment(verdicts, whole):
+    found = diagnosis(*(series(letter, env=f"e{k}") for k, letter in enumerate(verdicts)))
+    assert found.verdict is whole
 
 
-def test_one_prompt_only_and_no_tags_at_all_say_what_to_do():
-    one = [record(1, 1, 100, k, step) for step in range(2) for k in range(9)]
-    with pytest.raises(TooFewPromptsError, match=r"needs 2 .* got 1 in 9 rows; .*--window"):
-        look_at(one)
-    bare = [Record(step=None, prompt="a", response="b", think=None) for _ in range(3)]
-    with pytest.raises(TooFewPromptsError, match=r"no response holds .*--tags"):
-        look_at(bare)
-    empty = [Record(step=None, prompt=p, response="<think> </think>", think=(7, 8)) for p in "ab"]
-    with pytest.raises(TooFewPromptsError, match=r"got 0 in 2 rows \(0 without tags, 2 empty\)"):
-        look_at(empty)
-    with pytest.raises(TooFewPromptsError, match="no rows"):
-        look_at([])
+def test_only_a_collapse_is_answered_by_going_back_to_a_checkpoint():
+    for letter in "hc?":
+        (line,) = explanation(diagnosis(series(letter)))
+        assert line.text.startswith(f"Because of {letter}.")
+        assert ("Go back to a checkpoint" in line.text) == (letter == "c")
 
 
-def shown(item) -> str:
-    console = Console(width=140, record=True, file=io.StringIO())
-    console.print(item)
-    return console.export_text()
-
-
-def test_everything_is_json_and_tables_show_intervals_chance_and_alarm():
-    rows = [
-        record(k % 8, k % 8, 100 if step < 8 else 0, 100 * step + k, step)
-        for step in range(16)
-        for k in range(32)
-    ]
-    found = look_at(rows)
-    stored = json.loads(json.dumps(found.to_dict()))
-    assert stored["alarm"]["step"] == found.alarm.step  # pyright: ignore[reportOptionalMemberAccess]
-    first = stored["looks"][0]
-    assert first["report"]["intervals"]["mi_estimate"]["low"] < first["report"]["mi_estimate"]
-    assert set(first) >= {"step", "regime", "rewards", "valid_thinking_rate"}
-    wide, narrow = shown(curve_table(found, 140)), shown(curve_table(found, 80))
-    assert wide.count("◀ ALARM") == 1 and "…" in wide and "…" not in narrow
-    one = shown(step_table(found.looks[0]))
-    assert "retrieval among the best 4" in one and "0.125" in one
-    assert any("ALARM at step" in line.plain for line in summary(found))
-    single = look_at([r for r in rows if r.step == 0])
-    assert not any("alarm" in line.plain.lower() for line in summary(single))
+def test_where_there_is_no_bootstrap_intervals_come_from_standard_errors():
+    report = replace(
+        REPORT, standard_errors={"mi_estimate": 0.1}, num_used_prompts=4, mi_estimate=0.5
+    )
+    found = interval_of(report, "mi_estimate")
+    assert found is not None
+    # Student's t with three degrees of freedom: 3.182 at 95 %.
+    assert (found.low, found.high) == pytest.approx((0.5 - 0.3182, 0.5 + 0.3182), abs=1e-3)
+    assert interval_of(report, "mi_upper_bound") is None

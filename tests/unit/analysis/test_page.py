@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from moored.analysis.diagnosis import Closeup, Diagnosis, TurnLook, diagnose, make_plan
+from moored import __version__
+from moored.analysis.diagnosis import Closeup, Diagnosis, Series, TurnLook
 from moored.analysis.findings import METRICS
 from moored.analysis.page import (
     check_can_write,
@@ -20,15 +22,16 @@ from moored.analysis.page import (
     write_page,
 )
 from moored.analysis.sample import draw
-from moored.analysis.scorers import Encoder, Scorer
+from moored.analysis.scorers import Encoder, Scorer, Scorers
+from moored.analysis.scoring import Size, diagnose, make_plan
 from moored.analysis.svg import BOTTOM, LEFT, RIGHT, TOP, Axis, Cuts, Placed, heat_map, plane
 from moored.diagnostics.information import Likelihood
-from moored.diagnostics.report import Regime
+from moored.diagnostics.report import Regime, Verdict
 from moored.errors import ConfigError, RunLogError
 from moored.files.records import Record
 
 HOSTILE = "</pre><script>alert('x')</script><img src=x onerror=y> & \"quoted\""
-VOID = {"meta"}
+VOID = {"meta", "br"}
 
 
 class Page(HTMLParser):
@@ -82,33 +85,42 @@ def score_one(prompt: np.ndarray, ids: np.ndarray) -> np.ndarray:
 TOY = Scorer(name="toy", score=score, encoder=Encoder(None), shares_prompt=True)
 
 
+MADE = datetime(2026, 11, 15, 12, 30, tzinfo=UTC)
+
+
 @pytest.fixture(scope="module")
 def collapsing() -> Diagnosis:
     """Twelve steps; after the sixth no reasoning shows its prompt."""
     rows = [
         Record(
             step=step,
-            prompt=np.array([k % 4]),
-            response=np.array([k % 4, 150 if step < 6 else 0, step, k]),
+            prompt=np.array([k % 8]),
+            response=np.array([k % 8, 300 if step < 6 else 0, step, k]),
             think=(0, 4),
             rewards={"reward": float(k % 3)},
         )
         for step in range(12)
-        for k in range(16)
+        for k in range(64)
     ]
-    drawn = draw(rows, num_prompts=4, num_pairs=16)
-    plan = make_plan(drawn, TOY, num_prompts=4, num_pairs=16)
-    return diagnose(plan, drawn, TOY, draws=100, closeups=True)
+    drawn = draw(rows, num_prompts=8, num_pairs=64)
+    plan = make_plan(drawn, TOY, Size())
+    return diagnose(plan, drawn, Scorers.single(TOY), draws=100, closeups=True)
 
 
-def render(found: Diagnosis, *, model: str = "toy") -> str:
-    return render_page(found, files=["a.jsonl"], model=model)
+def render(found: Diagnosis, command: str = "moored diagnose a.jsonl") -> str:
+    return render_page(found, files=["a.jsonl"], command=command, made=MADE)
+
+
+def with_series(found: Diagnosis, **changes) -> Diagnosis:
+    """The only environment, changed."""
+    (series,) = found.series
+    return replace(found, series=(replace(series, **changes),))
 
 
 def closeup(logp_MN, columns_M, prompts=("p", "q"), reasonings=None) -> Closeup:
     likelihood = Likelihood.of(np.array(logp_MN, dtype=float), np.array(columns_M))
     texts = reasonings or tuple(f"r{m}" for m in range(len(columns_M)))
-    return Closeup(prompts=prompts, reasonings=texts, token=likelihood)
+    return Closeup(name="Step 1", prompts=prompts, reasonings=texts, token=likelihood)
 
 
 def shown(value: float) -> str:
@@ -116,8 +128,15 @@ def shown(value: float) -> str:
 
 
 def test_figures_of_the_page_are_those_of_the_json(collapsing):
-    page, stored = Page(render(collapsing)), json.loads(json.dumps(collapsing.to_dict()))
-    metrics = {row[0]: row[1:] for row in page.tables[0][1:]}
+    page, whole = Page(render(collapsing)), json.loads(json.dumps(collapsing.to_dict()))
+    (stored,) = whole["environments"]
+    header, *rows = page.tables[0]
+    assert [row[0] for row in rows] == [str(look["step"]) for look in stored["looks"]]
+    for row, look in zip(rows, stored["looks"], strict=True):
+        assert row[header.index("MI/token")] == shown(look["report"]["mi_estimate"])
+        assert row[header.index("reward")] == shown(look["rewards"]["mean"])
+        assert row[-1] == look["verdict"].replace("_", " ")
+    metrics = {row[0]: row[1:] for row in page.tables[1][1:]}
     last = stored["looks"][-1]["report"]
     assert len(METRICS) == 14
     for name, (label, _) in METRICS.items():
@@ -127,36 +146,78 @@ def test_figures_of_the_page_are_those_of_the_json(collapsing):
             low, high = (shown(last["intervals"][name][end]) for end in ("low", "high"))
             assert interval == f"{low}…{high}"
         assert p == (shown(last["p_values"][name]) if name in last["p_values"] else "–")
-    assert metrics["retrieval"][3] == "0.250"
-    header, *rows = page.tables[1]
-    assert [row[0] for row in rows] == [str(look["step"]) for look in stored["looks"]]
-    for row, look in zip(rows, stored["looks"], strict=True):
-        assert row[header.index("MI/token")] == shown(look["report"]["mi_estimate"])
-        assert row[header.index("reward")] == shown(look["rewards"]["mean"])
-        assert row[-1] == (look["regime"] or "cannot_tell")
-    assert "closeup" not in stored["looks"][0]
+    assert metrics["retrieval"][3] == "0.125"
 
 
-def test_headline_says_regime_and_alarm_and_curves_mark_its_step(collapsing):
-    assert collapsing.alarm is not None
+def test_headline_says_since_when_it_is_collapsed_and_curves_mark_the_alarm(collapsing):
+    since = collapsing.worst.collapsed_at
+    # It takes two looks to overturn a verdict.
+    assert collapsing.worst.alarm is not None and since is not None and since.step in (6, 7)
     text = render(collapsing)
-    wanted = f"Regime: template collapse, alarm at step {collapsing.alarm.step}"
-    assert wanted in Page(text).texts
+    assert f"Collapsed since step {since.step}" in Page(text).texts
+    assert "Go back to a checkpoint before the fall" in text
     # One vertical line in each of the four curves.
     assert text.count('class="mark"') == 4
-    healthy = render(replace(collapsing, looks=collapsing.looks[:6], alarm=None))
-    assert "Regime: diverse" in Page(healthy).texts and 'class="mark"' not in healthy
+    healthy = render(with_series(collapsing, looks=collapsing.worst.looks[:6], alarm=None))
+    assert "Healthy" in Page(healthy).texts and 'class="mark"' not in healthy
+
+
+def test_a_page_that_cannot_tell_says_why_and_never_to_go_back_to_a_checkpoint(collapsing):
+    last = collapsing.worst.looks[-1]
+    why = "2 prompts cannot tell; about 30 are needed."
+    unsure = replace(last.watched, verdict=Verdict.CANNOT_TELL, why=why, regime=None)
+    looks = (*collapsing.worst.looks[:-1], replace(last, watched=unsure))
+    text = render(with_series(collapsing, looks=looks, alarm=None))
+    page = Page(text)
+    assert "Cannot tell" in page.texts and why in page.texts
+    assert "checkpoint" not in text
+    assert '<h1 class="warning">' in text
+
+
+def test_curves_stand_before_the_table_of_metrics(collapsing):
+    text = render(collapsing)
+    places = [text.index(mark) for mark in ("<h1", "Over the steps", "Every metric", "under every")]
+    assert places == sorted(places)
+
+
+def test_bands_are_drawn_from_standard_errors_where_nothing_was_resampled(collapsing):
+    def without_bootstrap(series: Series):
+        for look in series.looks:
+            bare = replace(look.report, intervals={})
+            yield replace(look, watched=replace(look.watched, report=bare))
+
+    text = render(with_series(collapsing, looks=tuple(without_bootstrap(collapsing.worst))))
+    bands = re.findall(r'class="band" points="([^"]*)"', text)
+    # MI, retrieval and entropy have twelve points each way; rewards have no errors.
+    assert [len(points.split()) for points in bands] == [24, 24, 24, 0]
+
+
+def test_footer_has_command_date_and_version_and_one_sentence_says_why_mi_can_be_negative(
+    collapsing,
+):
+    text = render(collapsing)
+    foot = text[text.index("<footer>") :]
+    assert "<code>moored diagnose a.jsonl</code>" in foot
+    assert "2026-11-15 12:30 UTC" in foot and f"moored {__version__}" in foot
+    assert text.count("MI can fall below zero:") == 1
+
+
+def test_every_environment_has_its_own_curves(collapsing):
+    (series,) = collapsing.series
+    both = (replace(series, env="maze"), replace(series, env="sums", looks=series.looks[:6]))
+    page = Page(render(replace(collapsing, series=both)))
+    for title in ("maze: over the steps", "sums: over the steps", "sums: every metric of step 5"):
+        assert title in "".join(page.texts)
+    assert any(re.match(r"Collapsed since step [67] in maze; ", text) for text in page.texts)
 
 
 def test_hostile_text_stays_text_and_nothing_is_fetched(collapsing):
-    last = collapsing.looks[-1]
     texts = (HOSTILE, "calm")
     seen = closeup([[-1, -2], [-2, -1]], [0, 1], (HOSTILE, HOSTILE + "2"), texts)
-    found = replace(collapsing, looks=(*collapsing.looks[:-1], replace(last, closeup=seen)))
-    text = render(found, model=HOSTILE)
+    text = render(collapsing.with_closeups([seen]), command=HOSTILE)
     page = Page(text)
     assert not {"script", "img", "link", "iframe"} & set(page.tags)
-    # As prompt twice in the list and once each as an example, as reasoning, and as a model.
+    # As prompt twice in the list and once each as an example, as reasoning, and as the command.
     assert "".join(page.texts).count("<script>alert('x')</script>") == 6
     assert not {"src", "href", "onerror", "style"} & page.attributes
     assert not re.search(r"https?:|url\(|@import", text)
@@ -164,22 +225,22 @@ def test_hostile_text_stays_text_and_nothing_is_fetched(collapsing):
 
 
 def test_a_single_look_without_closeup_has_no_curves_and_no_regimes_drawn(collapsing):
-    one = replace(collapsing, looks=(replace(collapsing.looks[-1], closeup=None),), alarm=None)
-    text = render(one)
+    one = with_series(collapsing, looks=collapsing.worst.looks[-1:], alarm=None)
+    text = render(one.with_closeups([]))
     assert "Over the steps" not in text and 'class="own"' not in text
     assert 'class="lost"' not in text and text.count("<circle") == 1
     assert "By turn" not in text
 
 
 def test_turns_are_a_section_of_their_own(collapsing):
-    reports = [look.report for look in collapsing.looks]
+    reports = [look.report for look in collapsing.worst.looks]
     turns = (TurnLook(turn=1, report=reports[-1]), TurnLook(turn=2, report=reports[0]))
-    page = Page(render(replace(collapsing, turns=turns)))
+    page = Page(render(with_series(collapsing, turns=turns)))
     assert "By turn of the episode" in page.texts
     header, first, second = page.tables[-1]
     assert header[:3] == ["turn", "M", "MI/token"]
-    assert first[:3] == ["1", "16", shown(reports[-1].mi_estimate)]
-    assert second[:3] == ["2", "16", shown(reports[0].mi_estimate)]
+    assert first[:3] == ["1", "64", shown(reports[-1].mi_estimate)]
+    assert second[:3] == ["2", "64", shown(reports[0].mi_estimate)]
 
 
 def test_heat_map_orders_rows_by_prompt_and_frames_own_cells():
@@ -203,16 +264,16 @@ def test_heat_map_orders_rows_by_prompt_and_frames_own_cells():
 
 def test_plane_cuts_stand_where_regimes_change_and_points_have_the_verdict():
     looks = [
-        Placed(1.0, 0.5, True, "a"),
-        Placed(1.2, 0.3, False, "b"),
-        Placed(1.0, 0.0, False, "c"),
+        Placed(1.0, 0.5, "good", "a"),
+        Placed(1.2, 0.3, "warning", "b"),
+        Placed(1.0, 0.0, "bad", "c"),
     ]
     drawn = plane(looks, Cuts(entropy=0.6, mi=0.1))
     # x runs from 0 to 1.1 * 1.2; y from -0.2 * 0.5 to 1.12 * 0.5.
     x = LEFT + 0.6 / 1.32 * (RIGHT - LEFT)
     y = BOTTOM + (0.1 + 0.1) / 0.66 * (TOP - BOTTOM)
     assert f'd="M{LEFT} {y:.1f}H{RIGHT}M{x:.1f} {TOP}V{BOTTOM}"' in drawn
-    assert re.findall(r'circle class="([a-z ]+)"', drawn) == ["good start", "bad", "bad"]
+    assert re.findall(r'circle class="([a-z ]+)"', drawn) == ["good start", "warning", "bad"]
     for regime in Regime:
         assert regime.replace("_", " ") in drawn
 
@@ -264,11 +325,11 @@ def test_a_full_disk_leaves_the_old_page_and_nothing_else(tmp_path, monkeypatch,
     file.write_text("old")
     monkeypatch.setattr(Path, "write_text", fill_disk)
     with pytest.raises(RunLogError, match="No space left"):
-        write_page(file, collapsing, files=["a"], model="toy")
+        write_page(file, collapsing, files=["a"], command="moored")
     assert file.read_text() == "old" and list(tmp_path.iterdir()) == [file]
 
 
 def test_bytes_that_are_no_text_do_not_stop_the_page(tmp_path, collapsing):
     file = tmp_path / "page.html"
-    write_page(file, collapsing, files=["a\udcff.jsonl"], model="n\0ul")
+    write_page(file, collapsing, files=["a\udcff.jsonl"], command="n\0ul")
     assert "a?.jsonl" in file.read_text() and "\0" not in file.read_text()

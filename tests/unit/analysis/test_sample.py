@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import tracemalloc
 from collections import Counter
-from itertools import pairwise
+from dataclasses import replace
 
 import pytest
 
@@ -23,7 +23,7 @@ def record(prompt: str, number: int = 0, **fields) -> Record:
 def texts(drawn, step: int = 0) -> dict[str, list[str]]:
     return {
         prompt.prompt: [r.content[r.start : r.stop] for _, r in prompt.reasonings]
-        for prompt in drawn.steps[step].chosen(99)
+        for prompt in drawn.looks[step].chosen(99)
     }
 
 
@@ -81,34 +81,62 @@ def test_memory_does_not_grow_with_rows():
     assert many < 1.2 * few and many < 4e6
 
 
-def test_windows_pool_steps_and_steps_come_in_order():
-    rows = [record("p", step=step) for step in (25, 3, 12, 19)]
-    assert [
-        (s.step, s.num_rows) for s in draw(rows, num_prompts=2, num_pairs=2, window=10).steps
-    ] == [
-        (0, 1),
-        (10, 2),
-        (20, 1),
-    ]
-    steps = [s.step or 0 for s in draw(rows, num_prompts=2, num_pairs=2).steps]
-    assert all(a < b for a, b in pairwise(steps))
+def pooled(steps, window, prompts_per_step: int = 1):
+    rows = [record(f"{step} {k}", step=step) for step in steps for k in range(prompts_per_step)]
+    return draw(rows, num_prompts=16, num_pairs=16).pooled(window).looks
+
+
+def test_a_window_pools_stored_steps_and_is_labelled_by_the_steps_it_holds():
+    looks = pooled(range(32, 0, -1), 8)
+    assert [look.label for look in looks] == ["1–8", "9–16", "17–24", "25–32"]
+    assert [(look.num_rows, look.step) for look in looks] == [(8, 8), (8, 16), (8, 24), (8, 32)]
+
+
+def test_steps_that_were_stored_with_gaps_are_pooled_too():
+    looks = pooled(range(10, 80, 10), 3)
+    assert [look.label for look in looks] == ["10–30", "40–60", "70"]
+    assert [look.num_rows for look in looks] == [3, 3, 1]
+
+
+def test_without_a_window_steps_with_few_prompts_are_pooled_until_there_are_eight():
+    assert [look.label for look in pooled(range(1, 9), None, 2)] == ["1–4", "5–8"]
+    assert [look.label for look in pooled(range(1, 4), None, 8)] == ["1", "2", "3"]
+    # All steps together have six: more cannot be had.
+    assert [look.label for look in pooled(range(1, 4), None, 2)] == ["1–3"]
+
+
+def test_pooled_steps_are_what_one_draw_of_all_rows_would_be():
+    rows = [record(f"p{k % 12}", k, step=k // 40) for k in range(120)]
+    together = [replace(row, step=None) for row in rows]
+    pooled_rows = texts(draw(rows, num_prompts=8, num_pairs=24).pooled(3))
+    assert pooled_rows == texts(draw(together, num_prompts=8, num_pairs=24))
+    assert [len(found) for found in pooled_rows.values()] == [3] * 8
+
+
+def test_environments_are_drawn_apart():
+    rows = [record("p", step=step, env=env) for step in (2, 1) for env in ("maze", "sums")]
+    found = draw(rows, num_prompts=2, num_pairs=2)
+    assert {env: [look.step for look in looks] for env, looks in found.series.items()} == {
+        "maze": [1, 2],
+        "sums": [1, 2],
+    }
 
 
 def test_rewards_are_compared_inside_groups_only():
     rewards = {"a": [0.0, 1.0], "b": [5.0, 5.0], "c": [7.0]}
     rows = [record(prompt, rewards={"reward": r}) for prompt, rs in rewards.items() for r in rs]
-    found = draw(rows, num_prompts=4, num_pairs=4).steps[0].rewards()
+    found = draw(rows, num_prompts=4, num_pairs=4).looks[0].rewards()
     assert found is not None
     assert found.mean == pytest.approx(3.6)
     # Variances 0.25 and 0; the group of one says nothing.
     assert found.std_in_group == pytest.approx(0.125**0.5)
     assert (found.zero_spread_share, found.num_groups) == (0.5, 3)
-    assert draw([record("a")], num_prompts=4, num_pairs=4).steps[0].rewards() is None
+    assert draw([record("a")], num_prompts=4, num_pairs=4).looks[0].rewards() is None
 
 
 def test_replies_without_reasoning_are_counted_not_drawn():
     rows = [record("a"), record("a", think=None), record("a", think=(3, 3))]
-    step = draw(rows, num_prompts=4, num_pairs=4).steps[0]
+    step = draw(rows, num_prompts=4, num_pairs=4).looks[0]
     assert (step.num_rows, step.num_without_reasoning, step.num_empty) == (3, 1, 1)
     assert len(step.chosen(4)[0].reasonings) == 1
 
@@ -119,4 +147,4 @@ def test_bad_rows_stop_the_draw_unless_they_are_torn_or_passed_over():
     with pytest.raises(MooredError, match=r"line 2 is bad; .*--skip-bad"):
         draw([record("a"), bad], num_prompts=2, num_pairs=2)
     found = draw([bad, record("a"), torn], num_prompts=2, num_pairs=2, skip_bad=True)
-    assert (found.num_bad, found.num_torn, found.steps[0].num_rows) == (1, 1, 1)
+    assert (found.num_bad, found.num_torn, found.looks[0].num_rows) == (1, 1, 1)

@@ -1,124 +1,207 @@
-"""Text to scores: what `diagnose` finds is what plain concatenation and re-running gives."""
+"""From drawn looks to a verdict, with a score function whose dependence is known."""
 
 from __future__ import annotations
 
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from rich.console import Console
 
-torch = pytest.importorskip("torch")
-
-from moored.analysis.diagnosis import make_plan, predict_seconds  # noqa: E402
-from moored.analysis.sample import Reasoning, draw  # noqa: E402
-from moored.analysis.scorers import (  # noqa: E402
-    Encoder,
-    Scorer,
-    local_scorer,
-)
-from moored.diagnostics.pairs import cross_score  # noqa: E402
-from moored.errors import MooredError  # noqa: E402
-from moored.files.records import ReadOptions, Record, find_reasoning  # noqa: E402
-from moored.models.load import load_model  # noqa: E402
-
-WORDS = ["the", "player", "is", "at", "left", "wall", "box", "up", "so", "push", "é", "漢"]
+from moored.analysis.diagnosis import Diagnosis
+from moored.analysis.findings import curve_table, headline, notes, step_table
+from moored.analysis.sample import draw
+from moored.analysis.scorers import Encoder, Scorer, Scorers
+from moored.analysis.scoring import Size, diagnose, make_plan
+from moored.diagnostics.report import Regime, Verdict
+from moored.errors import TooFewPromptsError
+from moored.files.records import Record
+from moored.types import Prompt, ScoreRequest
 
 
-@pytest.fixture(scope="module")
-def nano() -> Scorer:
-    torch.set_num_threads(1)
-    return local_scorer("nano", "cpu", "float32")
+def score_one(prompt: Prompt, continuations) -> list[np.ndarray]:
+    """The first id of a continuation names its author, the second how much it shows, in %.
+
+    Noise depends on both, as a model's would.
+    """
+    found = []
+    for ids in continuations:
+        noise = np.random.default_rng([*prompt.ids.tolist(), *ids.tolist()]).normal(
+            0, 0.3, len(ids)
+        )
+        found.append(-3.0 + noise + (prompt.ids[0] == ids[0]) * ids[1] / 100)
+    return found
 
 
-def record(prompt, response: str) -> Record:
-    think = find_reasoning(response, ReadOptions())
-    return Record(step=None, prompt=prompt, response=response, think=think)
+def score(requests: Sequence[ScoreRequest]) -> list[list[np.ndarray]]:
+    return [score_one(request.prompt, request.continuations) for request in requests]
 
 
-def test_scores_equal_concatenating_and_running_again(nano):
-    rng = np.random.default_rng(0)
-    rows = []
-    for p, length in enumerate((3, 40, 11, 90)):
-        prompt = f"room {p}: " + " ".join(rng.choice(WORDS, length))
-        for _ in range(3):
-            thought = " ".join(rng.choice(WORDS, rng.integers(1, 50)))
-            rows.append(record(prompt, f"<think>\n{thought}\n</think><answer>up</answer>"))
-    plan = make_plan(draw(rows, num_prompts=4, num_pairs=12), nano, num_prompts=4, num_pairs=12)
-    pairs = plan.steps[0].pairs
-    found = cross_score(pairs, nano.score)
-    model = load_model("nano", torch.device("cpu")).model.eval()
-    naive = np.empty_like(found)
-    for m, pair in enumerate(pairs.pairs):
-        for j, prompt in enumerate(pairs.prompts):
-            ids = torch.tensor(np.concatenate([prompt.ids, pair.continuation]))
-            with torch.no_grad():
-                logp = model(ids[None]).logits[0, :-1].log_softmax(-1)
-            each = logp[torch.arange(len(ids) - 1), ids[1:]]
-            naive[m, j] = each[len(prompt.ids) - 1 + pair.num_opening :].double().sum()
-    assert len({len(prompt.ids) for prompt in pairs.prompts}) == 4
-    np.testing.assert_allclose(found, naive, atol=1e-4, rtol=0)
+SCORER = Scorer(name="toy", score=score, encoder=Encoder(None), shares_prompt=True)
 
 
-def test_the_stated_cost_counts_prompts_once_here_and_every_time_behind_a_server(nano):
-    rows = [record(f"room {p}", "<think>up up</think>") for p in range(3) for _ in range(2)]
-    plan = make_plan(draw(rows, num_prompts=3, num_pairs=6), nano, num_prompts=3, num_pairs=6)
-    pairs = plan.steps[0].pairs
-    prompts = sum(len(prompt.ids) for prompt in pairs.prompts)
-    replies = sum(len(pair.continuation) for pair in pairs.pairs)
-    assert (plan.num_prompts, plan.num_columns) == (3, 3)
-    assert plan.token_forwards == prompts + 3 * replies
-    server = Scorer(name="s", score=nano.score, encoder=nano.encoder, shares_prompt=False)
-    assert server.cost(pairs) == 6 * prompts + 3 * replies
-    assert predict_seconds(plan, nano) > 0.0
+def record(
+    prompt: int,
+    author: int,
+    strength: int,
+    serial: int,
+    step: int | None = 0,
+    env: str | None = None,
+) -> Record:
+    ids = np.array([author, strength, serial, serial + 1, serial + 2])
+    return Record(step=step, prompt=np.array([prompt]), response=ids, think=(0, 5), env=env)
 
 
-def test_tags_are_context_and_only_the_inside_is_scored(nano, toy_tokenizer):
-    text = "<think>é up</think><answer>"
-    ids, num_opening = nano.encoder.reasoning(Reasoning(text, 7, 11, None))
-    tokenizer = load_model("nano", torch.device("cpu")).tokenizer
-    assert tokenizer.decode(ids[:num_opening]) == "<think>"
-    assert tokenizer.decode(ids[num_opening:]) == "é up"
-    # Tokens that run over a border belong to the tag.
-    fused = toy_tokenizer.make_tokenizer("chatml", fused=True)
-    ids, num_opening = Encoder(fused).reasoning(Reasoning(text, 7, 11, None))
-    inner = fused.decode(ids[num_opening:])
-    assert inner in "é up" and fused.decode(ids) in text
+def look_at(
+    rows, num_prompts=None, num_pairs=32, draws=200, seed=0, window: int | None = 1, scorer=SCORER
+) -> Diagnosis:
+    drawn = draw(rows, num_prompts=num_prompts or 16, num_pairs=num_pairs, seed=seed)
+    drawn = drawn.pooled(window)
+    plan = make_plan(drawn, scorer, Size(num_prompts=num_prompts, num_pairs=num_pairs))
+    return diagnose(plan, drawn, Scorers.single(scorer), draws=draws, seed=seed)
 
 
-def test_chats_are_rendered_with_the_template_and_replies_go_on_from_it(nano):
-    tokenizer = load_model("nano", torch.device("cpu")).tokenizer
-    ids = nano.encoder.prompt([{"role": "user", "content": "hi"}])
-    assert tokenizer.decode(ids) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
-    open_end = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "I"}]
-    assert str(tokenizer.decode(nano.encoder.prompt(open_end))).endswith("assistant\nI")
+def test_p_values_are_uniform_on_shuffled_pairs_and_tiny_on_true_ones():
+    null, true = [], []
+    for case in range(40):
+        authors = np.repeat(np.arange(6), 4)
+        shuffled = np.random.default_rng(case).permutation(authors)
+        for kept, prompts in ((null, shuffled), (true, authors)):
+            rows = [
+                record(int(p), int(a), 100, 1000 * case + 10 * k)
+                for k, (p, a) in enumerate(zip(prompts, authors, strict=True))
+            ]
+            kept.append(look_at(rows, seed=case).worst.looks[0].report.p_values["mi_estimate"])
+    ordered = np.sort(null)
+    steps = np.arange(1, 41) / 40
+    distance = max(np.abs(ordered - steps).max(), np.abs(ordered - steps + 1 / 40).max())
+    # Kolmogorov-Smirnov at 1 %, n = 40.
+    assert distance < 0.258
+    assert max(true) < 0.01
 
 
-def test_a_prompt_gets_the_bos_its_tokenizer_adds_and_never_two(toy_tokenizer):
-    from tokenizers.processors import TemplateProcessing
+def test_a_collapsed_model_is_at_chance_and_an_honest_one_is_not():
+    def rows(strength: int) -> list[Record]:
+        return [record(k % 16, k % 16, strength, 10 * k) for k in range(128)]
 
-    tokenizer = toy_tokenizer.make_tokenizer("llama3")
-    bos, bos_id = tokenizer.bos_token, tokenizer.bos_token_id
-    assert bos_id not in Encoder(tokenizer).prompt("hi")
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single=f"{bos} $A", special_tokens=[(bos, bos_id)]
-    )
-    for text in ("hi", f"{bos}hi"):
-        assert np.count_nonzero(Encoder(tokenizer).prompt(text) == bos_id) == 1
-
-
-def test_ids_of_another_tokenizer_are_found_out(nano):
-    with pytest.raises(MooredError, match="token id 5000, but the model knows 1024"):
-        nano.encoder.prompt(np.array([5000]))
-    right = load_model("nano", torch.device("cpu")).tokenizer.encode("go up now")
-    nano.encoder.check_text([Reasoning(np.array(right), 0, len(right), "I go up now!")])
-    with pytest.raises(MooredError, match="another tokenizer"):
-        nano.encoder.check_text([Reasoning(np.array(right) + 1, 0, len(right), "go up now")])
+    collapsed, honest = (look_at(rows(strength), 16, 128).worst.looks[0] for strength in (0, 200))
+    assert (collapsed.verdict, honest.verdict) == (Verdict.COLLAPSED, Verdict.HEALTHY)
+    assert collapsed.regime is Regime.TEMPLATE_COLLAPSE and honest.regime is Regime.DIVERSE
+    interval = collapsed.report.intervals["retrieval_accuracy"]
+    assert interval.low <= 1 / 16 <= interval.high
+    assert honest.report.retrieval_accuracy > 0.9
 
 
-def test_texts_without_a_tokenizer_and_texts_too_long_are_refused(nano):
-    with pytest.raises(MooredError, match="--tokenizer"):
-        Encoder(None).prompt("text")
-    rows = [record(f"room {p}", f"<think>{'up ' * 2000}</think>") for p in range(2)]
-    drawn = draw(rows, num_prompts=2, num_pairs=2)
-    with pytest.raises(MooredError, match="--max-tokens"):
-        make_plan(drawn, nano, num_prompts=2, num_pairs=2)
-    plan = make_plan(drawn, nano, num_prompts=2, num_pairs=2, max_tokens=5)
-    assert plan.steps[0].pairs.lengths.tolist() == [5, 5]
+def test_an_alarm_names_the_step_after_which_prompts_no_longer_tell():
+    rows = [
+        record(k % 8, k % 8, 100 if step < 10 else 5, 100 * step + k, step)
+        for step in range(20)
+        for k in range(32)
+    ]
+    found = look_at(rows).worst
+    assert [look.step for look in found.looks] == list(range(20))
+    assert found.alarm is not None and 10 <= found.alarm.step <= 15
+    assert found.alarm.kind is Regime.TEMPLATE_COLLAPSE
+    healthy = look_at([r for r in rows if r.step is not None and r.step < 10]).worst
+    assert healthy.alarm is None
+
+
+def test_steps_with_fewer_prompts_than_the_median_are_skipped_and_named():
+    rows = [record(k % 6, k % 6, 100, k, step) for step in range(3) for k in range(12)]
+    rows += [record(k % 2, k % 2, 100, k, 9) for k in range(12)]
+    found = look_at(rows).worst
+    assert [look.report.num_prompts for look in found.looks] == [6, 6, 6]
+    assert "needs 6 distinct prompts with a reasoning, got 2" in found.skipped["9"]
+
+
+def test_one_prompt_only_and_no_tags_at_all_say_what_to_do():
+    one = [record(1, 1, 100, k, step) for step in range(2) for k in range(9)]
+    with pytest.raises(TooFewPromptsError, match=r"needs 2 .* got 1 in 9 rows; .*--window"):
+        look_at(one)
+    bare = [Record(step=None, prompt="a", response="b", think=None) for _ in range(3)]
+    with pytest.raises(TooFewPromptsError, match=r"no response holds .*--tags"):
+        look_at(bare)
+    empty = [Record(step=None, prompt=p, response="<think> </think>", think=(7, 8)) for p in "ab"]
+    with pytest.raises(TooFewPromptsError, match=r"got 0 in 2 rows \(0 without tags, 2 empty\)"):
+        look_at(empty)
+    with pytest.raises(TooFewPromptsError, match="no rows"):
+        look_at([])
+
+
+def shown(item) -> str:
+    console = Console(width=140, record=True, file=io.StringIO())
+    console.print(item)
+    return console.export_text()
+
+
+def test_everything_is_json_and_tables_show_intervals_chance_and_alarm():
+    rows = [
+        record(k % 8, k % 8, 100 if step < 8 else 0, 100 * step + k, step)
+        for step in range(16)
+        for k in range(32)
+    ]
+    found = look_at(rows)
+    series = found.worst
+    (stored,) = json.loads(json.dumps(found.to_dict()))["environments"]
+    assert series.alarm is not None and stored["alarm"]["step"] == series.alarm.step
+    first = stored["looks"][0]
+    assert first["report"]["intervals"]["mi_estimate"]["low"] < first["report"]["mi_estimate"]
+    assert set(first) >= {"step", "verdict", "why", "regime", "rewards"}
+    wide, narrow = shown(curve_table(series, 140)), shown(curve_table(series, 80))
+    assert wide.count("◀ ALARM") == 1 and "…" in wide and "…" not in narrow
+    one = shown(step_table(series.looks[0]))
+    assert "retrieval among the best 4" in one and "0.125" in one
+    assert any("ALARM at step" in note.text for note in notes(found))
+    single = look_at([r for r in rows if r.step == 0])
+    assert not any("alarm" in note.text.lower() for note in notes(single))
+
+
+def test_environments_with_one_fixed_template_each_are_collapsed_and_not_pooled():
+    """A template tells its environment and nothing else: pooled, its MI would be log 2."""
+
+    def of_template(requests: Sequence[ScoreRequest]) -> list[list[np.ndarray]]:
+        # Prompts 0 to 7 are of the environment that writes template 0, the others of the second.
+        return [
+            [
+                np.full(len(ids), -1.0 - 9.0 * (r.prompt.ids[0] // 8 != ids[0]))
+                for ids in r.continuations
+            ]
+            for r in requests
+        ]
+
+    scorer = replace(SCORER, score=of_template)
+    rows = [record(k % 16, k % 16 // 8, 0, 0, env=f"e{k % 16 // 8}") for k in range(128)]
+    apart = look_at(rows, num_pairs=64, scorer=scorer)
+    assert [series.env for series in apart.series] == ["e0", "e1"]
+    assert [series.looks[0].report.mi_seq_estimate for series in apart.series] == [0.0, 0.0]
+    assert apart.verdict is Verdict.COLLAPSED
+    pooled = look_at([replace(row, env=None) for row in rows], num_pairs=64, scorer=scorer)
+    assert pooled.worst.looks[0].report.mi_seq_estimate == pytest.approx(np.log(2))
+
+
+def test_one_collapsed_environment_makes_the_whole_collapsed_and_is_named():
+    rows = [
+        record(k % 8, k % 8, 200 if env == "maze" else 0, 10 * k + len(env), env=env)
+        for env in ("maze", "sums")
+        for k in range(64)
+    ]
+    found = look_at(rows, num_pairs=64)
+    assert found.verdict is Verdict.COLLAPSED and found.worst.env == "sums"
+    assert [series.verdict for series in found.series] == [Verdict.HEALTHY, Verdict.COLLAPSED]
+    assert headline(found).text == "Collapsed since step 0 in sums; healthy in maze"
+
+
+def test_two_prompts_per_step_never_make_a_verdict_and_pooled_steps_do():
+    rows = [
+        record(2 * step + k % 2, 2 * step + k % 2, 100, 100 * step + k, step)
+        for step in range(16)
+        for k in range(8)
+    ]
+    alone, together = look_at(rows, draws=200), look_at(rows, window=None)
+    assert {look.report.num_prompts for look in alone.worst.looks} == {2}
+    assert Verdict.COLLAPSED not in {look.verdict for look in alone.worst.looks}
+    assert [look.label for look in together.worst.looks] == ["0–3", "4–7", "8–11", "12–15"]
+    assert together.verdict is Verdict.HEALTHY

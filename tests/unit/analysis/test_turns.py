@@ -1,12 +1,19 @@
-"""Turn positions of the last step: which are drawn, what they cost, how they are reported."""
+"""Turn positions of the last look: which are drawn, what they cost, how they are reported."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from moored.analysis.diagnosis import MOST_TURNS, diagnose, draw_turns, make_plan, plan_turns
 from moored.analysis.sample import Draw, draw
-from moored.analysis.scorers import Encoder, Scorer
+from moored.analysis.scorers import Encoder, Scorer, Scorers
+from moored.analysis.scoring import (
+    MOST_TURNS,
+    Size,
+    diagnose,
+    draw_turns,
+    make_plan,
+    plan_turns,
+)
 from moored.files.records import Record
 
 SCORER = Scorer(
@@ -39,30 +46,33 @@ def drawn(records: list[Record]) -> Draw:
     return draw(records, num_prompts=4, num_pairs=8)
 
 
-def test_positions_are_drawn_until_one_has_no_rows_in_the_step():
+SIZE = Size(num_pairs=8)
+
+
+def test_positions_are_drawn_until_one_has_no_rows():
     asked = []
 
     def draw_turn(turn: int) -> Draw:
         asked.append(turn)
-        return drawn(rows(turn) if turn < 4 else rows(turn, step=6))
+        return drawn(rows(turn) if turn < 4 else [])
 
-    assert list(draw_turns(draw_turn, 7, turn=1)) == [2, 3]
+    assert list(draw_turns(draw_turn, turn=1)) == [2, 3]
     assert asked == [2, 3, 4]
-    assert len(draw_turns(lambda turn: drawn(rows(turn)), 7, turn=1)) == MOST_TURNS - 1
+    assert len(draw_turns(lambda turn: drawn(rows(turn)), turn=1)) == MOST_TURNS - 1
 
 
 def test_each_turn_costs_a_look_and_the_looked_at_one_is_not_scored_again():
     main = drawn(rows(1))
-    plan = make_plan(main, SCORER, num_prompts=4, num_pairs=8)
+    plan = make_plan(main, SCORER, SIZE)
     # Each of 4 prompts once, and 8 reasonings of 3 tokens under each.
     assert plan.token_forwards == 4 * 1 + 4 * 8 * 3
-    turns = draw_turns(lambda turn: drawn(rows(turn) if turn < 4 else []), 7, turn=1)
-    plan = plan_turns(plan, turns, SCORER, turn=1, num_pairs=8)
+    turns = draw_turns(lambda turn: drawn(rows(turn) if turn < 4 else []), turn=1)
+    plan = plan_turns(plan, turns, SCORER, SIZE, turn=1)
     assert plan.token_forwards == 4 * (1 + 2 + 3) + 3 * 4 * 8 * 3
-    assert plan.num_columns == 12
     calls = []
-    found = diagnose(plan, main, SCORER, draws=0, on_column=lambda: calls.append(1))
-    assert len(calls) == 12
+    scorers = Scorers.single(SCORER)
+    found = diagnose(plan, main, scorers, draws=0, on_column=lambda: calls.append(1)).worst
+    assert len(calls) == sum(len(pairs.prompts) for pairs in plan.pair_sets) == 12
     assert [look.turn for look in found.turns] == [1, 2, 3]
     assert found.turns[0].report is found.looks[-1].report
     # Own prompt e times likelier a token than each of the three others.
@@ -71,15 +81,13 @@ def test_each_turn_costs_a_look_and_the_looked_at_one_is_not_scored_again():
 
 def test_a_turn_with_too_few_prompts_or_too_long_ones_is_skipped_and_named():
     main = drawn(rows(1))
-    plan = make_plan(main, SCORER, num_prompts=4, num_pairs=8)
-    turns = {
-        2: drawn(rows(2, num_prompts=3)).steps[0],
-        3: drawn(rows(3, prompt_tokens=6)).steps[0],
-    }
-    planned = plan_turns(plan, turns, SCORER, turn=1, num_pairs=8)
+    plan = make_plan(main, SCORER, SIZE)
+    turns = {2: drawn(rows(2, num_prompts=3)), 3: drawn(rows(3, prompt_tokens=6))}
+    planned = plan_turns(plan, turns, SCORER, SIZE, turn=1)
     assert planned.token_forwards == plan.token_forwards
-    assert "needs 4 distinct prompts" in planned.skipped_turns[2]
-    assert "do not fit into the 20" in planned.skipped_turns[3]
-    found = diagnose(planned, main, SCORER, draws=0)
+    skipped = planned.series[0].skipped_turns
+    assert "needs 4 distinct prompts" in skipped[2]
+    assert "do not fit into the 20" in skipped[3]
+    found = diagnose(planned, main, Scorers.single(SCORER), draws=0).worst
     assert found.turns == ()
     assert [each["turn"] for each in found.to_dict()["skipped_turns"]] == [2, 3]  # pyright: ignore

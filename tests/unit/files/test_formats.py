@@ -326,7 +326,7 @@ from moored.files.formats import read_records
 from moored.files.records import ReadOptions
 from moored.analysis.sample import draw
 rows = read_records(Path({str(file)!r}), ReadOptions())
-print(draw(rows, num_prompts=2, num_pairs=2).steps[0].num_rows)
+print(draw(rows, num_prompts=2, num_pairs=2).looks[0].num_rows)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "1\n"

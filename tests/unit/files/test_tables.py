@@ -169,7 +169,7 @@ def advise(file: Path) -> int:
 
 def diagnose(file: Path) -> int:
     drawn = draw(read_records(file, ReadOptions()), num_prompts=4, num_pairs=8)
-    return sum(step.num_rows for step in drawn.steps)
+    return sum(step.num_rows for step in drawn.looks)
 
 
 @pytest.mark.parametrize("read", [advise, diagnose])

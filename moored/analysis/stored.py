@@ -1,0 +1,204 @@
+"""What training measured, read back from `collapse.jsonl`: the run's own looks and alarms.
+
+Nothing is scored again, so the diagnosis of a run says what the run said, and needs no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from moored.analysis.diagnosis import Diagnosis, Look, Series, TurnLook
+from moored.analysis.models import read_run_config
+from moored.analysis.sample import RewardStats
+from moored.diagnostics.alarm import Alarm
+from moored.diagnostics.report import CollapseReport, Interval, Regime, Verdict
+from moored.diagnostics.watch import CollapseWatch, Watched
+from moored.errors import MooredError, RunLogError
+from moored.runlog.log import read_records
+
+
+def has_looks(run: Path) -> bool:
+    """True when training measured anything."""
+    return any(record.get("reports") for record in read_records(run, "collapse"))
+
+
+def read_diagnosis(run: Path) -> Diagnosis:
+    """The looks of a run directory, with the verdicts and alarms that training gave."""
+    config = read_run_config(run)
+    records = read_records(run, "collapse")
+    rewards = {record["step"]: _rewards(record) for record in read_records(run)}
+    where = str(run / "collapse.jsonl")
+    found: dict[str, _SeriesReader] = {}
+    for record in records:
+        environments = _part(record, "environments", where)
+        for env, entry in environments.items():
+            if env not in found:
+                is_one = len(environments) == 1
+                found[env] = _SeriesReader(env, is_one, config.collapse.ema_decay, where)
+            reward = rewards.get(record["step"]) if len(environments) == 1 else None
+            found[env].add(record, entry, reward)
+    series = tuple(reader.finish() for reader in found.values() if reader.looks)
+    if not series:
+        raise MooredError(
+            f"training could measure none of the {len(records)} looks in {where!r}: "
+            f"{_first_reason(records)}; score the rollouts afresh: --rescore"
+        )
+    return Diagnosis(
+        series=series,
+        source="measured by training (collapse.jsonl)",
+        temperature=config.rollout.temperature,
+    )
+
+
+@dataclass(slots=True)
+class _SeriesReader:
+    """Gathers the looks of one environment."""
+
+    env: str
+    is_one: bool
+    """The run has one environment, whose views have no prefix."""
+    ema_decay: float
+    where: str
+    looks: list[Look] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+    others: dict[str, list[Look]] = field(default_factory=dict)
+    turns: dict[int, CollapseReport] = field(default_factory=dict)
+    """Of the last look."""
+    view: str = ""
+    alarm: Alarm | None = None
+    _watch: CollapseWatch = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._watch = CollapseWatch(ema_decay=self.ema_decay)
+
+    def add(
+        self, record: Mapping[str, Any], entry: Mapping[str, Any], rewards: RewardStats | None
+    ) -> None:
+        step, followed = record["step"], entry["view"]
+        reports = {
+            name: read_report(stored, f"{self.where!r}, step {step}")
+            for name, stored in record["reports"].items()
+            if self.is_one or name.startswith(f"{self.env}/")
+        }
+        if followed not in reports:
+            reasons = record["skipped"]
+            self.skipped[str(step)] = reasons.get(followed) or next(iter(reasons.values()), "")
+            return
+        missing = entry.get("share_unmeasured")
+        self.looks.append(
+            Look(
+                steps=(step,),
+                watched=_judged(self._watch.update(step, reports[followed]), entry),
+                valid_thinking_rate=None if missing is None else 1.0 - missing,
+                rewards=rewards,
+                model="training",
+            )
+        )
+        self.view = self._short(followed)
+        if entry["alarm"] is not None and self.alarm is None:
+            self.alarm = Alarm(**{**entry["alarm"], "kind": Regime(entry["alarm"]["kind"])})
+        self._add_others(step, {n: r for n, r in reports.items() if n != followed})
+
+    def _add_others(self, step: int, reports: Mapping[str, CollapseReport]) -> None:
+        self.turns = {}
+        for name, report in reports.items():
+            view = self._short(name)
+            if view.startswith("turn_"):
+                self.turns[int(view.removeprefix("turn_"))] = report
+                continue
+            self.others.setdefault(view, []).append(Look(steps=(step,), watched=_alone(report)))
+
+    def _short(self, name: str) -> str:
+        return name if self.is_one else name.removeprefix(f"{self.env}/")
+
+    def finish(self) -> Series:
+        return Series(
+            env=self.env,
+            view=self.view,
+            looks=tuple(self.looks),
+            alarm=self.alarm,
+            skipped=self.skipped,
+            turns=tuple(TurnLook(turn=t, report=r) for t, r in sorted(self.turns.items())),
+            others={view: tuple(looks) for view, looks in self.others.items()},
+        )
+
+
+def _judged(watched: Watched, entry: Mapping[str, Any]) -> Watched:
+    """What training said of a look, where it wrote it down."""
+    if entry.get("verdict") is None:
+        return watched
+    regime = entry["regime"]
+    return replace(
+        watched,
+        verdict=Verdict(entry["verdict"]),
+        why=entry.get("why") or watched.why,
+        regime=None if regime is None else Regime(regime),
+    )
+
+
+def _alone(report: CollapseReport) -> Watched:
+    """A report that is judged by itself."""
+    return Watched(
+        report=report,
+        verdict=report.verdict,
+        why=report.why,
+        prompts_needed=None,
+        regime=report.regime,
+        alarm=None,
+    )
+
+
+def _rewards(record: Mapping[str, Any]) -> RewardStats | None:
+    mean, variance = record.get("rollout/reward_mean"), record.get("rollout/reward_variance_mean")
+    if mean is None:
+        return None
+    return RewardStats(
+        mean=mean,
+        std_in_group=None if variance is None else variance**0.5,
+        zero_spread_share=None,
+        num_groups=int(record.get("filter/num_groups") or 0),
+    )
+
+
+def _part(record: Mapping[str, Any], name: str, where: str) -> Mapping[str, Any]:
+    if name not in record:
+        raise RunLogError(
+            f"{where!r} names no {name}: another version of moored wrote it; score the rollouts "
+            f"afresh: --rescore"
+        )
+    return record[name]
+
+
+def _first_reason(records: Sequence[Mapping[str, Any]]) -> str:
+    reasons = (why for record in records for why in record["skipped"].values())
+    return next(reasons, "no reply held a reasoning")
+
+
+def read_report(stored: Mapping[str, Any], where: str) -> CollapseReport:
+    """A report from its `to_dict`."""
+    names = {each.name for each in fields(CollapseReport)}
+    needed = [
+        each.name
+        for each in fields(CollapseReport)
+        if each.default is MISSING and each.default_factory is MISSING
+    ]
+    missing = [name for name in needed if stored.get(name) is None]
+    if missing:
+        raise RunLogError(
+            f"{where} has no {missing[0]!r}: another version of moored wrote it; score the "
+            f"rollouts afresh: --rescore"
+        )
+    known = {name: value for name, value in stored.items() if name in names}
+    regime = stored.get("regime")
+    return CollapseReport(
+        **known
+        | {
+            "retrieval_at": {int(k): value for k, value in stored["retrieval_at"].items()},
+            "intervals": {k: Interval(**v) for k, v in stored.get("intervals", {}).items()},
+            "verdict": Verdict(stored.get("verdict", Verdict.CANNOT_TELL)),
+            "regime": None if regime is None else Regime(regime),
+        }
+    )

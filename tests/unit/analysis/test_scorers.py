@@ -1,0 +1,157 @@
+"""Text to scores: what `diagnose` finds is what plain concatenation and re-running gives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from moored.analysis.sample import Reasoning, draw  # noqa: E402
+from moored.analysis.scorers import (  # noqa: E402
+    Encoder,
+    Scorer,
+    Scorers,
+    local_scorer,
+    nearest_step,
+)
+from moored.analysis.scoring import Size, make_plan, predict_seconds  # noqa: E402
+from moored.diagnostics.pairs import cross_score  # noqa: E402
+from moored.errors import MooredError  # noqa: E402
+from moored.files.records import ReadOptions, Record, find_reasoning  # noqa: E402
+from moored.models.load import load_model  # noqa: E402
+from moored.types import Prompt, ScoreRequest  # noqa: E402
+
+WORDS = ["the", "player", "is", "at", "left", "wall", "box", "up", "so", "push", "é", "漢"]
+
+
+@pytest.fixture(scope="module")
+def nano() -> Scorer:
+    torch.set_num_threads(1)
+    return local_scorer("nano", "cpu", "float32")
+
+
+def record(prompt, response: str) -> Record:
+    think = find_reasoning(response, ReadOptions())
+    return Record(step=None, prompt=prompt, response=response, think=think)
+
+
+def test_scores_equal_concatenating_and_running_again(nano):
+    rng = np.random.default_rng(0)
+    rows = []
+    for p, length in enumerate((3, 40, 11, 90)):
+        prompt = f"room {p}: " + " ".join(rng.choice(WORDS, length))
+        for _ in range(3):
+            thought = " ".join(rng.choice(WORDS, rng.integers(1, 50)))
+            rows.append(record(prompt, f"<think>\n{thought}\n</think><answer>up</answer>"))
+    plan = make_plan(draw(rows, num_prompts=4, num_pairs=12), nano, Size(num_pairs=12))
+    pairs = plan.pair_sets[0]
+    found = cross_score(pairs, nano.score)
+    model = load_model("nano", torch.device("cpu")).model.eval()
+    naive = np.empty_like(found)
+    for m, pair in enumerate(pairs.pairs):
+        for j, prompt in enumerate(pairs.prompts):
+            ids = torch.tensor(np.concatenate([prompt.ids, pair.continuation]))
+            with torch.no_grad():
+                logp = model(ids[None]).logits[0, :-1].log_softmax(-1)
+            each = logp[torch.arange(len(ids) - 1), ids[1:]]
+            naive[m, j] = each[len(prompt.ids) - 1 + pair.num_opening :].double().sum()
+    assert len({len(prompt.ids) for prompt in pairs.prompts}) == 4
+    np.testing.assert_allclose(found, naive, atol=1e-4, rtol=0)
+
+
+def test_the_stated_cost_counts_prompts_once_here_and_every_time_behind_a_server(nano):
+    rows = [record(f"room {p}", "<think>up up</think>") for p in range(3) for _ in range(2)]
+    plan = make_plan(draw(rows, num_prompts=3, num_pairs=6), nano, Size(num_pairs=6))
+    pairs = plan.pair_sets[0]
+    prompts = sum(len(prompt.ids) for prompt in pairs.prompts)
+    replies = sum(len(pair.continuation) for pair in pairs.pairs)
+    assert plan.series[0].num_prompts == len(pairs.prompts) == 3
+    assert plan.token_forwards == prompts + 3 * replies
+    server = Scorer(name="s", score=nano.score, encoder=nano.encoder, shares_prompt=False)
+    assert server.cost(pairs) == 6 * prompts + 3 * replies
+    assert predict_seconds(plan, nano) > 0.0
+
+
+def test_tags_are_context_and_only_the_inside_is_scored(nano, toy_tokenizer):
+    text = "<think>é up</think><answer>"
+    ids, num_opening = nano.encoder.reasoning(Reasoning(text, 7, 11, None))
+    tokenizer = load_model("nano", torch.device("cpu")).tokenizer
+    assert tokenizer.decode(ids[:num_opening]) == "<think>"
+    assert tokenizer.decode(ids[num_opening:]) == "é up"
+    # Tokens that run over a border belong to the tag.
+    fused = toy_tokenizer.make_tokenizer("chatml", fused=True)
+    ids, num_opening = Encoder(fused).reasoning(Reasoning(text, 7, 11, None))
+    inner = fused.decode(ids[num_opening:])
+    assert inner in "é up" and fused.decode(ids) in text
+
+
+def test_chats_are_rendered_with_the_template_and_replies_go_on_from_it(nano):
+    tokenizer = load_model("nano", torch.device("cpu")).tokenizer
+    ids = nano.encoder.prompt([{"role": "user", "content": "hi"}])
+    assert tokenizer.decode(ids) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    open_end = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "I"}]
+    assert str(tokenizer.decode(nano.encoder.prompt(open_end))).endswith("assistant\nI")
+
+
+def test_a_prompt_gets_the_bos_its_tokenizer_adds_and_never_two(toy_tokenizer):
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = toy_tokenizer.make_tokenizer("llama3")
+    bos, bos_id = tokenizer.bos_token, tokenizer.bos_token_id
+    assert bos_id not in Encoder(tokenizer).prompt("hi")
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{bos} $A", special_tokens=[(bos, bos_id)]
+    )
+    for text in ("hi", f"{bos}hi"):
+        assert np.count_nonzero(Encoder(tokenizer).prompt(text) == bos_id) == 1
+
+
+def test_ids_of_another_tokenizer_are_found_out(nano):
+    with pytest.raises(MooredError, match="token id 5000, but the model knows 1024"):
+        nano.encoder.prompt(np.array([5000]))
+    right = load_model("nano", torch.device("cpu")).tokenizer.encode("go up now")
+    nano.encoder.check_text([Reasoning(np.array(right), 0, len(right), "I go up now!")])
+    with pytest.raises(MooredError, match="another tokenizer"):
+        nano.encoder.check_text([Reasoning(np.array(right) + 1, 0, len(right), "go up now")])
+
+
+def test_texts_without_a_tokenizer_and_texts_too_long_are_refused(nano):
+    with pytest.raises(MooredError, match="--tokenizer"):
+        Encoder(None).prompt("text")
+    rows = [record(f"room {p}", f"<think>{'up ' * 2000}</think>") for p in range(2)]
+    drawn = draw(rows, num_prompts=2, num_pairs=2)
+    with pytest.raises(MooredError, match="--max-tokens"):
+        make_plan(drawn, nano, Size())
+    plan = make_plan(drawn, nano, Size(max_tokens=5))
+    assert plan.pair_sets[0].lengths.tolist() == [5, 5]
+
+
+def test_scores_are_those_of_the_temperature_that_rollouts_were_sampled_at(nano):
+    request = ScoreRequest(Prompt(np.array([5, 6, 7])), [np.array([8, 9])])
+    cool = local_scorer("nano", "cpu", "float32", temperature=0.6)
+    model = load_model("nano", torch.device("cpu")).model.eval()
+    with torch.no_grad():
+        logits = model(torch.tensor([[5, 6, 7, 8, 9]])).logits[0, 2:4]
+    for scorer, temperature in ((nano, 1.0), (cool, 0.6)):
+        logp = (logits / temperature).log_softmax(-1)[[0, 1], [8, 9]]
+        np.testing.assert_allclose(scorer.score([request])[0][0], logp, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("step", "nearest"), [(1, 10), (10, 10), (19, 10), (20, 20), (99, 30), (None, 30)]
+)
+def test_a_step_is_scored_by_the_last_checkpoint_not_after_it_else_by_the_first(step, nearest):
+    assert nearest_step([10, 20, 30], step) == nearest
+
+
+def test_one_model_is_in_memory_at_a_time_and_loaded_once_for_its_steps(nano):
+    loaded = []
+
+    def load(step: int | None) -> Scorer:
+        loaded.append(step)
+        return nano
+
+    scorers = Scorers("toy", 1.0, load, (0, 20))
+    assert all(scorers.at(step) is nano for step in (1, 5, 19, 20, 30))
+    assert loaded == [0, 20] and list(scorers._loaded) == [20]
