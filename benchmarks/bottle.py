@@ -41,7 +41,7 @@ ARMS = {
 }
 ENGINE = {"plain engine": ["engine.sampler=plain", "engine.learner=plain"]}
 """For comparing engines, with the filter, instead of filters."""
-VIEW = "collapse_first_turn_sample"
+VIEW, SWAP = "collapse_first_turn_sample", "collapse_observation_swap_sample"
 FIGURES = {
     "success": "rollout/success_rate",
     "validity": "rollout/validity_rate",
@@ -50,7 +50,11 @@ FIGURES = {
     "retrieval": f"{VIEW}/retrieval_accuracy",
     "MI": f"{VIEW}/mi_estimate",
     "H(Z|X)": f"{VIEW}/conditional_entropy_est",
+    "MI, swap": f"{SWAP}/mi_estimate",
+    "H(Z|X), swap": f"{SWAP}/conditional_entropy_est",
 }
+ERRORS = {"MI, error": f"{VIEW}/mi_estimate_se", "MI, swap, error": f"{SWAP}/mi_estimate_se"}
+"""Standard errors, kept with the curves and not averaged."""
 # Two-sided 95 % points of Student's t for 1, 2, … degrees of freedom.
 T_POINTS = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
@@ -73,7 +77,7 @@ def one_run(
     records = [*read_records(folder), *read_records(folder, "collapse")]
     curves = {
         name: [[r["step"], r[key]] for r in records if isinstance(r.get(key), float)]
-        for name, key in FIGURES.items()
+        for name, key in (FIGURES | ERRORS).items()
     }
     alarms = [record["step"] for record in records if record.get("alarm")]
     return {
@@ -118,7 +122,8 @@ def show(results: Mapping[str, Sequence[dict]], title: str) -> dict[str, object]
     """Print start and end of every figure; returns the same for the record."""
     table = Table("", *results, title=title)
     summary: dict[str, object] = {}
-    for name in FIGURES:
+    curves = [run["curves"] for runs in results.values() for run in runs]
+    for name in (name for name in FIGURES if all(of_run[name] for of_run in curves)):
         for label, share in (("start", 0.05), ("end", -0.2)):
             found = {
                 arm: interval([window(run["curves"][name], share) for run in runs])

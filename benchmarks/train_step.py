@@ -113,7 +113,13 @@ def make_config(arguments: argparse.Namespace) -> Config:
             "group_size": arguments.group_size,
             "max_response_tokens": arguments.reply_tokens,
         },
-        "algorithm": {"name": "grpo", "clip_high": 0.2, "dual_clip": None, "entropy_coef": 0.0},
+        "algorithm": {
+            "name": "grpo",
+            "clip_high": 0.2,
+            "dual_clip": None,
+            "entropy_coef": 0.0,
+            "kl_coef": 0.0,
+        },
         "optimizer": {
             "lr": LEARNING_RATE,
             "num_minibatches": 1,

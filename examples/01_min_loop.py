@@ -31,7 +31,7 @@ config = load_config(
         "model": "nano",
         "engine": {"device": "cpu"},
         "optimizer": {"lr": 2e-4},
-        "algorithm": {"name": "grpo", "entropy_coef": 0.03},
+        "algorithm": {"name": "grpo", "entropy_coef": 0.03, "kl_coef": 0.0},
         "rollout": {"max_response_tokens": 80, "max_context": 1024},
     }
 )

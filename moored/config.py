@@ -8,9 +8,8 @@ objects: callers pass plain values on.
 from __future__ import annotations
 
 import json
-import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import yaml
@@ -24,7 +23,9 @@ from pydantic import (
     model_validator,
 )
 
-from moored.errors import ConfigError, MooredError, close_match_hint
+from moored.config_errors import explain, unknown_keys
+from moored.config_rules import check_group_size, check_overlong_buffer, with_algorithm_defaults
+from moored.errors import ConfigError
 from moored.names import (
     ALGORITHMS,
     ENGINES,
@@ -77,7 +78,10 @@ class RolloutConfig(Section):
 
 
 class AlgorithmConfig(Section):
-    """The policy-gradient pieces that all algorithms share."""
+    """The policy-gradient pieces that all algorithms share.
+
+    Some names have defaults of their own, see `moored.config_rules`.
+    """
 
     name: typing.Annotated[str, AfterValidator(ALGORITHMS.check)] = "ppo"
     """Registered name or `module:attribute`, a `moored.training.algorithms.Algorithm`."""
@@ -89,6 +93,8 @@ class AlgorithmConfig(Section):
     """Discount from token to token."""
     lam: float = Field(default=1.0, ge=0.0, le=1.0)
     """GAE lambda."""
+    ddof: typing.Literal[0, 1] = 0
+    """Std of a group in `grpo`: 0 divides by its size, 1 by one less, as TRL and verl do."""
     gamma_turn: float = Field(default=0.95, ge=0.0, le=1.0)
     """Discount from turn to turn, for `bilevel_gae`."""
     clip_low: float = Field(default=0.2, ge=0.0)
@@ -294,6 +300,25 @@ class Config(Section):
     def _expand_env(cls, value: object) -> object:
         return expand_env(value)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _follow_the_algorithm(cls, data: object) -> object:
+        longest = RolloutConfig().max_response_tokens
+        return with_algorithm_defaults(data, longest) if isinstance(data, Mapping) else data
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> Config:
+        algorithm, rollout = self.algorithm, self.rollout
+        check_group_size(
+            rollout.group_size,
+            rule=self.filter.rule,
+            score=self.filter.score,
+            algorithm=algorithm.name,
+            advantage=algorithm.advantage,
+        )
+        check_overlong_buffer(algorithm.overlong_buffer, rollout.max_response_tokens)
+        return self
+
     @model_validator(mode="after")
     def _every_prompt_has_a_pair(self) -> Config:
         """Two views have a fixed number of prompts, each of which is to have a reasoning."""
@@ -327,13 +352,13 @@ def load_config(
         if "env" in data:
             data = {**data, "env": expand_env(data["env"])}
         data = _override(data, override)
-    problems = list(_unknown_keys(Config, data, ""))
+    problems = list(unknown_keys(Config, data))
     if problems:
         raise ConfigError("\n".join(problems))
     try:
         return Config.model_validate(data)
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(item) for item in error.errors())) from None
+        raise ConfigError("\n".join(explain(item) for item in error.errors())) from None
 
 
 def dump_config(config: Config) -> str:
@@ -379,11 +404,16 @@ def parse_value(text: str, given: str) -> object:
 
 
 def _set(node: object, default: object, keys: list[str], value: object, dotted: str) -> object:
-    """A copy of `node` (None: of its default) with the value at `keys` replaced."""
+    """A copy of `node` with the value at `keys` replaced.
+
+    A list that is not given is copied from its default; of a section only what is set is kept, so
+    that defaults may follow other options.
+    """
     if not keys:
         return value
     key, rest = keys[0], keys[1:]
-    node = default if node is None else node
+    if node is None and not isinstance(default, Mapping):
+        node = default
     if isinstance(node, list):
         if not key.isdecimal() or int(key) >= len(node):
             raise ConfigError(
@@ -397,53 +427,3 @@ def _set(node: object, default: object, keys: list[str], value: object, dotted: 
         raise ConfigError(f"override {dotted!r}: {node!r} is a value, it has no key {key!r}")
     node, defaults = node or {}, default if isinstance(default, Mapping) else {}
     return {**node, key: _set(node.get(key), defaults.get(key), rest, value, dotted)}
-
-
-def _unknown_keys(model: type[BaseModel], data: object, path: str) -> Iterator[str]:
-    """One sentence for every key that no section has."""
-    if not isinstance(data, Mapping):
-        return
-    for key, value in data.items():
-        here = f"{path}{key}"
-        if key not in model.model_fields:
-            yield f"unknown option {here!r}; {_hint(str(key), model)}"
-            continue
-        section = _section_of(model.model_fields[str(key)].annotation)
-        items = list(enumerate(value)) if isinstance(value, list) else [(None, value)]
-        for position, item in items if section else []:
-            inner = here if position is None else f"{here}.{position}"
-            yield from _unknown_keys(typing.cast(type[BaseModel], section), item, f"{inner}.")
-
-
-def _hint(key: str, model: type[BaseModel]) -> str:
-    """Where an option of this name stands in another section, or what is close in this one."""
-    elsewhere = [name for name in _option_names(Config) if name.rpartition(".")[2] == key]
-    if elsewhere:
-        return f"did you mean {' or '.join(map(repr, elsewhere))}?"
-    return close_match_hint(key, model.model_fields)
-
-
-def _option_names(model: type[BaseModel], path: str = "") -> Iterator[str]:
-    """Dotted names of all options, those of lists left out."""
-    for name, field in model.model_fields.items():
-        section = field.annotation
-        if isinstance(section, type) and issubclass(section, BaseModel):
-            yield from _option_names(section, f"{path}{name}.")
-        else:
-            yield f"{path}{name}"
-
-
-def _section_of(annotation: object) -> type[BaseModel] | None:
-    """The section class inside an annotation such as `list[EnvConfig]`, if there is one."""
-    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
-        return annotation if issubclass(annotation, BaseModel) else None
-    return next(filter(None, map(_section_of, typing.get_args(annotation))), None)
-
-
-def _explain(error: Mapping[str, typing.Any]) -> str:
-    """Field, given value and remedy from one pydantic error."""
-    field = ".".join(str(part) for part in error["loc"]) or "configuration"
-    cause = error.get("ctx", {}).get("error")
-    if isinstance(cause, MooredError | ValueError):
-        return f"{field}: {cause}"
-    return f"{field} = {error['input']!r}: {error['msg'][0].lower()}{error['msg'][1:]}"

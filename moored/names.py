@@ -168,7 +168,7 @@ def check_rule_value(rule: str, value: float) -> None:
     """Raise when `value` makes no sense for a built-in selection rule; others check their own."""
     RULES.check(rule)
     if rule in ("top_p", "top_p_softmax"):
-        valid, remedy = value >= 0.0, "a share of the total in [0, 1]"
+        valid, remedy = 0.0 <= value <= 1.0, "a share of the total in [0, 1]"
     elif rule == "top_k":
         valid = 0.0 <= value <= 1.0
         remedy = "a fraction of the groups in [0, 1] (for a count use top_k_count)"

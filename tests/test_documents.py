@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
 import re
 import shlex
@@ -15,6 +16,7 @@ import yaml
 
 from moored import __version__
 from moored.config import Config, Section
+from moored.runlog.log import read_records
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted(
@@ -103,6 +105,24 @@ def test_the_commands_of_the_readme_run(command, tmp_path):
             (tmp_path / "rollouts.parquet").write_bytes(stored.read_bytes())
         command([*shlex.split(line, comments=True)[1:], *more.split()])
     assert (tmp_path / "page.html").is_file()
+
+
+def test_the_commands_of_the_page_on_own_environments_run(command, tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    page = "docs/write-your-own-environment.md"
+    monkeypatch.setattr(sys, "stdin", io.StringIO("drow\n"))
+    (tmp_path / "my_env.py").write_text(blocks(page, "python")[0])
+    (tmp_path / "mix.yaml").write_text(blocks(page, "yaml")[0])
+    lines = [line for block in blocks(page, "sh") for line in block.splitlines()]
+    assert [line.split()[1] for line in lines] == [
+        *("play", "check-env", "train", "train", "eval", "diagnose")
+    ]
+    for line in lines:
+        more = next((more for start, more in SMALLER.items() if line.startswith(start)), "")
+        more += " num_steps=2" if "--resume" in line else ""
+        command([*shlex.split(line, comments=True)[1:], *more.split()])
+    assert [record["step"] for record in read_records(tmp_path / "runs" / "grpo")] == [1, 2]
+    command(["config", "grpo", "mix.yaml"])
 
 
 def test_the_seams_of_the_architecture_page_can_be_used_as_shown(command, tmp_path):

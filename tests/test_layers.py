@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "moored"
-BASE = {"types", "errors", "names", "config", "reply"}
+BASE = {"types", "errors", "names", "config", "config_rules", "config_errors", "reply"}
 MATHS = BASE | {"algo", "diagnostics", "envs", "runlog", "files"}
 PARTS = MATHS | {"rollout", "training", "models", "engine.base"}
 ENGINES = PARTS | {"engine"}

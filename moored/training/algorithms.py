@@ -1,13 +1,15 @@
 """The algorithms: each is one line over shared pieces.
 
 An algorithm says how rewards become advantages and how token losses become one number; the filter,
-KL, entropy, clipping and the learner are the same for all. A new one is an `Algorithm` in any
-module: `algorithm.name=my_module:MY_ALGORITHM`.
+KL, entropy, clipping and the learner are the same for all; the options that a name sets besides are
+in `moored.config_rules`. A new one is an `Algorithm` in any module:
+`algorithm.name=my_module:MY_ALGORITHM`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from moored import algo
 from moored.config import AlgorithmConfig
@@ -53,4 +55,6 @@ def load_algorithm(options: AlgorithmConfig) -> Algorithm:
         )
     if options.advantage is not None:
         found = replace(found, advantage=load_estimator(options.advantage))
+    if options.ddof and found.advantage is algo.grpo:
+        found = replace(found, advantage=partial(algo.grpo, ddof=options.ddof))
     return found if options.aggregation is None else replace(found, aggregation=options.aggregation)

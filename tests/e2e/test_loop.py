@@ -128,9 +128,6 @@ def test_dapo_refills_constant_groups_and_shapes_overlong_replies(toy_folder, tm
         "rollout.group_size=16",
         "algorithm.name=dapo",
         "algorithm.overlong_buffer=1",
-        "filter.score=std",
-        "filter.rule=nonzero",
-        "filter.action=refill",
         "filter.max_refills=6",
         "optimizer.num_minibatches=1",
     )

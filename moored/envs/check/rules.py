@@ -252,14 +252,20 @@ def check_malformed(subject: Subject) -> str:
     """Replies whose tags are malformed get is_valid = False and no success."""
     env = subject.make()
     malformed = [reply for reply in NASTY_REPLIES if not parse_reply(reply).is_valid]
+    note = f"{len(malformed)} replies"
     for reply, seed in zip(malformed, cycle(subject.seeds), strict=False):
         result = replay(env, seed, [reply])[0]
+        if result.reward < 0.0 and result.penalty == 0.0:
+            note = (
+                f"{len(malformed)} replies; step({shorten(reply)}) earned {result.reward:g}: if "
+                f"that is for its form, report it as penalty too, and the filter will leave it out"
+            )
         if result.is_valid or result.success:
             raise Broken(
                 f"step({shorten(reply)}) gave is_valid={result.is_valid}, "
                 f"success={result.success}; read replies with moored.envs.parse_reply"
             )
-    return f"{len(malformed)} replies"
+    return note
 
 
 def check_rewards(subject: Subject) -> str:

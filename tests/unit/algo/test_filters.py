@@ -107,7 +107,7 @@ def test_an_all_zero_batch_keeps_nothing():
 
 def test_keep_zero_with_full_mass_keeps_every_group():
     assert kept([0, 0, 0], keep_zero=True, value=1.0) == [0, 1, 2]
-    assert kept([0, 2, 1], keep_zero=True, value=1.5) == [0, 1, 2]
+    assert kept([0, 2, 1], keep_zero=True, value=1.0) == [0, 1, 2]
     assert kept([0, 2, 1], keep_zero=False, value=1.0) == [1, 2]
 
 
@@ -274,7 +274,7 @@ def test_wrong_scores_and_rewards_get_a_sentence_that_helps():
 
 scores_strategy = st.lists(st.one_of(st.just(0.0), st.floats(1e-3, 1e3)), min_size=1, max_size=30)
 # A subnormal share of the total underflows to 0, which keeps nothing.
-mass = st.one_of(st.just(0.0), st.floats(1e-300, 1.2))
+mass = st.one_of(st.just(0.0), st.floats(1e-300, 1.0))
 
 
 @given(scores_strategy, mass)

@@ -69,7 +69,7 @@ def slow_select(scores, rule, value, eps, largest, keep_zero) -> list[int]:
 
 
 VALUES = {
-    "top_p": (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98, 1.0, 1.5),
+    "top_p": (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98, 1.0),
     "top_p_softmax": (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98, 1.0),
     "top_k": (0.0, 0.1, 0.25, 0.29, 0.3, 0.7, 1.0),
     "top_k_count": (1, 2, 3, 50),

@@ -12,7 +12,7 @@ from moored import algo
 from moored.config import AlgorithmConfig, load_config
 from moored.errors import MooredError
 from moored.names import ALGORITHMS, ESTIMATORS
-from moored.training.advantages import BILEVEL_GAE, load_estimator
+from moored.training.advantages import BILEVEL_GAE, TokenEstimator, load_estimator
 from moored.training.algorithms import GRPO, PPO, load_algorithm
 
 OWN = f"{__name__}:second_is_better"
@@ -79,3 +79,14 @@ def test_a_typo_is_answered_without_importing_torch():
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "unknown algorithm 'grop'; did you mean 'grpo'?" in said.stdout
     assert said.stdout.endswith("False\n")
+
+
+def test_ddof_one_divides_the_std_of_a_group_by_one_less():
+    # Rewards 0 and 2: std 1 with ddof 0, sqrt(2) with 1.
+    rewards, groups = np.array([0.0, 2.0]), np.array([0, 0])
+    for name in ("grpo", "dapo", "gspo"):
+        for ddof, std in ((0, 1.0), (1, 2.0**0.5)):
+            estimate = load_algorithm(options(name=name, ddof=ddof)).advantage
+            assert not isinstance(estimate, TokenEstimator)
+            np.testing.assert_allclose(estimate(rewards, groups), [-1 / std, 1 / std], rtol=1e-5)
+    assert load_algorithm(options(name="ppo", advantage="grpo", ddof=1)).advantage is not algo.grpo

@@ -49,6 +49,10 @@ class Logging(ReverseWord):
         with self.logged.lock:
             return super().step(reply)
 
+class HiddenPenalty(ReverseWord):
+    def step(self, reply):
+        return replace(super().step(reply), penalty=0.0)
+
 class NumericName(ReverseWord):
     name = 7
 
@@ -396,7 +400,7 @@ def test_the_documentation_names_every_rule() -> None:
 
 
 def test_the_documented_example_is_short() -> None:
-    assert len(documented_example().splitlines()) <= 45
+    assert len(documented_example().splitlines()) <= 50
 
 
 @pytest.mark.parametrize(("name", "rule", "detail"), CAUGHT, ids=[case[0] for case in CAUGHT])
@@ -540,3 +544,13 @@ def test_fuzzed_replies_are_seeded_and_reach_past_the_tags() -> None:
     answers = {parse_reply(reply).answer for reply in replies}
     assert "Left || Right" in answers
     assert None in answers
+
+
+def test_a_malformed_reply_that_costs_something_without_a_penalty_is_pointed_out():
+    def note(name: str) -> str:
+        (found,) = [c for c in check_env(name, num_tasks=2).checks if c.name == "malformed"]
+        assert found.status == "passed"
+        return found.detail
+
+    assert "earned -0.1: if that is for its form, report it" in note("broken_envs:HiddenPenalty")
+    assert "penalty" not in note("my_env:ReverseWord")

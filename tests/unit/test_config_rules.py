@@ -1,0 +1,90 @@
+"""Defaults that follow the algorithm, and options that must fit each other."""
+
+from __future__ import annotations
+
+import pytest
+
+from moored.config import AlgorithmConfig, Config, FilterConfig, dump_config, load_config
+from moored.errors import ConfigError
+from moored.presets import preset_kinds, read_presets
+
+
+def test_dapo_by_name_alone_is_dapo():
+    config = load_config({}, ["algorithm.name=dapo"])
+    chosen, filtered = config.algorithm, config.filter
+    assert (chosen.clip_low, chosen.clip_high, chosen.kl_coef) == (0.2, 0.28, 0.0)
+    assert chosen.entropy_coef == 0.0 and chosen.aggregation is None
+    # Dynamic sampling: groups of equal rewards are replaced.
+    assert (filtered.score, filtered.rule, filtered.action) == ("std", "nonzero", "refill")
+    # A fifth of the longest reply.
+    assert chosen.overlong_buffer == 80
+    short = load_config({}, ["algorithm.name=dapo", "rollout.max_response_tokens=50"])
+    assert short.algorithm.overlong_buffer == 10
+
+
+def test_what_is_set_wins_over_what_a_name_stands_for():
+    given = {"algorithm": {"name": "dapo", "entropy_coef": 0.02, "overlong_buffer": 0}}
+    config = load_config(given, ["filter.max_refills=2"])
+    assert (config.algorithm.entropy_coef, config.algorithm.overlong_buffer) == (0.02, 0)
+    assert (config.filter.rule, config.filter.max_refills) == ("nonzero", 2)
+
+
+def test_another_rule_replaces_dynamic_sampling_as_a_whole():
+    config = load_config({"algorithm": {"name": "dapo"}}, ["filter.rule=top_p"])
+    assert config.filter == FilterConfig(rule="top_p")
+
+
+def test_gspo_has_the_clip_range_of_its_paper():
+    chosen = load_config({}, ["algorithm.name=gspo"]).algorithm
+    assert (chosen.clip_low, chosen.clip_high) == (3e-4, 4e-4)
+
+
+def test_a_name_means_the_same_in_python_as_in_a_file():
+    built = Config(algorithm=AlgorithmConfig(name="dapo", entropy_coef=0.5))
+    assert built == load_config({"algorithm": {"name": "dapo", "entropy_coef": 0.5}})
+
+
+def test_a_preset_of_an_algorithm_is_its_name():
+    names = [name for name, kind in preset_kinds().items() if kind == "algorithm"]
+    assert set(names) >= {"ppo", "grpo", "dr_grpo", "dapo", "gspo", "rloo", "reinforce_pp"}
+    for name in names:
+        assert load_config(read_presets([name])) == load_config({}, [f"algorithm.name={name}"])
+
+
+@pytest.mark.parametrize("name", ["dapo", "grpo", "gspo", "ppo"])
+def test_the_dump_holds_every_default_of_a_name_and_reads_back(name: str, tmp_path):
+    config = load_config({}, [f"algorithm.name={name}"])
+    file = tmp_path / "config.yaml"
+    file.write_text(dump_config(config))
+    assert load_config(file) == config
+
+
+def test_groups_of_one_are_refused_with_a_remedy_where_something_compares_them():
+    with pytest.raises(ConfigError) as caught:
+        load_config({}, ["rollout.group_size=1"])
+    assert str(caught.value) == (
+        "configuration: filter.score = variance needs several trajectories of each prompt, but "
+        "rollout.group_size is 1; set rollout.group_size to 2 or more, or filter.rule=none"
+    )
+    alone = ["rollout.group_size=1", "filter.rule=none"]
+    with pytest.raises(ConfigError, match=r"rloo compares the trajectories of a group, .* is 1"):
+        load_config({}, [*alone, "algorithm.name=rloo"])
+    with pytest.raises(ConfigError, match="dr_grpo compares the trajectories"):
+        load_config({}, [*alone, "algorithm.advantage=dr_grpo"])
+    assert load_config({}, alone).rollout.group_size == 1
+    assert load_config({}, [*alone, "algorithm.name=reinforce_pp"]).rollout.group_size == 1
+    assert load_config({}, ["rollout.group_size=1", "filter.score=mine:score"]).filter.value == 0.9
+
+
+def test_a_mass_above_one_is_refused_in_one_sentence():
+    with pytest.raises(ConfigError) as caught:
+        load_config({}, ["filter.value=2"])
+    assert str(caught.value) == (
+        "filter: rule top_p takes a share of the total in [0, 1], got value 2.0"
+    )
+
+
+def test_an_overlong_buffer_fits_into_the_longest_reply():
+    too_long = ["algorithm.overlong_buffer=11", "rollout.max_response_tokens=10"]
+    with pytest.raises(ConfigError, match=r"is longer than the longest reply, .* = 10; set it to"):
+        load_config({}, too_long)
