@@ -125,6 +125,17 @@ def test_the_commands_of_the_page_on_own_environments_run(command, tmp_path, mon
     command(["config", "grpo", "mix.yaml"])
 
 
+def test_the_first_commands_of_the_training_page_run_in_their_order(command, tmp_path):
+    pytest.importorskip("transformers")
+    lines = blocks("docs/training.md", "sh")[0].splitlines()
+    assert len(lines) == 9
+    for line in lines:
+        more = next((more for start, more in SMALLER.items() if line.startswith(start)), "")
+        more += " num_steps=2" if "--resume" in line else ""
+        command([*shlex.split(line, comments=True)[1:], *more.split()])
+    assert len(read_records(tmp_path / "runs" / "sokoban-grpo")) == 2
+
+
 def test_the_seams_of_the_architecture_page_can_be_used_as_shown(command, tmp_path):
     pytest.importorskip("transformers")
     (mine,) = blocks("docs/architecture.md", "python")

@@ -30,14 +30,20 @@ def header_lines(run: Run) -> list[str]:
     if run.algorithm.needs_critic:
         rates += f", critic {config.optimizer.critic_lr:g}"
     num_episodes = rollout.num_groups * rollout.group_size
-    first, last = run.next_step, config.num_steps
     return [
         f"model: {config.model}, {run.engine.describe()}",
         f"each step: {rollout.num_groups} prompts of {envs} x {rollout.group_size} = "
         f"{num_episodes} episodes, then {config.algorithm.name} ({rates})",
-        f"steps: {last}" if first == 1 else f"steps: {first} to {last}, going on with the run",
+        steps_line(run.next_step, config.num_steps),
         f"run directory: {run.log.path}",
     ]
+
+
+def steps_line(first: int, last: int) -> str:
+    """Which steps will be done."""
+    if first > last:
+        return f"steps: all {last} are done; add num_steps={2 * last} to go on to step {2 * last}"
+    return f"steps: {last}" if first == 1 else f"steps: {first} to {last}, going on with the run"
 
 
 class StepProgress:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -160,7 +161,7 @@ def _run_loop(run: Run, stop: StopRequest) -> None:
         console.print(table)
     _print_lines(console, [reason, f"run directory: {run.log.path}"])
     if stop.is_made and run.next_step <= run.config.num_steps:
-        _print_lines(console, [f"go on with: moored train --resume {run.log.path}"])
+        _print_lines(console, [f"go on with: moored train --resume {quote(str(run.log.path))}"])
         raise typer.Exit(stop.exit_code)
 
 

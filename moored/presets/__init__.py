@@ -71,8 +71,11 @@ def _check_kinds(names: Sequence[str]) -> None:
 
 
 def _read(name: str) -> dict[str, object]:
-    path = Path(name) if name.endswith((".yaml", ".yml")) else HERE / f"{name}.yaml"
+    is_file = name.endswith((".yaml", ".yml"))
+    path = Path(name) if is_file else HERE / f"{name}.yaml"
     if not path.is_file():
+        if is_file:
+            raise ConfigError(f"configuration file {name!r} does not exist; {_file_hint(path)}")
         hint = close_match_hint(name, preset_names())
         raise ConfigError(f"unknown preset {name!r}; {hint} (or give a .yaml file)")
     try:
@@ -82,6 +85,12 @@ def _read(name: str) -> dict[str, object]:
     if not isinstance(data, Mapping):
         raise ConfigError(f"{str(path)!r} must hold keys and values")
     return dict(data)
+
+
+def _file_hint(path: Path) -> str:
+    """Which file next to `path` may be meant."""
+    others = [str(other) for other in path.parent.glob("*.y*ml")]
+    return close_match_hint(str(path), others) if others else "check the path"
 
 
 def _merge(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str, object]:

@@ -47,3 +47,15 @@ def test_presets_of_several_kinds_and_files_are_laid_over_each_other(tmp_path):
     assert config.env[0].name == "bandit"
     assert (config.algorithm.name, config.algorithm.clip_low) == ("grpo", 0.1)
     assert config.filter.rule == "none"
+
+
+def test_a_misspelt_file_is_not_called_a_preset(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text("seed: 1\n")
+    with pytest.raises(ConfigError) as refused:
+        read_presets(["mien.yaml"])
+    assert str(refused.value) == (
+        "configuration file 'mien.yaml' does not exist; did you mean 'mine.yaml'?"
+    )
+    with pytest.raises(ConfigError, match=r"'no/such.yaml' does not exist; check the path"):
+        read_presets(["no/such.yaml"])

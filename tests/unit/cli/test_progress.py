@@ -10,7 +10,7 @@ from rich.console import Console
 
 pytest.importorskip("torch")
 
-from moored.cli.progress import StepProgress, duration_text, seconds_left
+from moored.cli.progress import StepProgress, duration_text, seconds_left, steps_line
 from moored.config import load_config
 from moored.train import StepRecord
 
@@ -34,6 +34,12 @@ def test_the_time_left_counts_looks_and_evaluations_as_often_as_they_come():
     assert seconds_left(steps, load_config(None, options)) == 10 * 4 + 2 * 6 + 3 * 50
     off = load_config(None, ["num_steps=13", "collapse.every=0"])
     assert seconds_left(steps, off) == 40
+
+
+def test_the_header_says_which_steps_are_left():
+    assert steps_line(1, 400) == "steps: 400"
+    assert steps_line(201, 400) == "steps: 201 to 400, going on with the run"
+    assert steps_line(401, 400) == "steps: all 400 are done; add num_steps=800 to go on to step 800"
 
 
 def test_durations_are_short():
