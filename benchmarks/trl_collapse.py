@@ -1,6 +1,6 @@
 """What a look at collapse costs inside TRL's `GRPOTrainer`.
 
-    python benchmarks/trl_collapse.py [--model nano] [--groups 8] [--group-size 8] [--out FILE]
+    python benchmarks/trl_collapse.py [--model nano] [--groups 4] [--group-size 8] [--out FILE]
 
 Scores the same pairs in two ways: each prompt computed once, and prompt and reasoning as a whole
 row for each pair, as TRL computes log-probabilities. Then trains with a look at every step, and
@@ -54,7 +54,7 @@ class StepTimes(TrainerCallback):
 def parse_arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Collapse metrics inside TRL.")
     parser.add_argument("--model", default="nano")
-    parser.add_argument("--groups", type=int, default=8)
+    parser.add_argument("--groups", type=int, default=4)
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--prompt-tokens", type=int, default=200)
     parser.add_argument("--reply-tokens", type=int, default=64)
