@@ -22,7 +22,9 @@ from accelerate.utils import gather_object  # pyright: ignore[reportMissingImpor
 from transformers import TrainerCallback
 from trl.trainer.grpo_trainer import GRPOTrainer  # pyright: ignore[reportMissingImports]
 
+from moored.diagnostics.look import Measurement
 from moored.diagnostics.monitor import CollapseMonitor
+from moored.diagnostics.report import Verdict
 from moored.diagnostics.watch import CollapseWatch
 from moored.errors import MooredError
 from moored.integrations.completions import group_completions, reasoning_after
@@ -85,8 +87,8 @@ class WatchedGRPOTrainer(GRPOTrainer):
         self._measured_at: int | None = None
         if collapse is None:
             return
-        self._unmeasured = _Unmeasured(self)
-        self.add_callback(self._unmeasured)
+        self._looks = _Looks(self)
+        self.add_callback(self._looks)
         self.collapse_monitor = CollapseMonitor(
             score=self.score,
             views=("first_turn",),
@@ -113,7 +115,7 @@ class WatchedGRPOTrainer(GRPOTrainer):
             return
         self._measured_at = step
         if any(gather_object(["pixel_values" in batch])):
-            self._unmeasured.count(step, "prompts hold images")
+            self._looks.count(step, "prompts hold images")
             self._record({"collapse/num_skipped_views": 1.0})
             return
         begin = time.perf_counter()
@@ -121,10 +123,10 @@ class WatchedGRPOTrainer(GRPOTrainer):
         prompts, replies, spans = zip(*rows, strict=True)
         with _evaluating(self.model):
             found = monitor.measure(step, group_completions(prompts, replies, spans))
-        self._unmeasured.count(step, next(iter(found.skipped.values()), None))
+        self._looks.count(step, next(iter(found.skipped.values()), None))
         alarm = {"collapse/alarm": float(found.alarm is not None)}
         seconds = {"collapse/measure_s": time.perf_counter() - begin}
-        self._record({**found.metrics, **alarm, **seconds})
+        self._record({**found.metrics, **self._looks.judge(found), **alarm, **seconds})
 
     def _first_replies(self, batch: dict[str, Any]) -> list[tuple[list[int], list[int], Any]]:
         """Prompt, first reply and its reasoning span, of every row of this process."""
@@ -173,16 +175,19 @@ class WatchedGRPOTrainer(GRPOTrainer):
 
     def _state(self) -> dict[str, Any]:
         """What a resumed run needs; plain JSON."""
-        monitor = self.collapse_monitor
+        if self.collapse_monitor is None:
+            return {}
         return {
-            "monitor": None if monitor is None else monitor.state_dict(),
+            "monitor": self.collapse_monitor.state_dict(),
             "measured_at": self._measured_at,
+            "is_collapsed": self._looks.is_collapsed,
         }
 
     def _load_state(self, state: dict[str, Any]) -> None:
-        self._measured_at = state["measured_at"]
-        if self.collapse_monitor is not None and state["monitor"] is not None:
+        if self.collapse_monitor is not None and "monitor" in state:
             self.collapse_monitor.load_state_dict(state["monitor"])
+            self._measured_at = state["measured_at"]
+            self._looks.is_collapsed = state["is_collapsed"]
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
@@ -196,36 +201,54 @@ class WatchedGRPOTrainer(GRPOTrainer):
             self._load_state(json.loads(Path(checkpoint, STATE_FILE).read_text(encoding="utf-8")))
 
 
-class _Unmeasured(TrainerCallback):
-    """Tells of looks that could not be made: the first at once, their number at the end."""
+class _Looks(TrainerCallback):
+    """Tells what looks say: a new collapse at once; looks that failed at first and at the end."""
 
     def __init__(self, trainer: WatchedGRPOTrainer) -> None:
         self._trainer = trainer
         self._num_looks = 0
         self._num_unmeasured = 0
+        self.is_collapsed = False
+        """By the last verdict that could tell."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._num_looks = self._num_unmeasured = 0
-        if state.global_step == 0:  # a resumed run has loaded when it measured last
+        if state.global_step == 0:  # a resumed run has loaded where it stopped
             self._trainer._measured_at = None
+            self.is_collapsed = False
+
+    def judge(self, found: Measurement) -> dict[str, float]:
+        """Take in a look; returns its verdict as numbers."""
+        verdict, look = found.verdict, found.worst
+        if look is not None and verdict is Verdict.COLLAPSED and not self.is_collapsed:
+            self._warn("%s at step %d: %s", verdict, found.step, look.why)
+        if verdict is not Verdict.CANNOT_TELL:
+            self.is_collapsed = verdict is Verdict.COLLAPSED
+        return {
+            "collapse/is_healthy": float(verdict is Verdict.HEALTHY),
+            "collapse/is_collapsed": float(verdict is Verdict.COLLAPSED),
+        }
 
     def count(self, step: int, reason: str | None) -> None:
         """Take in one look, and why it could not be made."""
         self._num_looks += 1
         self._num_unmeasured += reason is not None
-        is_first = reason is not None and self._num_unmeasured == 1
-        if is_first and self._trainer.accelerator.is_main_process:
-            logger.warning(
+        if reason is not None and self._num_unmeasured == 1:
+            self._warn(
                 "collapse is not measured at step %d: %s (further looks like this are counted)",
                 *(step, reason),
             )
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self._num_unmeasured > 1 and state.is_world_process_zero:
-            logger.warning(
+        if self._num_unmeasured > 1:
+            self._warn(
                 "collapse could not be measured in %d of %d looks",
                 *(self._num_unmeasured, self._num_looks),
             )
+
+    def _warn(self, message: str, *values: object) -> None:
+        if self._trainer.accelerator.is_main_process:
+            logger.warning(message, *values)
 
 
 class AlarmCallback(TrainerCallback):

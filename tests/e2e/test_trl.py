@@ -219,12 +219,12 @@ def test_a_resumed_run_goes_on_measuring_where_it_stopped(tmp_path):
     checkpoint = str(tmp_path / "checkpoint-2")
     resumed = train(tmp_path, "KK", rows=8, resume=checkpoint, **options)
     states = [run.trainer.collapse_monitor.state_dict() for run in (whole, resumed)]
-    assert len(states[0]["watches"]["first_turn"]["alarm"]["mi"]) == 4
+    assert sum("collapse/measure_s" in row for row in whole.log) == 4
     assert states[0] == states[1]
 
 
 def watched_run(**options):
-    """MI falls to zero at the tenth measurement; at the eleventh two of the last three are zero."""
+    """Steps at which training was told to stop; MI falls to zero at the tenth of 20 looks."""
     from transformers import TrainerControl, TrainerState
 
     from moored.diagnostics import CollapseWatch, information
@@ -245,11 +245,12 @@ def watched_run(**options):
 
 def test_the_alarm_warns_once(caplog):
     assert watched_run() == []
-    assert caplog.text.count("template_collapse at step 11") == 1
+    (step,) = re.findall(r"template_collapse at step (\d+)", caplog.text)
+    assert 10 <= int(step) <= 14
 
 
 def test_the_alarm_stops_the_run_if_asked_to():
-    assert watched_run(stop=True)[0] == 11
+    assert 10 <= watched_run(stop=True)[0] <= 14
 
 
 @pytest.fixture(scope="module")
@@ -300,7 +301,7 @@ def test_the_documented_examples_run(tmp_path):
     assert len(with_trl.splitlines()) < 25
     logged = run_block(with_trl.replace("runs/trl", str(tmp_path)))
     assert logged.count("filter/kept_fraction") == 2
-    assert logged.count("collapse_first_turn_sample/mi_estimate") == 2
+    assert logged.count("collapse_first_turn_sample/mi_estimate'") == 2
     lines = [line.split() for line in run_block(own_loop).splitlines()]
     # The model has not changed between the two steps.
     assert [line[0] for line in lines] == ["1", "2"]

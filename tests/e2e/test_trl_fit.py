@@ -145,3 +145,27 @@ def test_scoring_computes_each_prompt_once(tmp_path):
     trainer.score([ScoreRequest(Prompt(np.arange(5, 105)), rows)])
     # 99 tokens of the prompt; twice two rows of its last token and two of their own.
     assert num_tokens == [99, 6, 6]
+
+
+def write_template(prompts, trainer):
+    """The same four reasonings after every prompt."""
+    found = write_thoughts(prompts, trainer)
+    ways = ("left", "right", "up", "down")
+    texts = [f"<think>go {ways[row % 4]}</think>" for row in range(len(prompts))]
+    found["completion_ids"] = [trainer.processing_class.encode(text) for text in texts]
+    found["logprobs"] = [[0.0] * len(ids) for ids in found["completion_ids"]]
+    return found
+
+
+def test_a_verdict_of_collapse_is_told_once_with_its_sentence(tmp_path, caplog):
+    from moored.integrations.trl import CollapseOptions
+
+    options: dict[str, Any] = {"group_filter": FILTER, "collapse": CollapseOptions(every=1)}
+    options |= {"rollout": write_template, "learning_rate": 0.0, "rows": 32, "max_steps": 4}
+    with caplog.at_level(logging.WARNING, logger="moored"):
+        run = train(tmp_path, "K" * 8, **options)
+    verdicts = [row["collapse/is_collapsed"] for row in run.log if "loss" in row]
+    assert verdicts[-1] == 1.0
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 1
+    assert told[0].startswith("collapsed at step ") and told[0].endswith(".")

@@ -13,8 +13,13 @@ pytest.importorskip("trl")
 # TRL and what it imports give warnings that are not about our code.
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("trl_offline")]
 
+
+def reward_first_token(completion_ids, **_):
+    return [float(ids[0] % 3) for ids in completion_ids]
+
+
 OPTIONS: dict[str, dict[str, Any]] = {
-    "several updates of a generation": {"num_iterations": 2, "steps_per_generation": 2},
+    "several updates of a generation": {"rows": 4, "num_iterations": 2, "steps_per_generation": 2},
     "accumulation": {"accumulate": 2, "rows": 4},
     "reference that follows": {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 1},
     "KL with importance weights": {"beta": 0.1, "use_bias_correction_kl": True},
