@@ -155,6 +155,7 @@ class CollapseMonitor:
         self, env: str, groups: Sequence[Group], step: int
     ) -> dict[str, Callable[[], PairSet | SwapSet]]:
         """View name -> function that draws its pairs."""
+        num_environments = len(self._watches.keys() - {POOLED})
         common = {"num_pairs": self.num_pairs, "seed": self._seed(step)}
         fixed = {"num_prompts": self._num_prompts(env), **common}
         views = [view for view in self.views if env != POOLED or view in POOLED_VIEWS]
@@ -168,7 +169,9 @@ class CollapseMonitor:
         if "observation_swap" in views and (is_wanted or is_followed):
             draws["observation_swap"] = lambda: observation_swap_pairs(groups, **fixed)
         if "trajectory" in views:
-            draws["trajectory"] = lambda: trajectory_pairs(groups, **common)
+            # Its cost is the square of its rows, so that several environments share them.
+            rows = self.num_pairs if env == POOLED else max(2, self.num_pairs // num_environments)
+            draws["trajectory"] = lambda: trajectory_pairs(groups, **{**common, "num_pairs": rows})
         for position in range(longest if "positions" in views else 0):
             draws[f"turn_{position + 1}"] = lambda position=position: turn_position_pairs(
                 groups, position, **common

@@ -80,14 +80,20 @@ def group_completions(
     return group_episodes("completions", [(turn.prompt, (turn,)) for turn in turns])
 
 
-def make_turn(prompt: TokenIds, completion: TokenIds, span: Span | None) -> Turn:
-    """A turn of which only ids and reasoning are known."""
+def make_turn(
+    prompt: TokenIds,
+    completion: TokenIds,
+    span: Span | None,
+    observation_start: int | None = None,
+) -> Turn:
+    """A turn of which only ids and reasoning are known, and where its newest observation begins."""
     return Turn(
         prompt=Prompt(np.asarray(prompt, dtype=np.int64)),
         completion_ids=np.asarray(completion, dtype=np.int64),
         logprobs=np.full(len(completion), np.nan),
         think_span=span,
         reply="",
+        observation_start=observation_start,
     )
 
 

@@ -79,7 +79,8 @@ def batch_groups(
 ) -> list[Group]:
     """The groups of a batch, one for each distinct prompt, as `CollapseMonitor.measure` takes them.
 
-    Give it the batch before any filter. `decode` is needed where rows have no spans.
+    Give it the batch before any filter. `decode` is needed where rows have no spans. Rows of
+    different `data_source` are different environments, and are measured apart.
     """
     tensors = batch.batch
     for name in ("prompts", "responses", "attention_mask"):
@@ -94,7 +95,8 @@ def batch_groups(
     attention = tensors["attention_mask"].cpu().numpy().astype(bool)
     width = prompts.shape[1]
     written = tensors["response_mask"].cpu().numpy() if "response_mask" in tensors else None
-    episodes: list[tuple[Prompt, tuple[Turn, ...]]] = []
+    sources = batch.non_tensor_batch.get("data_source", ["verl"] * len(batch))
+    episodes: dict[str, list[tuple[Prompt, tuple[Turn, ...]]]] = {}
     for row, spans in enumerate(read_spans(batch)):
         is_response = attention[row, width:]
         prompt = prompts[row][attention[row, :width]].astype(np.int64)
@@ -103,8 +105,9 @@ def batch_groups(
             mask = np.ones(len(response)) if written is None else written[row][is_response]
             spans = reply_spans(prompt, response, mask, decode, tags)[SPANS_KEY]
         _check_spans(row, spans, len(response))
-        episodes.append((Prompt(prompt), _turns(prompt, response, spans)))
-    return group_episodes("verl", episodes)
+        members = episodes.setdefault(str(sources[row]), [])
+        members.append((Prompt(prompt), _turns(prompt, response, spans)))
+    return [group for env, members in episodes.items() for group in group_episodes(env, members)]
 
 
 def score_with(
@@ -173,9 +176,15 @@ def _check_spans(row: int, spans: ReplySpans, length: int) -> None:
 
 
 def _turns(prompt: np.ndarray, response: np.ndarray, spans: ReplySpans) -> tuple[Turn, ...]:
-    turns = []
+    """The first prompt is all observation; later ones begin where the reply before them ends."""
+    turns, observation_start = [], 0
     for (start, stop), think in zip(spans["turns"], spans["thinks"], strict=True):
         context = np.concatenate([prompt, response[:start]])
         span = None if think is None else (think[0] - start, think[1] - start)
-        turns.append(make_turn(context, response[start:stop], span))
+        # Two replies with nothing between them leave nothing to exchange.
+        is_new = observation_start < len(context)
+        turns.append(
+            make_turn(context, response[start:stop], span, observation_start if is_new else None)
+        )
+        observation_start = len(prompt) + stop
     return tuple(turns)

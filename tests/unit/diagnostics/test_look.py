@@ -109,6 +109,14 @@ def test_every_environment_has_its_own_regime_and_the_run_has_the_worst():
     assert found.reports["first_turn"].num_prompts == 8
 
 
+def test_environments_share_the_rows_of_the_trajectory_view_whose_cost_is_their_square():
+    found = monitor(model := ToyModel(), num_pairs=8).measure(1, both(model))
+    rows = {name: found.reports[name].num_reasonings for name in found.reports}
+    assert rows["trajectory"] == 8
+    assert rows["sokoban/trajectory"] == rows["bandit/trajectory"] == 4
+    assert rows["sokoban/first_turn"] == rows["bandit/first_turn"] == 8
+
+
 def test_one_environment_needs_no_name():
     model = ToyModel(readers=("sokoban",))
     groups = make_groups(model, "sokoban", range(4))

@@ -14,7 +14,13 @@ import pytest
 
 from moored.diagnostics.monitor import CollapseMonitor
 from moored.errors import MooredError
-from moored.integrations.verl_collapse import batch_groups, read_spans, reply_spans, score_with
+from moored.integrations.verl_collapse import (
+    _turns,
+    batch_groups,
+    read_spans,
+    reply_spans,
+    score_with,
+)
 from moored.types import Prompt, ScoreRequest
 from tests.unit.verl_batches import LENGTHS, make_batch, needs_verl
 
@@ -233,3 +239,19 @@ def test_the_documented_lines_run():
     assert names["output"].extra_fields == {"moored_spans": SPANS}
     # No row of this batch holds tags.
     assert names["metrics"]["collapse/valid_thinking_rate"] == 0.0
+
+
+def test_the_newest_observation_of_a_later_turn_begins_after_the_reply_before_it():
+    prompt, response = np.array([1, 2]), np.array([10, 11, 3, 4, 12])
+    spans: Any = {"turns": [[0, 2], [4, 5]], "thinks": [[0, 1], None]}
+    first, second = _turns(prompt, response, spans)
+    assert first.prompt.ids[first.observation_start :].tolist() == [1, 2]
+    assert second.prompt.ids[second.observation_start :].tolist() == [3, 4]
+
+
+def test_rows_of_two_data_sources_are_two_environments():
+    batch = make_batch()
+    batch.non_tensor_batch["data_source"] = np.array(["gsm8k", "math"] * 6, dtype=object)
+    groups = batch_groups(batch, tags=None)
+    assert {group.env for group in groups} == {"gsm8k", "math"}
+    assert {group.env for group in batch_groups(make_batch(), tags=None)} == {"verl"}
