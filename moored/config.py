@@ -347,7 +347,8 @@ def load_config(
     source: str | Path | Mapping[str, object] | None = None, overrides: Sequence[str] = ()
 ) -> Config:
     """Build a `Config` from a YAML file or mapping (None: all defaults) and dotted overrides."""
-    data = dict(source) if isinstance(source, Mapping) else _read_yaml(source)
+    source = {} if source is None else source
+    data = dict(source) if isinstance(source, Mapping) else read_yaml(source)
     for override in overrides:
         if "env" in data:
             data = {**data, "env": expand_env(data["env"])}
@@ -366,19 +367,33 @@ def dump_config(config: Config) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-def _read_yaml(path: str | Path | None) -> dict[str, object]:
-    if path is None:
-        return {}
+def read_yaml(path: str | Path) -> dict[str, object]:
+    """Keys and values of a configuration file."""
     try:
         data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read configuration {str(path)!r}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"configuration {str(path)!r} is not valid YAML: {error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"configuration {str(path)!r} is not text in UTF-8; save it again as such"
+        ) from error
+    except yaml.YAMLError as error:
+        raise ConfigError(
+            f"configuration {str(path)!r} is not valid YAML: {_yaml_problem(error)}"
+        ) from error
     if not isinstance(data, Mapping):
         found = "is empty" if data is None else f"holds a {type(data).__name__}"
         raise ConfigError(f"configuration {str(path)!r} must hold keys and values, but it {found}")
     return dict(data)
+
+
+def _yaml_problem(error: yaml.YAMLError) -> str:
+    """Place and reason in one line, with what to do about a tab."""
+    mark = getattr(error, "problem_mark", None)
+    where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
+    problem = getattr(error, "problem", None) or " ".join(str(error).split())
+    remedy = "indent with spaces" if "'\\t'" in problem else "correct it there"
+    return f"{where}{problem}; {remedy}"
 
 
 def _override(data: dict[str, object], override: str) -> dict[str, object]:

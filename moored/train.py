@@ -20,7 +20,7 @@ from moored.engine.base import Engine
 from moored.engine.build import build_engine
 from moored.engine.checkpoint import load_checkpoint, save_checkpoint
 from moored.envs.mix import EnvMix
-from moored.errors import MooredError
+from moored.errors import MooredError, require_packages
 from moored.evaluate import Evaluation, evaluate
 from moored.models.rates import with_rates
 from moored.rollout.episodes import Task, roll_out
@@ -93,6 +93,8 @@ def build_run(config: Config, folder: Path, *, resume: bool = False) -> Run:
     for env in mix.make():
         env.close()
     engine = build_engine(config)
+    if config.log.rollouts_every:
+        require_packages("storing rollouts (log.rollouts_every)", ("pyarrow",))
     engine.check()
     monitor = CollapseMonitor(
         score=engine.scorer.score,

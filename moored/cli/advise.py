@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moored.cli.console import make_console
+from moored.cli.console import make_console, print_line
 from moored.cli.options import (
     AsJson,
     ColumnNames,
@@ -132,33 +132,34 @@ def _as_dict(advice: BatchAdvice, batch: RewardGroups, examples: int) -> dict[st
 def _show(console: Console, advice: BatchAdvice, batch: RewardGroups, examples: int) -> None:
     from rich.padding import Padding
 
-    console.print(advice.headline, style="bold", markup=False)
-    console.print(_sizes(advice, batch), markup=False)
+    console.print(advice.headline, style="bold")
+    console.print(_sizes(advice, batch))
     for note in batch.notes:
-        console.print(f"note: {note}", style="yellow", markup=False)
-    console.print("\n[bold]Reward variance of a group[/]")
+        print_line(console, f"note: {note}", style="yellow")
+    console.print("\nReward variance of a group", style="bold")
     for line in _bars(advice.histogram):
-        console.print(line, markup=False)
+        console.print(line)
     low, high = advice.std_over_mean_interval
     console.print(
         f"Std/Mean {advice.rv.std_over_mean:.2f} (95% interval {low:.2f} to {high:.2f}). RAGEN-2: "
         f"filtering helped at 1.16 and 1.29, and cost points at 0.33."
     )
     console.print(_effects_table(advice))
-    console.print("[bold]Groups that vary little[/]")
+    console.print("Groups that vary little", style="bold")
     _show_causes(console, advice, batch, examples)
     if advice.trend is not None:
-        console.print("\n[bold]Over the steps[/]")
-        console.print(f"  {advice.trend}", markup=False)
-    console.print(f"\n[bold]{'Settings and reasons' if advice.settings else 'Reasons'}[/]")
+        console.print("\nOver the steps", style="bold")
+        console.print(f"  {advice.trend}")
+    title = "Settings and reasons" if advice.settings else "Reasons"
+    console.print(f"\n{title}", style="bold")
     if advice.settings is not None:
         chosen = asdict(advice.settings).items()
         options = (
             f"filter.{k}={v:g}" if isinstance(v, float) else f"filter.{k}={v}" for k, v in chosen
         )
-        console.print("  " + " ".join(options), style="green", markup=False)
+        print_line(console, "  " + " ".join(options), style="green")
     for reason in advice.reasons:
-        console.print(Padding(f"· {reason}", (0, 0, 0, 2), expand=False), markup=False)
+        console.print(Padding(f"· {reason}", (0, 0, 0, 2), expand=False))
 
 
 def _sizes(advice: BatchAdvice, batch: RewardGroups) -> str:
@@ -216,7 +217,7 @@ def _show_causes(console: Console, advice: BatchAdvice, batch: RewardGroups, num
                 if unknown
                 else f"{count} ({advice.triage.share(cause):.0%})"
             )
-            console.print(f"  {name:<13}{share}", markup=False)
+            console.print(f"  {name:<13}{share}")
         for prompt in prompts[cause]:
             line = f"    {prompt}"
-            console.print(line, style="dim", markup=False, no_wrap=True, overflow="ellipsis")
+            console.print(line, style="dim", no_wrap=True, overflow="ellipsis")

@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from moored.cli.console import make_console
+from moored.cli.console import make_console, print_line
 from moored.cli.options import AsJson, EnvName, EnvOptions, parse_options
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import Console
 
     from moored.envs.check.runner import CheckReport
+
+MARKS = {"passed": ("✓", "green"), "failed": ("✗", "red"), "skipped": ("–", "yellow")}
+"""Status of a check -> its sign and colour."""
 
 
 def check_env_command(name: EnvName, option: EnvOptions = None, as_json: AsJson = False) -> None:
@@ -29,25 +32,22 @@ def check_env_command(name: EnvName, option: EnvOptions = None, as_json: AsJson 
     if as_json:
         print(json.dumps(_report_dict(report), indent=2))
     else:
-        make_console().print(_report_table(report))
-        print(_verdict(report))
+        _show(make_console(), report)
     if not report.ok:
         raise typer.Exit(1)
 
 
-def _report_table(report: CheckReport) -> Table:
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Table
+def _show(console: Console, report: CheckReport) -> None:
+    """One line for each check; a failed one begins with the rule that was broken."""
+    from rich.text import Text
 
-    marks = {"passed": "[green]✓[/]", "failed": "[red]✗[/]", "skipped": "[yellow]–[/]"}
-    table = Table("", "check", "seen", box=box.SIMPLE_HEAD, header_style="bold")
+    width = max(len(check.name) for check in report.checks)
     for check in report.checks:
-        seen = escape(check.detail)
+        line = Text.assemble(MARKS[check.status], f" {check.name:<{width}}  ")
         if check.status == "failed":
-            seen = f"[bold]{escape(check.claim)}[/]\n{seen}"
-        table.add_row(marks[check.status], check.name, seen)
-    return table
+            line.append(f"{check.claim}\n", "bold").append(" " * (width + 4))
+        console.print(line.append(check.detail), soft_wrap=True)
+    print_line(console, _verdict(report))
 
 
 def _report_dict(report: CheckReport) -> dict[str, object]:

@@ -3,64 +3,154 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moored.cli.console import make_console
+from moored.cli.console import make_console, print_line
 from moored.cli.options import AsJson
-from moored.errors import MooredError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from moored.analysis.compare import Arm, Comparison, Figure
+
+Last = Annotated[
+    int, typer.Option(metavar="K", help="Steps averaged at the start and at the end.", min=1)
+]
+Until = Annotated[
+    int | None, typer.Option(metavar="STEP", help="Ignore all steps after this one.", min=1)
+]
 
 
 def compare_command(
-    runs: Annotated[list[Path], typer.Argument(help="Run directories.")], as_json: AsJson = False
+    runs: Annotated[list[Path], typer.Argument(help="Run directories.")],
+    last: Last = 10,
+    until: Until = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Put the ends of several runs side by side."""
-    rows = {str(path): _summary(path) for path in runs}
+    """Compare the ends of runs; runs that differ in their seed only are put together."""
+    from moored.analysis.compare import compare_runs
+
+    found = compare_runs(runs, last=last, until=until)
     if as_json:
-        print(json.dumps(rows, indent=2))
-        return
+        print(json.dumps(_as_dict(found), indent=2))
+    else:
+        _show(make_console(), found)
+    for path, reason in found.left_out.items():
+        print_line(make_console(stderr=True), f"left out: {path}: {reason}")
+    if found.left_out:
+        raise typer.Exit(1)
+
+
+def _as_dict(found: Comparison) -> dict[str, object]:
+    arms = [
+        {
+            "label": arm.label,
+            "runs": [str(run.path) for run in arm.runs],
+            "seeds": arm.seeds,
+            "last_steps": [run.last_step for run in arm.runs],
+            "steps_averaged": [run.num_averaged for run in arm.runs],
+            "interval_over": arm.interval_over,
+            "figures": {name: asdict(figure) for name, figure in arm.figures().items()},
+            "verdicts": [run.verdict for run in arm.runs],
+            "alarm_steps": [run.alarm_step for run in arm.runs],
+        }
+        for arm in found.arms
+    ]
+    return {"arms": arms, "options": dict(found.options), "left_out": dict(found.left_out)}
+
+
+def _show(console: Console, found: Comparison) -> None:
+    for arm in found.arms:
+        for run in arm.runs:
+            print_line(console, f"{arm.label}  {run.path}  ({run.last_step} steps)")
+    console.print(_figure_table(found))
+    for line in _explanation(found):
+        console.print(line, style="dim")
+    if found.options:
+        console.print("\nOptions that differ", style="bold")
+        console.print(_option_table(found))
+    elif len(found.arms) > 1:
+        console.print("\nThe runs have the same options.")
+
+
+def _figure_table(found: Comparison) -> Table:
     from rich import box
     from rich.table import Table
 
-    names = [path.name for path in runs]
-    headers = names if len(set(names)) == len(names) else list(rows)
-    table = Table("", *headers, box=box.SIMPLE_HEAD, header_style="bold")
-    for figure in next(iter(rows.values())):
-        table.add_row(figure, *(_cell(row[figure]) for row in rows.values()))
-    make_console().print(table)
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold")
+    table.add_column("start → end")
+    for arm in found.arms:
+        table.add_column(arm.label, justify="right")
+    figures = [arm.figures() for arm in found.arms]
+    for name in dict.fromkeys(name for each in figures for name in each):
+        table.add_row(name, *(_cell(each.get(name)) for each in figures))
+    table.add_row("verdict", *map(_verdicts, found.arms))
+    table.add_row("alarm at step", *map(_alarms, found.arms))
+    return table
 
 
-def _summary(path: Path, window: int = 5) -> dict[str, object]:
-    """Means over the last `window` steps and looks; regime and alarm as they stand."""
-    from moored.runlog.log import read_records
-
-    steps, looks = read_records(path), read_records(path, "collapse")
-    if not steps:
-        raise MooredError(f"{str(path)!r} has no finished step yet; nothing to compare")
-
-    def mean(records: Sequence[Mapping[str, object]], key: str) -> float | None:
-        values = [r[key] for r in records[-window:] if isinstance(r.get(key), float | int)]
-        return sum(map(float, values)) / len(values) if values else None  # pyright: ignore[reportArgumentType]
-
-    view = "collapse_first_turn_sample"
-    alarms = [look["step"] for look in looks if look.get("alarm")]
-    return {
-        "steps": steps[-1]["step"],
-        "success": mean(steps, "rollout/success_rate"),
-        "validity": mean(steps, "rollout/validity_rate"),
-        "retrieval": mean(looks, f"{view}/retrieval_accuracy"),
-        "chance": mean(looks, f"{view}/retrieval_chance_level"),
-        "MI": mean(looks, f"{view}/mi_estimate"),
-        "H(Z|X)": mean(looks, f"{view}/conditional_entropy_est"),
-        "regime": looks[-1]["regime"] if looks else None,
-        "alarm step": alarms[0] if alarms else None,
-    }
-
-
-def _cell(value: object) -> str:
-    if value is None:
+def _cell(figure: Figure | None) -> str:
+    if figure is None:
         return "–"
-    return f"{value:.3f}" if isinstance(value, float) else str(value)
+    start = "" if figure.start is None else f"{figure.start:.3f} → "
+    spread = "" if figure.half_width is None else f" ± {figure.half_width:.3f}"
+    return f"{start}{figure.end:.3f}{spread}"
+
+
+def _verdicts(arm: Arm) -> str:
+    """The verdict of one run, or how many runs have which."""
+    words = [run.verdict or "–" for run in arm.runs]
+    if len(set(words)) == 1:
+        return words[0]
+    return ", ".join(f"{count} {word}" for word, count in Counter(words).most_common())
+
+
+def _alarms(arm: Arm) -> str:
+    steps = ["–" if run.alarm_step is None else str(run.alarm_step) for run in arm.runs]
+    return ", ".join(steps) if set(steps) != {"–"} else "–"
+
+
+def _explanation(found: Comparison) -> list[str]:
+    """What is averaged, and what the intervals are over."""
+    averaged = sorted({run.num_averaged for arm in found.arms for run in arm.runs})
+    num = str(averaged[0]) if len(averaged) == 1 else f"{averaged[0]} to {averaged[-1]}"
+    lines = [f"Means over the first and the last {num} steps of each run, and the looks in them."]
+    over = {arm.interval_over for arm in found.arms if _has_interval(arm)}
+    if "seeds" in over:
+        lines.append("± is half of the 95 % interval over seeds.")
+    if "steps" in over:
+        which = " of the other runs" if "seeds" in over else ""
+        lines.append(
+            f"± is half of the 95 % interval over steps{which}. Steps of one run are not "
+            f"independent, so it is too narrow; repeat with other seeds for one that is not."
+        )
+    steps = found.last_steps
+    if len(steps) > 1:
+        lines.append(
+            f"The runs end at different steps, from {min(steps)} to {max(steps)}; --until "
+            f"{min(steps)} compares all of them there."
+        )
+    return lines
+
+
+def _has_interval(arm: Arm) -> bool:
+    return any(figure.half_width is not None for figure in arm.figures().values())
+
+
+def _option_table(found: Comparison) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold")
+    table.add_column("option", overflow="fold")
+    for arm in found.arms:
+        table.add_column(arm.label, overflow="fold")
+    for name, values in found.options.items():
+        table.add_row(name, *(json.dumps(value, ensure_ascii=False) for value in values))
+    return table

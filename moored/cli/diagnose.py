@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moored.cli.console import make_console
+from moored.cli.console import make_console, print_line
 from moored.cli.options import (
     AsJson,
     ColumnNames,
@@ -192,12 +192,12 @@ def _show(found: Diagnosis) -> None:
     console = make_console()
     (title,) = lines([headline(found)])
     title.stylize("bold")
-    console.print(title)
+    print_line(console, title)
     for line in lines(explanation(found)):
-        console.print(line)
+        print_line(console, line)
     for series in found.series:
         if len(found.series) > 1:
-            console.print(f"\n{series.env}", style="bold", markup=False)
+            console.print(f"\n{series.env}", style="bold")
         several = len(series.looks) > 1
         console.print(
             curve_table(series, console.width) if several else step_table(series.looks[0])
@@ -205,4 +205,4 @@ def _show(found: Diagnosis) -> None:
         if series.turns:
             console.print(turn_table(series, console.width))
     for line in lines(notes(found)):
-        console.print(line)
+        print_line(console, line)

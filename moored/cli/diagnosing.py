@@ -35,7 +35,7 @@ from moored.analysis.scoring import (
     predict_seconds,
 )
 from moored.analysis.stored import has_looks, read_diagnosis
-from moored.cli.console import make_console
+from moored.cli.console import make_console, print_line
 from moored.errors import ConfigError, MooredError
 from moored.files.records import ReadOptions
 from moored.files.tables import expand, is_run
@@ -198,12 +198,11 @@ def _progress(plan: Plan, scorers: Scorers, base: Scorer) -> Iterator[Callable[[
     looks += f" and {plan.num_turns} other turn(s) of the last" if plan.num_turns else ""
     prompts = max(series.num_prompts for series in plan.series)
     pairs = max(len(each.pairs) for each in plan.pair_sets)
-    console.print(
+    print_line(
+        console,
         f"scoring {looks} with {scorers.name} at temperature {scorers.temperature:g}: {prompts} "
         f"prompts × {pairs} reasonings, {plan.token_forwards:,} token-forwards, about "
         f"{seconds:.1f} s",
-        highlight=False,
-        markup=False,
     )
     shown = console.is_terminal and seconds > SHOW_AFTER_S
     with Progress(console=console, transient=True, disable=not shown) as bar:

@@ -33,18 +33,18 @@ def envs_command(as_json: AsJson = False) -> None:
 
 def print_envs(console: Console, infos: Sequence[EnvInfo]) -> None:
     """A table, or on a narrow terminal one paragraph per environment."""
-    from rich.markup import escape
     from rich.padding import Padding
+    from rich.text import Text
 
     if console.width >= NARROW:
         console.print(_envs_table(infos))
         return
     for info in infos:
         turns = "1 turn" if info.max_turns == 1 else f"{info.max_turns} turns"
-        console.print(f"[bold]{info.name}[/] · {turns}", highlight=False)
+        console.print(Text.assemble((info.name, "bold"), f" · {turns}"))
         needs = ["Needs: " + ", ".join(map(_short_extra, info.extras))] if info.extras else []
         for text in (info.summary, f"Reward: {info.reward}", *needs):
-            console.print(Padding(escape(text), (0, 0, 0, 2)), highlight=False)
+            console.print(Padding(Text(text), (0, 0, 0, 2)))
 
 
 def _short_extra(extra: str) -> str:
@@ -54,8 +54,8 @@ def _short_extra(extra: str) -> str:
 
 def _envs_table(infos: Sequence[EnvInfo]) -> Table:
     from rich import box
-    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, header_style="bold")
     for column, share in (("name", 0), ("turns", 0), ("task", 4), ("reward", 5), ("needs", 0)):
@@ -63,7 +63,8 @@ def _envs_table(infos: Sequence[EnvInfo]) -> Table:
     for info in infos:
         extras = "\n".join(map(_short_extra, info.extras))
         cells = (info.summary, info.reward, extras or "–")
-        table.add_row(f"[bold]{info.name}[/]", str(info.max_turns), *map(escape, cells))
+        name = Text(info.name, style="bold")
+        table.add_row(name, str(info.max_turns), *map(Text, cells))
     return table
 
 

@@ -85,20 +85,23 @@ def eval_command(
 
 def evaluate_source(source: str, env: str | None, given: dict[str, Any]) -> Evaluation:
     """Evaluate a run (its newest checkpoint), a model, or what a server calls `source`."""
+    from moored.engine.checkpoint import newest_checkpoint
     from moored.envs.mix import EnvMix
     from moored.models.load import check_model_name
 
     is_endpoint = "engine" in given
     is_run = not is_endpoint and (Path(source) / "config.yaml").is_file()
+    if not is_run and not is_endpoint:
+        check_model_name(source)
     config = _evaluation_config(source, env, given, is_run=is_run)
+    saved = newest_checkpoint(Path(source)) if is_run else None
     mix = EnvMix(config.env)
     for made in mix.make():
         made.close()
-    if not is_endpoint:
+    if is_run:
         check_model_name(config.model)
     # Only now, because they import torch.
     from moored.engine.build import build_engine
-    from moored.engine.checkpoint import newest_checkpoint
     from moored.evaluate import evaluate
 
     options = config.evaluation
@@ -106,8 +109,8 @@ def evaluate_source(source: str, env: str | None, given: dict[str, Any]) -> Eval
         closing(build_engine(config, trains=False)) as engine,
         _EpisodeBar(options.num_tasks * options.num_samples) as bar,
     ):
-        if is_run:
-            engine.learner.load(newest_checkpoint(Path(source)), policy_only=True)
+        if saved is not None:
+            engine.learner.load(saved, policy_only=True)
             engine.publish()
         found = evaluate(engine, mix, config, on_replies=bar.on_replies)
     if is_endpoint:

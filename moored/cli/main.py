@@ -25,7 +25,7 @@ from moored.cli.models import models_command
 from moored.cli.play import play_command
 from moored.cli.presets import presets_command
 from moored.cli.train import train_command
-from moored.errors import MooredError
+from moored.errors import MooredError, explain_failure
 
 app = typer.Typer(
     name="moored",
@@ -60,6 +60,12 @@ def main() -> None:
         app(prog_name="moored")
     except MooredError as error:
         print(f"moored: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except (ImportError, OSError) as error:
+        explained = explain_failure(error)
+        if explained is None:
+            raise
+        print(f"moored: {explained}", file=sys.stderr)
         raise SystemExit(2) from None
 
 

@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moored.cli.console import make_console
+from moored.cli.console import make_console, print_line
 from moored.cli.options import ConfigWords, check_config, read_config, split_words
 from moored.cli.stopping import StopRequest
 from moored.errors import ConfigError, RunLogError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from moored.train import Run, StepRecord
 
 
@@ -139,7 +137,7 @@ def _run_loop(run: Run, stop: StopRequest) -> None:
     tables = []
     with ExitStack() as stack:
         stack.callback(run.close)
-        _print_lines(console, header_lines(run))
+        print_line(console, "\n".join(header_lines(run)))
         bar = StepProgress(console, run.config, run.next_step - 1)
         watchers = [stack.enter_context(bar).show]
         if run.config.profile:
@@ -159,12 +157,7 @@ def _run_loop(run: Run, stop: StopRequest) -> None:
             reason = "stopped at once; the step in flight is lost"
     for table in tables:
         console.print(table)
-    _print_lines(console, [reason, f"run directory: {run.log.path}"])
+    print_line(console, f"{reason}\nrun directory: {run.log.path}")
     if stop.is_made and run.next_step <= run.config.num_steps:
-        _print_lines(console, [f"go on with: moored train --resume {quote(str(run.log.path))}"])
+        print_line(console, f"go on with: moored train --resume {quote(str(run.log.path))}")
         raise typer.Exit(stop.exit_code)
-
-
-def _print_lines(console: Console, lines: Sequence[str]) -> None:
-    for line in lines:
-        console.print(line, markup=False, soft_wrap=True)

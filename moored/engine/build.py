@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, cast
 
-from moored.errors import MooredError, UnknownNameError
+from moored.errors import require_packages
 from moored.names import ENGINES
 
 if TYPE_CHECKING:
@@ -20,15 +20,9 @@ class MakeEngine(Protocol):
 
 def build_engine(config: Config, *, trains: bool = True) -> Engine:
     """The engine of a run; `trains=False` leaves out what only updates need, e.g. a critic."""
-    kind = config.engine.kind
-    try:
-        make = cast(MakeEngine, ENGINES.get_object(kind))
-    except UnknownNameError as error:
-        missing = error.__cause__
-        if kind not in ENGINES or not isinstance(missing, ModuleNotFoundError):
-            raise
-        raise MooredError(
-            f"engine {kind!r} needs a package that is missing ({missing}); run: "
-            f"pip install 'moored[train]'"
-        ) from error
+    if config.engine.kind == "local":
+        require_packages("a model in this process", ("torch", "transformers", "safetensors"))
+    if config.optimizer.lora_rank:
+        require_packages("optimizer.lora_rank", ("peft",))
+    make = cast(MakeEngine, ENGINES.get_object(config.engine.kind))
     return make(config, trains=trains)

@@ -31,8 +31,16 @@ def load_checkpoint(run: Path, learner: Learner) -> dict[str, Any] | None:
     found = _checkpoints(run)
     if not found:
         return None
+    file = found[-1] / "state.json"
+    try:
+        state = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise RunLogError(
+            f"{str(file)!r} is damaged or missing ({error}); delete the folder "
+            f"{file.parent.name!r}, then the checkpoint before it is used"
+        ) from error
     learner.load(found[-1])
-    return json.loads((found[-1] / "state.json").read_text())
+    return state
 
 
 def newest_checkpoint(run: Path) -> Path:

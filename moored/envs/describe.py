@@ -1,6 +1,6 @@
 """What an environment's class says about itself: for `moored envs` and the documentation pages.
 
-All of it is read from the class: its docstring, its keyword options and one instance.
+All of it is read from the class: its docstring, its keyword options and, if need be, an instance.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from moored.envs import ENVIRONMENTS
 from moored.envs.mix import make_env, option_defaults
@@ -40,7 +41,7 @@ def describe_env(name: str) -> EnvInfo:
     doc = inspect.getdoc(cls) if inspect.isclass(cls) else None
     if not inspect.isclass(cls) or not doc:
         raise EnvError(f"{name} must be a class with a docstring to be described")
-    env = make_env(name)
+    defaults = option_defaults(cls)
     first_line, _, rest = doc.partition("\n")
     return EnvInfo(
         name=name,
@@ -48,10 +49,20 @@ def describe_env(name: str) -> EnvInfo:
         doc=doc,
         reward=_first_sentence(doc.partition("Reward:")[2] or rest),
         extras=tuple(sorted(set(re.findall(r"moored\[\w+\]", doc)))),
-        max_turns=env.max_turns,
-        is_stochastic=env.is_stochastic,
-        options=option_defaults(cls),
+        max_turns=_fact("max_turns", name, cls, defaults),
+        is_stochastic=_fact("is_stochastic", name, cls, defaults),
+        options=defaults,
     )
+
+
+def _fact(key: str, name: str, cls: type, defaults: Mapping[str, object]) -> Any:
+    """An option's default, else what the class sets, else what an instance does.
+
+    An instance comes last because some cannot be made without their packages.
+    """
+    if key in defaults:
+        return defaults[key]
+    return vars(cls)[key] if key in vars(cls) else getattr(make_env(name), key)
 
 
 def _first_sentence(text: str) -> str:

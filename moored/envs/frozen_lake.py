@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Unpack, get_args
 import numpy as np
 
 from moored.envs.game import Game, Limits, Outcome
-from moored.errors import EnvError
+from moored.errors import EnvError, require_packages
 from moored.types import Content, ImagePart
 
 if TYPE_CHECKING:
@@ -159,6 +159,8 @@ class FrozenLake(Game[Lake]):
                 raise EnvError(f"frozen_lake: {option} must be at least {least}, got {value}")
         if view not in get_args(View):
             raise EnvError(f"frozen_lake: view must be one of {get_args(View)}, got {view!r}")
+        if view == "image":
+            require_packages("frozen_lake: view='image'", ("PIL",))
         self.size = size
         self.frozen = frozen
         self.slip = slip

@@ -6,11 +6,15 @@ Also what kinds of models there are, and where and in which precision one runs.
 from __future__ import annotations
 
 import importlib.util
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moored.errors import MooredError
+from moored.errors import MooredError, close_match_hint, require_packages
+from moored.models.folder import check_model_folder
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +27,7 @@ LLAMA_SHAPED = ("llama", "mistral", "qwen2", "qwen3")
 to their attention."""
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Angles that do not depend on the length of the sequence."""
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +54,10 @@ def describe_models() -> list[dict[str, str]]:
 
 
 def check_model_name(name: str) -> None:
-    """Refuse a name that no model can have; needs neither torch nor the network."""
+    """Refuse a name that no model can have, and a folder that cannot be loaded.
+
+    Needs neither torch nor the network.
+    """
     if name == "smollm2":
         if _smollm_folder() is None:
             raise MooredError(
@@ -60,40 +68,114 @@ def check_model_name(name: str) -> None:
         return
     source = embedded_models().get(name) or Path(name)
     if source.is_dir():
-        if not (source / "config.json").is_file():
-            raise MooredError(
-                f"model folder {name!r} holds no config.json; give a folder in Hugging Face format"
-            )
-    elif "/" not in name or name.startswith((".", "/", "~")):
-        known = ", ".join([*embedded_models(), "smollm2"])
+        check_model_folder(source, name)
+    elif source.exists():
+        raise MooredError(f"model {name!r} is a file; give the folder it lies in")
+    elif "/" not in name:
+        known = [*embedded_models(), "smollm2"]
         raise MooredError(
-            f"model {name!r} is neither embedded ({known}) nor a folder; give one of these, a "
-            f"folder in Hugging Face format, or a hub id such as org/name"
+            f"model {name!r} is neither embedded nor a folder; {close_match_hint(name, known)} (or "
+            f"give a folder in Hugging Face format, or a hub id such as org/name)"
         )
+    elif not _may_be_hub_id(name):
+        raise MooredError(f"there is no folder {name!r}; {_neighbour_hint(source)}")
+
+
+def _neighbour_hint(path: Path) -> str:
+    """What lies where a folder was looked for: the closest name, or all names, or nothing."""
+    parent = path.parent
+    if not parent.is_dir():
+        return f"{str(parent)!r} does not exist either"
+    beside = [found.name for found in parent.iterdir() if found.is_dir()]
+    return close_match_hint(path.name, beside) if beside else f"{str(parent)!r} holds no folders"
+
+
+def _may_be_hub_id(name: str) -> bool:
+    """`org/name`, unless that is clearly meant as a path: `./x`, `runs/x`, a folder of runs."""
+    first = Path(name).parts[0]
+    is_path = name.startswith((".", "/", "~")) or first == "runs"
+    holds_runs = any(Path(first).glob("*/config.yaml"))
+    return HUB_ID.fullmatch(name) is not None and not is_path and not holds_runs
 
 
 def load_model(name: str, device: torch.device) -> LoadedModel:
     """Load model and tokenizer in float32; only a hub id touches the network."""
+    check_model_name(name)
+    require_packages("a model in this process", ("torch", "transformers", "safetensors"))
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging
 
-    check_model_name(name)
-    logging.disable_progress_bar()
     if name == "smollm2":
         return _load_smollm(device)
     source = embedded_models().get(name) or Path(name)
     is_local = source.is_dir()
     where = str(source) if is_local else name
-    try:
+    with _quiet(), _explained(name, is_local=is_local):
         tokenizer = AutoTokenizer.from_pretrained(where, local_files_only=is_local)
-        model = AutoModelForCausalLM.from_pretrained(
-            where, dtype=torch.float32, local_files_only=is_local
+        model, info = AutoModelForCausalLM.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
+            where, dtype=torch.float32, local_files_only=is_local, output_loading_info=True
         )
-    except (OSError, ValueError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise MooredError(f"model {name!r} cannot be loaded: {first}") from error
-    return LoadedModel(model.to(device), tokenizer)  # pyright: ignore[reportArgumentType]
+    missing = sorted(info["missing_keys"])
+    if missing:
+        # transformers would draw them at random and only warn.
+        raise MooredError(
+            f"the weights of model {name!r} lack {len(missing)} tensors that its config.json asks "
+            f"for, {missing[0]!r} among them; give a whole causal language model"
+        )
+    return LoadedModel(model.to(device), tokenizer)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars, and no reports of what is told in one sentence."""
+    from logging import CRITICAL
+
+    from huggingface_hub.utils import logging as hub_logging
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    before, hub_before = logging.get_verbosity(), hub_logging.get_verbosity()
+    logging.set_verbosity(CRITICAL)
+    hub_logging.set_verbosity(CRITICAL)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        hub_logging.set_verbosity(hub_before)
+
+
+@contextmanager
+def _explained(name: str, *, is_local: bool) -> Iterator[None]:
+    """One sentence for what transformers, tokenizers and safetensors raise while loading."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except MooredError:
+        raise
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+        reason = f"model {name!r} cannot be loaded: {_reason(error)}"
+        raise MooredError(f"{reason}; {_remedy(str(error), is_local)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """The first sentence of an error, whose rest is advice for programmers."""
+    if "ignore_mismatched_sizes" in str(error):
+        return "its weights have other shapes than its config.json says"
+    if "Unrecognized configuration class" in str(error):
+        return "its architecture is not a causal language model"
+    line = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+    return line.partition(". ")[0].rstrip(".: ")
+
+
+def _remedy(text: str, is_local: bool) -> str:
+    if "does not recognize this architecture" in text:
+        return "upgrade transformers, or choose a model that it knows"
+    if "Unrecognized configuration class" in text:
+        return "choose a model that continues text, such as a Llama or Qwen"
+    if is_local:
+        return "give a folder in Hugging Face format that is whole"
+    return "check its name and the connection, or give a folder"
 
 
 def _load_smollm(device: torch.device) -> LoadedModel:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal
 
-import yaml
-
+from moored.config import read_yaml
 from moored.errors import ConfigError, close_match_hint
 
 HERE = Path(__file__).parent
@@ -71,26 +71,29 @@ def _check_kinds(names: Sequence[str]) -> None:
 
 
 def _read(name: str) -> dict[str, object]:
-    is_file = name.endswith((".yaml", ".yml"))
-    path = Path(name) if is_file else HERE / f"{name}.yaml"
-    if not path.is_file():
-        if is_file:
-            raise ConfigError(f"configuration file {name!r} does not exist; {_file_hint(path)}")
-        hint = close_match_hint(name, preset_names())
-        raise ConfigError(f"unknown preset {name!r}; {hint} (or give a .yaml file)")
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{str(path)!r} is not valid YAML: {error}") from error
-    if not isinstance(data, Mapping):
-        raise ConfigError(f"{str(path)!r} must hold keys and values")
-    return dict(data)
+    if name in preset_names():
+        return read_yaml(HERE / f"{name}.yaml")
+    path = Path(name)
+    if path.is_dir() and (path / "config.yaml").is_file():
+        raise ConfigError(f"{name!r} is a folder; did you mean {str(path / 'config.yaml')!r}?")
+    if path.is_dir():
+        raise ConfigError(f"{name!r} is a folder; give a preset or a .yaml file")
+    if path.is_file() or name.endswith((".yaml", ".yml")):
+        return read_yaml(_existing(path))
+    hint = close_match_hint(name, preset_names())
+    raise ConfigError(f"unknown preset {name!r}; {hint} (or give a .yaml file)")
 
 
-def _file_hint(path: Path) -> str:
-    """Which file next to `path` may be meant."""
-    others = [str(other) for other in path.parent.glob("*.y*ml")]
-    return close_match_hint(str(path), others) if others else "check the path"
+def _existing(path: Path) -> Path:
+    """The file, or an error that names a file or preset of a similar name."""
+    if path.is_file():
+        return path
+    # By their stems: the ending alone would make all names alike.
+    known = {name: name for name in preset_names()}
+    known |= {file.stem: str(file) for file in path.parent.glob("*.y*ml") if file.is_file()}
+    close = get_close_matches(path.stem, known, n=1)
+    hint = f"did you mean {known[close[0]]!r}?" if close else "check the path"
+    raise ConfigError(f"configuration file {str(path)!r} does not exist; {hint}")
 
 
 def _merge(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str, object]:

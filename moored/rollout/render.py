@@ -65,7 +65,7 @@ class Renderer:
         if not tokenizer.chat_template:
             raise MooredError(
                 f"the tokenizer {tokenizer.name_or_path!r} has no chat template; choose an "
-                f"instruction-tuned model, or set tokenizer.chat_template"
+                f"instruction-tuned model, or put a chat_template.jinja into the model's folder"
             )
         self.tokenizer = tokenizer
         self._options = dict(template_options or {})

@@ -73,8 +73,8 @@ def test_a_smoke_run_trains_evaluates_compares_and_can_be_looked_at(tmp_path, he
     assert yaml.safe_load((run / "config.yaml").read_text())["num_steps"] == 2
     table = here("compare", run)
     assert "retrieval" in table and "success" in table
-    compared = json.loads(here("compare", run, "--json"))
-    assert compared[str(run)]["steps"] == 2
+    (compared,) = json.loads(here("compare", run, "--json"))["arms"]
+    assert compared["runs"] == [str(run)] and compared["last_steps"] == [2]
     found = json.loads(here("eval", run, "-n", "4", "--samples", "2", "--json"))
     assert found["num_tasks"] == 4 and set(found["pass_at"]) == {"1", "2"}
     low, high = found["interval"]

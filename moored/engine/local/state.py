@@ -59,7 +59,7 @@ class Trained:
     def load(self, folder: Path) -> None:
         load_weights(self.module, folder / f"{self.name}.safetensors")
         state: dict[int, dict[str, torch.Tensor]] = {}
-        for key, tensor in load_file(folder / f"{self.name}_optimizer.safetensors").items():
+        for key, tensor in _read(folder / f"{self.name}_optimizer.safetensors").items():
             index, _, name = key.partition(".")
             state.setdefault(int(index), {})[name] = tensor
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
@@ -67,7 +67,7 @@ class Trained:
 
 def load_weights(module: nn.Module, file: Path) -> None:
     """Take over saved weights; those of another model are refused."""
-    saved = load_file(file)
+    saved = _read(file)
     shapes = {name: tensor.shape for name, tensor in _changing(module).items()}
     given = {name: tensor.shape for name, tensor in saved.items()}
     odd = sorted(name for name in shapes.keys() | given if shapes.get(name) != given.get(name))
@@ -77,6 +77,16 @@ def load_weights(module: nn.Module, file: Path) -> None:
             f"{odd[0]!r} among them; give the model and lora_rank that the run began with"
         )
     module.load_state_dict(saved, strict=False)
+
+
+def _read(file: Path) -> dict[str, torch.Tensor]:
+    try:
+        return load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise MooredError(
+            f"{str(file)!r} is damaged or missing ({error}); delete the folder "
+            f"{file.parent.name!r}, then the checkpoint before it is used"
+        ) from error
 
 
 def export_model(model: nn.Module, folder: Path, dtype: torch.dtype) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from moored.envs.base import FORMAT_REMINDER, StepResult, draw_task, split_of_seed
-from moored.errors import EnvError
+from moored.errors import EnvError, require_packages
 from moored.names import import_object
 from moored.reply import parse_actions, parse_reply
 from moored.types import Content, Message, TextPart, messages_digest
@@ -95,6 +95,8 @@ class GymnasiumEnv:
     ) -> None:
         if max_turns < 1:
             raise EnvError(f"gymnasium: max_turns must be at least 1, got {max_turns}")
+        if isinstance(env, str):
+            require_packages("gymnasium", ("gymnasium",))
         self.max_turns = max_turns
         self.is_stochastic = is_stochastic
         self.format_penalty = format_penalty
@@ -329,10 +331,8 @@ def _load(option: str, function: str | Callable) -> Callable:
 
 
 def _make_by_id(env_id: str, **options: object) -> gymnasium.Env:
-    try:
-        import gymnasium
-    except ModuleNotFoundError as error:
-        raise EnvError("gymnasium is not installed; pip install 'moored[gym]'") from error
+    import gymnasium
+
     # The checker's warnings are for those who write the simulator.
     options = {"disable_env_checker": True} | options
     try:

@@ -7,15 +7,13 @@ child the hash seed is fixed, nothing is shared, and what takes too long is kill
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from moored.envs.adapters.reasoning_gym_worker import Task, Verdict
 from moored.envs.base import FORMAT_REMINDER, StepResult
 from moored.envs.worker import Worker, WorkerLost
-from moored.errors import EnvError
+from moored.errors import EnvError, require_packages
 from moored.reply import parse_reply
 from moored.types import Message
 
@@ -55,6 +53,7 @@ class ReasoningGym:
 
     name: ClassVar[str] = "reasoning_gym"
     is_stochastic: ClassVar[bool] = False
+    max_turns: ClassVar[int] = 1
 
     def __init__(
         self,
@@ -66,7 +65,7 @@ class ReasoningGym:
     ) -> None:
         if time_limit_s <= 0:
             raise EnvError(f"reasoning_gym: time_limit_s must be positive, got {time_limit_s}")
-        self.max_turns = 1
+        require_packages("reasoning_gym", ("reasoning_gym",))
         self.dataset = dataset
         self.config = dict(config or {})
         self.time_limit_s = time_limit_s
@@ -137,14 +136,7 @@ class ReasoningGym:
 
 def _ask(request: str, dataset: str, config: Mapping[str, object], *rest: object) -> Any:
     """Have the child make a task or score an answer."""
-    _require_package()
     try:
         return _CHILD.ask(request, dataset, config, *rest, wall_s=DATASET_LIMIT_S)
     except EnvError as error:
         raise EnvError(f"reasoning_gym: {error}") from error
-
-
-@functools.cache
-def _require_package() -> None:
-    if importlib.util.find_spec("reasoning_gym") is None:
-        raise EnvError("reasoning-gym is not installed; pip install 'moored[gym]'")

@@ -20,7 +20,7 @@ from moored.envs.sokoban.rooms import (
 )
 from moored.envs.sokoban.solver import solve
 from moored.envs.tiles import SOKOBAN_LEGEND, SOKOBAN_TILES, draw_tiles
-from moored.errors import EnvError, close_match_hint
+from moored.errors import EnvError, close_match_hint, require_packages
 from moored.types import Content, ImagePart
 
 VIEWS = ("grid", "coord", "grid_coord", "image")
@@ -83,6 +83,8 @@ class Sokoban(Game[Room]):
         super().__init__(**limits)
         if view not in VIEWS:
             raise EnvError(f"sokoban: unknown view {view!r}; {close_match_hint(view, VIEWS)}")
+        if view == "image":
+            require_packages("sokoban: view='image'", ("PIL",))
         if not 4 <= tile_px <= 256:
             raise EnvError(f"sokoban: tile_px must lie in 4 to 256, got {tile_px}")
         self.view, self.tile_px = view, tile_px

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from moored.cli.console import make_console
+from moored.cli.console import make_console, print_line
 
 
 @pytest.mark.parametrize("stderr", [False, True])
@@ -24,3 +24,19 @@ def test_lines_on_a_terminal_are_wrapped_at_its_width(monkeypatch, capsys):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     make_console().print("word " * 20)
     assert len(capsys.readouterr().out.splitlines()) == 3  # 100 characters
+
+
+def test_square_brackets_and_colons_are_text(capsys):
+    line = "runs/[ablation]/[bold]x[/]/:warning:"
+    make_console().print(line)
+    print_line(make_console(), line)
+    assert capsys.readouterr().out == f"{line}\n{line}\n"
+
+
+def test_a_line_that_may_be_copied_is_not_broken_on_a_terminal(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    line = "go on with: moored train --resume " + "a long folder/" * 10
+    print_line(make_console(), line)
+    assert capsys.readouterr().out == line + "\n"

@@ -11,6 +11,7 @@ from rich.console import Console
 from moored.cli.envs import envs_command, print_envs
 from moored.envs import ENVIRONMENTS
 from moored.envs.describe import describe_env
+from moored.envs.mix import make_env
 
 
 @pytest.mark.parametrize("columns", [30, 40, 69])
@@ -37,3 +38,9 @@ def test_envs_lists_every_environment(capsys):
     needs = {item["name"]: item["needs"] for item in listed}
     assert needs["metamath"] == ["moored[data]", "moored[math]"]
     assert needs["sokoban"] == needs["frozen_lake"] == ["moored[images]"]
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_what_is_listed_holds_for_an_environment_with_default_options(name):
+    env, info = make_env(name), describe_env(name)
+    assert (info.max_turns, info.is_stochastic) == (env.max_turns, env.is_stochastic)

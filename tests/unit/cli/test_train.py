@@ -32,7 +32,7 @@ finally:
         (["smoke", "env=sokobn"], "unknown environment 'sokobn'; did you mean 'sokoban'?"),
         (["smoke", "env.0.options.max_turn=3"], "no option 'max_turn'; did you mean 'max_turns'?"),
         (["smoke", "env.0.options.max_turns=0"], "max_turns must be"),
-        (["smoke", "model=nanoo"], "model 'nanoo' is neither embedded (mini, nano, smollm2) nor"),
+        (["smoke", "model=nanoo"], "neither embedded nor a folder; did you mean 'nano'?"),
         (["smoke", "model=."], "model folder '.' holds no config.json"),
         (["--resume", "no_such_run"], "'no_such_run' is not a run directory: it has no config"),
         (["sokoban", "bandit"], "or mix them: 'env=[sokoban, bandit]'"),

@@ -1,0 +1,266 @@
+"""The ends of several runs side by side, with intervals and the options they differ in.
+
+Reads run directories only. Runs that differ in nothing but their seed are put together, and their
+intervals are over seeds. A single run has an interval over its last steps; these depend on each
+other, so it is narrower than one over seeds would be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Literal
+
+from moored.config import read_yaml
+from moored.errors import MooredError
+from moored.runlog.log import read_records
+
+LAST = 10
+"""Steps at either end of a run that are averaged, unless told otherwise."""
+STEP_FIGURES = {
+    "success": "rollout/success_rate",
+    "reward": "rollout/reward_mean",
+    "well-formed replies": "rollout/validity_rate",
+    "validation success": "evaluation/success_rate",
+}
+LOOK_FIGURES = {
+    "MI": "mi_estimate",
+    "H(Z|X)": "conditional_entropy_est",
+    "retrieval": "retrieval_accuracy",
+    "chance of retrieval": "retrieval_chance_level",
+}
+"""Ends of keys in collapse.jsonl, which begin with the view."""
+VIEWS = ("collapse_first_turn_sample", "collapse_trajectory_sample")
+NOT_COMPARED = ("seed", "profile", "checkpoint_every", "log", "run_id")
+"""Options in which repeated runs may differ."""
+T_975 = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
+"""97.5 % quantiles of Student's t for 1, 2, … 30 degrees of freedom."""
+
+Record = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One figure of a run, or of several that are repeats of each other."""
+
+    start: float | None
+    """Mean over the first steps."""
+    end: float
+    """Mean over the last steps."""
+    half_width: float | None
+    """Of the 95 % interval around `end`; None with one value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEnds:
+    """What one run directory holds about the start and the end of its run."""
+
+    path: Path
+    last_step: int
+    num_averaged: int
+    """Steps at either end."""
+    starts: Mapping[str, float]
+    ends: Mapping[str, Sequence[float]]
+    """Figure -> its values in the last steps."""
+    verdict: str | None
+    """Of the last look: `verdict` where the run has one, else its regime."""
+    alarm_step: int | None
+    options: Mapping[str, object]
+    """Dotted name -> value; empty without a readable config.yaml."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """Runs that differ in their seed only."""
+
+    label: str
+    runs: tuple[RunEnds, ...]
+
+    @property
+    def interval_over(self) -> Literal["seeds", "steps"]:
+        return "seeds" if len(self.runs) > 1 else "steps"
+
+    @property
+    def seeds(self) -> list[object]:
+        return [run.options.get("seed") for run in self.runs]
+
+    def figures(self) -> dict[str, Figure]:
+        """All figures that at least one of the runs has."""
+        names = [*STEP_FIGURES, *LOOK_FIGURES]
+        found = {name: self._figure(name) for name in names}
+        return {name: figure for name, figure in found.items() if figure is not None}
+
+    def _figure(self, name: str) -> Figure | None:
+        having = [run for run in self.runs if run.ends.get(name)]
+        if not having:
+            return None
+        values = [fmean(run.ends[name]) for run in having]
+        starts = [run.starts[name] for run in having if name in run.starts]
+        return Figure(
+            start=fmean(starts) if starts else None,
+            end=fmean(values),
+            half_width=half_width(values if len(self.runs) > 1 else having[0].ends[name]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Several runs, repeats put together."""
+
+    arms: tuple[Arm, ...]
+    options: Mapping[str, Sequence[object]]
+    """Dotted names of the options in which arms differ, and the value in each arm."""
+    left_out: Mapping[str, str]
+    """Run directory -> why it could not be read."""
+
+    @property
+    def last_steps(self) -> set[int]:
+        return {run.last_step for arm in self.arms for run in arm.runs}
+
+
+def compare_runs(
+    paths: Sequence[Path], *, last: int = LAST, until: int | None = None
+) -> Comparison:
+    """Read the runs and group repeats; `until` ignores all steps after that one."""
+    runs, left_out = [], {}
+    for path in dict.fromkeys(paths):
+        try:
+            runs.append(read_ends(path, last=last, until=until))
+        except (MooredError, OSError) as error:
+            left_out[str(path)] = str(error)
+    if not runs:
+        raise MooredError("; ".join(left_out.values()))
+    arms = [
+        Arm(label=_letter(index), runs=tuple(members))
+        for index, members in enumerate(_repeats(runs))
+    ]
+    return Comparison(arms=tuple(arms), options=_differences(arms), left_out=left_out)
+
+
+def read_ends(path: Path, *, last: int = LAST, until: int | None = None) -> RunEnds:
+    """Start and end of one run."""
+    steps, looks = read_records(path), read_records(path, "collapse")
+    if until is not None:
+        steps, looks = ([r for r in kind if _step(r) <= until] for kind in (steps, looks))
+    if not steps:
+        within = "" if until is None else f" up to step {until}"
+        raise MooredError(f"{str(path)!r} has no finished step{within}; nothing to compare")
+    # Start and end of a short run must not overlap.
+    num = max(1, min(last, len(steps) // 2))
+    view = _view(looks)
+    keys = {name: f"{view}/{key}" for name, key in LOOK_FIGURES.items()}
+    early = [look for look in looks if _step(look) <= _step(steps[num - 1])]
+    late = [look for look in looks if _step(look) >= _step(steps[-num])] or looks[-1:]
+    starts = _values(steps[:num], STEP_FIGURES) | _values(early, keys)
+    alarms = [_step(look) for look in looks if look.get("alarm")]
+    ends = _values(steps[-num:], STEP_FIGURES) | _values(late, keys)
+    return RunEnds(
+        path=path,
+        last_step=_step(steps[-1]),
+        num_averaged=num,
+        starts={name: fmean(values) for name, values in starts.items()},
+        ends=ends,
+        verdict=_verdict(looks),
+        alarm_step=alarms[0] if alarms else None,
+        options=_options(path),
+    )
+
+
+def half_width(values: Sequence[float]) -> float | None:
+    """Half of the 95 % interval of a mean, by Student's t; None for one value."""
+    if len(values) < 2:
+        return None
+    quantile = T_975[min(len(values) - 1, len(T_975)) - 1]
+    return quantile * stdev(values) / math.sqrt(len(values))
+
+
+def _values(records: Sequence[Record], keys: Mapping[str, str]) -> dict[str, list[float]]:
+    """The numbers under each key; null and missing ones are left out."""
+    found = {}
+    for name, key in keys.items():
+        numbers = [r[key] for r in records if isinstance(r.get(key), int | float)]
+        if numbers:
+            found[name] = [float(number) for number in numbers]  # pyright: ignore[reportArgumentType]
+    return found
+
+
+def _view(looks: Sequence[Record]) -> str:
+    """The first view that was measured."""
+    found = (view for view in VIEWS if any(f"{view}/mi_estimate" in look for look in looks))
+    return next(found, VIEWS[0])
+
+
+def _verdict(looks: Sequence[Record]) -> str | None:
+    words = [look.get("verdict") or look.get("regime") for look in looks]
+    return str(words[-1]) if words and words[-1] else None
+
+
+def _options(path: Path) -> dict[str, object]:
+    try:
+        return dict(_flatten(read_yaml(path / "config.yaml")))
+    except MooredError:
+        return {}  # its numbers can still be compared
+
+
+def _flatten(value: object, name: str = "") -> list[tuple[str, object]]:
+    if isinstance(value, Mapping) and value:
+        parts = ((f"{name}.{key}" if name else str(key), item) for key, item in value.items())
+    elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+        parts = ((f"{name}.{index}", item) for index, item in enumerate(value))
+    else:
+        return [(name, value)]
+    return [pair for key, item in parts for pair in _flatten(item, key)]
+
+
+def _repeats(runs: Sequence[RunEnds]) -> list[list[RunEnds]]:
+    """Runs with equal options and different seeds together; others alone."""
+    groups: list[list[RunEnds]] = []
+    for run in runs:
+        for group in groups:
+            seeds = [other.options.get("seed") for other in group]
+            alike = bool(run.options) and _compared(run) == _compared(group[0])
+            if alike and run.options.get("seed") not in seeds:
+                group.append(run)
+                break
+        else:
+            groups.append([run])
+    return groups
+
+
+def _compared(run: RunEnds) -> dict[str, object]:
+    return {
+        key: value
+        for key, value in run.options.items()
+        if key.partition(".")[0] not in NOT_COMPARED
+    }
+
+
+def _differences(arms: Sequence[Arm]) -> dict[str, list[object]]:
+    """Options whose values differ between arms; the seed too, where no arm has several."""
+    firsts = [arm.runs[0].options for arm in arms]
+    names = dict.fromkeys(name for options in firsts for name in options)
+    repeated = any(len(arm.runs) > 1 for arm in arms)
+    found = {}
+    for name in names:
+        values = [options.get(name) for options in firsts]
+        if any(value != values[0] for value in values) and not (name == "seed" and repeated):
+            found[name] = values
+    return found
+
+
+def _step(record: Record) -> int:
+    step = record["step"]
+    assert isinstance(step, int)
+    return step
+
+
+def _letter(index: int) -> str:
+    """A, B, … Z, A1, B1, …"""
+    return chr(ord("A") + index % 26) + (str(index // 26) if index >= 26 else "")

@@ -1,0 +1,110 @@
+"""What is wrong with the folder of a model, as far as its files tell; needs no torch.
+
+Loading would fail too, but seconds later and in the words of other packages.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+from moored.errors import MooredError
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "*.tiktoken")
+MAX_HEADER_BYTES = 100_000_000
+"""The longest header that safetensors itself reads."""
+LENGTH_BYTES = 8
+"""A safetensors file begins with the length of its header."""
+
+
+def check_model_folder(folder: Path, name: str) -> None:
+    """Refuse a folder without configuration, weights or tokenizer, or with weights cut short."""
+    if not (folder / "config.json").is_file():
+        raise MooredError(f"model folder {name!r} {_without_config(folder)}")
+    _read_json(folder / "config.json", name)
+    files = _weight_files(folder, name)
+    for file in files:
+        _check_whole(file, name)
+    if not any(found for pattern in TOKENIZER_FILES for found in folder.glob(pattern)):
+        raise MooredError(
+            f"model folder {name!r} holds no tokenizer (tokenizer.json); save it there too, with "
+            f"tokenizer.save_pretrained({name!r})"
+        )
+
+
+def read_header(file: Path) -> dict[str, dict]:
+    """Names, types, shapes and places of the tensors in a safetensors file.
+
+    Raises ValueError where the file is damaged or shorter than its header says.
+    """
+    size = file.stat().st_size
+    with file.open("rb") as handle:
+        start = handle.read(LENGTH_BYTES)
+        if len(start) < LENGTH_BYTES:
+            raise ValueError(f"{size} bytes are not a safetensors file")
+        (length,) = struct.unpack("<Q", start)
+        if length > min(MAX_HEADER_BYTES, size - LENGTH_BYTES):
+            raise ValueError(f"its header is cut short, it has {size:,} bytes")
+        header = json.loads(handle.read(length))
+    tensors = {key: value for key, value in header.items() if key != "__metadata__"}
+    ends = (value["data_offsets"][1] for value in tensors.values())
+    wanted = LENGTH_BYTES + length + max(ends, default=0)
+    if size < wanted:
+        raise ValueError(f"it has {size:,} of {wanted:,} bytes")
+    return tensors
+
+
+def _without_config(folder: Path) -> str:
+    if (folder / "model" / "config.json").is_file():
+        return f"is a run directory; give its model: {str(folder / 'model')!r}"
+    if (folder / "config.yaml").is_file():
+        return "is a run directory that has no model yet; let it finish, or name another model"
+    runs = sorted(file.parent for file in folder.glob("*/config.yaml"))
+    if runs:
+        return f"is a folder of runs; give one of them, such as {str(runs[0])!r}"
+    found = "holds no config.json" if any(folder.iterdir()) else "is empty"
+    return f"{found}; give a folder in Hugging Face format"
+
+
+def _weight_files(folder: Path, name: str) -> list[Path]:
+    """All safetensors files; those that an index names must be there."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        wanted = sorted(set(_read_json(index, name).get("weight_map", {}).values()))
+        missing = [file for file in wanted if not (folder / file).is_file()]
+        if missing:
+            raise MooredError(
+                f"model folder {name!r} lacks {len(missing)} of {len(wanted)} files of weights, "
+                f"{missing[0]!r} among them; copy or download it again"
+            )
+        return [folder / file for file in wanted]
+    files = sorted(folder.glob("*.safetensors"))
+    if not files and not any(folder.glob("pytorch_model*.bin")):
+        raise MooredError(
+            f"model folder {name!r} holds no weights (model.safetensors); copy or download it again"
+        )
+    return files
+
+
+def _check_whole(file: Path, name: str) -> None:
+    try:
+        read_header(file)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        why = str(error) if type(error) is ValueError else "its header cannot be read"
+        raise MooredError(
+            f"model {name!r} has damaged weights, {file.name!r}: {why}; copy or download it again"
+        ) from error
+
+
+def _read_json(file: Path, name: str) -> dict:
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise MooredError(
+            f"model folder {name!r}: {file.name} is not valid JSON ({error}); copy or download it "
+            f"again"
+        ) from error
+    if not isinstance(data, dict):
+        raise MooredError(f"model folder {name!r}: {file.name} must hold keys and values")
+    return data

@@ -1,0 +1,135 @@
+"""Comparing the ends of runs: what is averaged, over what the intervals are, what differs."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from moored.analysis.compare import compare_runs, half_width, read_ends
+from moored.cli.compare import compare_command
+from moored.errors import MooredError
+
+VIEW = "collapse_first_turn_sample"
+
+
+def write_run(
+    path: Path,
+    successes: list[float],
+    *,
+    looks: dict[int, float] | None = None,
+    config: str = "seed: 0\n",
+    **last_look: object,
+) -> Path:
+    """A run directory with one success rate per step; rewards are twice as large."""
+    path.mkdir()
+    (path / "config.yaml").write_text(config)
+    steps = [
+        {"step": step, "rollout/success_rate": rate, "rollout/reward_mean": 2 * rate}
+        for step, rate in enumerate(successes, start=1)
+    ]
+    found = [{"step": step, f"{VIEW}/mi_estimate": mi} for step, mi in (looks or {}).items()]
+    if found:
+        found[-1] |= last_look
+    for name, records in (("metrics", steps), ("collapse", found)):
+        lines = [json.dumps({"schema": 1, **record}) + "\n" for record in records]
+        (path / f"{name}.jsonl").write_text("".join(lines))
+    return path
+
+
+def test_the_first_and_last_steps_are_averaged_and_their_number_is_said(tmp_path, capsys):
+    run = write_run(tmp_path / "a", [0.0, 0.2, 0.9, 0.9, 0.4, 0.8], looks={1: 0.5, 5: 0.1, 6: 0.3})
+    (arm,) = compare_runs([run], last=2).arms
+    figures = arm.figures()
+    assert (figures["success"].start, figures["success"].end) == (0.1, pytest.approx(0.6))
+    assert figures["reward"].end == pytest.approx(1.2)
+    assert figures["MI"].start == 0.5 and figures["MI"].end == pytest.approx(0.2)
+    compare_command([run], last=2)
+    shown = capsys.readouterr().out
+    assert "Means over the first and the last 2 steps of each run" in shown
+    assert "interval over steps. Steps of one run are not independent" in shown
+
+
+def test_the_interval_is_students():
+    # Two values 0 and 2: mean 1, standard deviation √2, so ± 12.706 · √2 / √2.
+    assert half_width([0.0, 2.0]) == pytest.approx(12.706)
+    assert half_width([1.0]) is None
+    assert half_width([0.0, 1.0] * 50) == pytest.approx(2.042 * math.sqrt(100 / 396) / 10)
+
+
+def test_runs_that_differ_in_their_seed_only_share_an_interval_over_seeds(tmp_path, capsys):
+    rates = {"a": 0.1, "b": 0.3, "c": 0.9}
+    configs = {"a": "seed: 0\n", "b": "seed: 1\n", "c": "seed: 0\nfilter: {rule: none}\n"}
+    runs = [write_run(tmp_path / n, [rate] * 4, config=configs[n]) for n, rate in rates.items()]
+    found = compare_runs(runs)
+    assert [[run.path.name for run in arm.runs] for arm in found.arms] == [["a", "b"], ["c"]]
+    success = found.arms[0].figures()["success"]
+    assert success.end == pytest.approx(0.2)
+    # Over 0.1 and 0.3: the standard deviation is 0.2 / √2.
+    assert success.half_width == pytest.approx(12.706 * 0.1)
+    assert dict(found.options) == {"filter.rule": [None, "none"]}
+    compare_command(runs)
+    shown = capsys.readouterr().out
+    assert "95 % interval over seeds." in shown
+    assert "Options that differ" in shown and "filter.rule" in shown
+
+
+def test_a_repeat_with_the_same_seed_is_not_an_independent_run(tmp_path):
+    runs = [write_run(tmp_path / name, [0.5] * 4) for name in ("a", "b")]
+    assert len(compare_runs(runs).arms) == 2
+
+
+def test_runs_of_different_length_can_be_compared_at_the_same_step(tmp_path, capsys):
+    runs = [
+        write_run(tmp_path / "a", [0.0, 0.1]),
+        write_run(tmp_path / "b", [0.0, 0.1, 0.5, 0.9], config="seed: 0\nnum_steps: 4\n"),
+    ]
+    compare_command(runs)
+    assert "from 2 to 4; --until 2 compares all of them there" in capsys.readouterr().out
+    ends = [arm.figures()["success"].end for arm in compare_runs(runs, until=2).arms]
+    assert ends == [0.1, 0.1]
+
+
+def test_a_broken_run_is_left_out_and_named(tmp_path, capsys):
+    good = write_run(tmp_path / "good", [0.5, 0.5])
+    torn = write_run(tmp_path / "torn", [0.5, 0.5])
+    (torn / "metrics.jsonl").write_text("not json\n")
+    empty = write_run(tmp_path / "empty", [])
+    found = compare_runs([torn, good, empty, tmp_path / "none"])
+    assert [arm.runs[0].path for arm in found.arms] == [good]
+    assert "line 1 is not JSON" in found.left_out[str(torn)]
+    assert "has no finished step" in found.left_out[str(empty)]
+    assert "does not exist" in found.left_out[str(tmp_path / "none")]
+    with pytest.raises(MooredError, match="has no finished step"):
+        compare_runs([empty])
+
+
+def test_one_step_has_no_interval_and_no_word_about_it(tmp_path, capsys):
+    run = write_run(tmp_path / "a", [0.5])
+    assert read_ends(run).num_averaged == 1
+    compare_command([run])
+    assert "±" not in capsys.readouterr().out
+
+
+def test_the_verdict_of_the_last_look_is_shown_or_else_its_regime(tmp_path, capsys):
+    looks = {1: 0.5, 2: 0.0}
+    old = write_run(tmp_path / "old", [0.1] * 2, looks=looks, regime="collapse")
+    new = write_run(
+        tmp_path / "new", [0.1] * 2, looks=looks, regime="x", verdict="healthy", alarm={"step": 2}
+    )
+    assert (read_ends(old).verdict, read_ends(old).alarm_step) == ("collapse", None)
+    assert (read_ends(new).verdict, read_ends(new).alarm_step) == ("healthy", 2)
+
+
+def test_json_holds_the_figures_of_every_arm(tmp_path, capsys):
+    run = write_run(tmp_path / "a", [0.25, 0.75])
+    compare_command([run], as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    assert found["arms"][0]["figures"]["success"] == {
+        "start": 0.25,
+        "end": 0.75,
+        "half_width": None,
+    }
+    assert found["left_out"] == {}

@@ -1,0 +1,148 @@
+"""A model folder that cannot be loaded is refused in one sentence, before torch is imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from moored.errors import MooredError
+from moored.models.folder import read_header
+from moored.models.load import check_model_name, embedded_models, load_model
+from moored.rollout.render import Renderer
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy of `nano`."""
+    return Path(shutil.copytree(embedded_models()["nano"], tmp_path / "copy"))
+
+
+def edit_json(file: Path, **values: object) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+
+
+def test_a_whole_folder_passes_and_its_header_lists_the_tensors(folder):
+    check_model_name(str(folder))
+    assert "model.embed_tokens.weight" in read_header(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("size", "reason"),
+    [
+        (100_000, r"it has 100,000 of [\d,]+ bytes"),
+        (100, "its header is cut short, it has 100 bytes"),
+        (0, "0 bytes are not a safetensors file"),
+    ],
+)
+def test_truncated_weights_are_refused_with_their_size(folder, size, reason):
+    os.truncate(folder / "model.safetensors", size)
+    with pytest.raises(MooredError, match=f"'model.safetensors': {reason}; copy or download it"):
+        check_model_name(str(folder))
+
+
+def test_weights_that_are_something_else_are_refused(folder):
+    (folder / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0[]" + b"x" * 90)
+    with pytest.raises(MooredError, match=r"damaged weights, 'model\.safetensors': its header"):
+        check_model_name(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        ("config.json", "holds no config.json; give a folder in Hugging Face format"),
+        ("model.safetensors", r"holds no weights \(model.safetensors\); copy or download it"),
+        ("tokenizer.json", r"holds no tokenizer \(tokenizer.json\); save it there too"),
+    ],
+)
+def test_a_folder_that_lacks_a_file_says_which(folder, missing, message):
+    (folder / missing).unlink()
+    with pytest.raises(MooredError, match=message):
+        check_model_name(str(folder))
+
+
+def test_a_missing_shard_is_named(folder):
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+    with pytest.raises(MooredError, match=r"lacks 1 of 2 files of weights, 'model-2\.safetensors'"):
+        check_model_name(str(folder))
+
+
+def test_an_empty_folder_is_called_empty(tmp_path):
+    with pytest.raises(MooredError, match="is empty; give a folder in Hugging Face format"):
+        check_model_name(str(tmp_path))
+
+
+def test_a_broken_config_is_named(folder):
+    (folder / "config.json").write_text('{"model_type":')
+    with pytest.raises(MooredError, match=r"config\.json is not valid JSON"):
+        check_model_name(str(folder))
+
+
+def test_a_run_directory_in_place_of_a_model_names_the_model_of_the_run(tmp_path, folder):
+    run = tmp_path / "runs" / "a"
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text("seed: 0\n")
+    with pytest.raises(MooredError, match="is a run directory that has no model yet"):
+        check_model_name(str(run))
+    with pytest.raises(MooredError, match=r"is a folder of runs; give one of them, such as '.*/a'"):
+        check_model_name(str(run.parent))
+    folder.rename(run / "model")
+    with pytest.raises(MooredError, match=r"is a run directory; give its model: '.*/runs/a/model'"):
+        check_model_name(str(run))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nanno", "did you mean 'nano'"),
+        ("runs/nope", "there is no folder 'runs/nope'; 'runs' does not exist either"),
+        ("mine/bettle", "there is no folder 'mine/bettle'; did you mean 'bottle'"),
+        ("a/b/c", "there is no folder 'a/b/c'; 'a/b' does not exist either"),
+        ("notes.txt", "model 'notes.txt' is a file; give the folder it lies in"),
+    ],
+)
+def test_a_misspelt_folder_is_not_looked_for_on_the_hub(tmp_path, monkeypatch, name, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text("x")
+    (tmp_path / "mine" / "bottle").mkdir(parents=True)
+    (tmp_path / "mine" / "bottle" / "config.yaml").write_text("seed: 0\n")
+    with pytest.raises(MooredError, match=message):
+        check_model_name(name)
+
+
+def test_a_hub_id_passes_without_a_look_at_the_network(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    check_model_name("Qwen/Qwen2.5-0.5B-Instruct")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"model_type": "frob"}, "does not recognize this architecture; upgrade transformers"),
+        ({"model_type": "t5"}, "is not a causal language model; choose a model that continues"),
+        ({"hidden_size": 64}, "its weights have other shapes than its config.json says"),
+        ({"num_hidden_layers": 9}, r"lack \d+ tensors that its config.json asks for, 'model"),
+    ],
+)
+def test_a_config_that_does_not_fit_is_one_sentence_and_nothing_else(
+    folder, values, message, capfd, caplog
+):
+    edit_json(folder / "config.json", **values)
+    with pytest.raises(MooredError, match=message) as raised:
+        load_model(str(folder), torch.device("cpu"))
+    assert "\n" not in str(raised.value)
+    assert not caplog.records
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_missing_chat_template_says_where_to_put_one(folder):
+    (folder / "chat_template.jinja").unlink()
+    tokenizer = load_model(str(folder), torch.device("cpu")).tokenizer
+    with pytest.raises(MooredError, match=r"no chat template; .* put a chat_template\.jinja into"):
+        Renderer(tokenizer)
