@@ -147,6 +147,20 @@ def test_scoring_computes_each_prompt_once(tmp_path):
     assert num_tokens == [99, 6, 6]
 
 
+def test_models_without_plain_keys_and_values_read_the_prompt_again(tmp_path, monkeypatch):
+    from moored.integrations.trl import CollapseOptions
+    from moored.types import Prompt, ScoreRequest
+
+    watched = {"group_filter": FILTER, "collapse": CollapseOptions(batch_size=2)}
+    trainer = train(tmp_path, "KD", rows=8, **watched).trainer
+    rows = [np.array([8, 9]), np.array([10]), np.array([14, 15, 16])]
+    requests = [ScoreRequest(Prompt(np.arange(5, 5 + length)), rows) for length in (1, 40)]
+    shared = trainer.score(requests)
+    monkeypatch.setattr("moored.integrations.trl_scoring.PLAIN_LAYERS", ())
+    for ours, theirs in zip(shared, trainer.score(requests), strict=True):
+        assert np.concatenate(ours) == pytest.approx(np.concatenate(theirs), abs=1e-5)
+
+
 def write_template(prompts, trainer):
     """The same four reasonings after every prompt."""
     found = write_thoughts(prompts, trainer)
