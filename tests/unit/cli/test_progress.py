@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
+from typing import cast
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -12,6 +15,8 @@ pytest.importorskip("torch")
 
 from moored.cli.progress import StepProgress, duration_text, seconds_left, steps_line
 from moored.config import load_config
+from moored.diagnostics import CollapseWatch, information
+from moored.diagnostics.look import EnvironmentLook, Measurement
 from moored.train import StepRecord
 
 METRICS = {
@@ -72,3 +77,30 @@ def test_no_line_is_wider_than_the_terminal(width):
     frames = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", file.getvalue()).replace("\r", "\n").split("\n")
     assert max(map(len, frames)) <= width
     assert any(frame.startswith("step   4/400 ") for frame in frames)
+
+
+def test_a_look_is_told_for_each_environment_by_name_where_there_are_several():
+    logp, columns = np.full((8, 4), -9.0), np.arange(8) % 4
+    logp[np.arange(8), columns] = -1.0
+    report = information(logp, columns, np.full(8, 2), permutations=99)
+    watched = CollapseWatch().update(1, report)
+
+    def shown(*names: str) -> str:
+        looks = {
+            name: EnvironmentLook(view=name, watched=watched, share_unmeasured=0.0)
+            for name in names
+        }
+        look = Measurement(
+            step=1, metrics={}, reports={}, skipped={"x/chain": "too few"}, environments=looks
+        )
+        console = Console(file=io.StringIO(), width=400)
+        progress = StepProgress(console, load_config(), 0)
+        progress.show(replace(record(1), collapse=look))
+        return cast(io.StringIO, console.file).getvalue()
+
+    one, two = shown("sokoban"), shown("sokoban", "bandit")
+    judged = "retrieval 1.00 (chance 0.25)"
+    assert one.count(judged) == 1 and "sokoban" not in one
+    assert f"sokoban: {judged}" in two and f"bandit: {judged}" in two
+    assert str(watched.verdict).replace("_", " ") in one
+    assert "x/chain not measured: too few" in one
