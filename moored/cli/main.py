@@ -1,7 +1,8 @@
 """The `moored` command: assembles the commands, one file each, and turns errors into one line.
 
 Each command imports what it needs when it runs, so `--help` is quick. Exit codes: 0 fine, 1 a check
-failed, 2 something the user can fix (one line on stderr); `diagnose --check` also 3 and 4.
+failed, 2 something the user can fix (one line on stderr); `diagnose --check` also 3 and 4, and
+`train` 130 or 143 when Ctrl-C or SIGTERM stopped it.
 """
 
 from __future__ import annotations

@@ -46,6 +46,7 @@ def train_command(
         except KeyboardInterrupt:
             typer.echo("stopped before the first step", err=True)
             raise typer.Exit(stop.exit_code) from None
+        stop.wait_for_step()
         _run_loop(made, stop)
 
 
@@ -150,7 +151,6 @@ def _run_loop(run: Run, stop: StopRequest) -> None:
                 see(record)
             return stop.is_made
 
-        stop.wait_for_step()
         try:
             reason = f"{train(run, on_step)}\nmodel: {run.log.path / 'model'}"
         except KeyboardInterrupt:
