@@ -1,70 +1,135 @@
 """The alarm for template collapse, where MI falls while entropy does not.
 
-A one-sided CUSUM on the MI series against the highest level the run has held.
+It goes off when the *level*, the mean of the last three looks, is at most 38 % of what the run has
+*held* in a quarter of its looks. The two bars are set for the worst series that is still promised:
+noise of a fifth of the mean, autocorrelated with 0.8, which wanders far and stays away for long
+(docs/results/alarm.md). Noisier looks lower the bar. A run whose MI was never clearly above zero
+raises no alarm. Shape legend: S series, T looks.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, cast
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
 from moored.diagnostics.report import Regime
 from moored.errors import MooredError
 
-SMOOTH = 3
-"""Points in the running median that counts as a level."""
+LEVEL_LOOKS = 3
+"""Looks whose mean counts as a level."""
+MIN_LOOKS = 4
+"""Looks before an alarm may go off."""
+RECENT_LOOKS = 32
+"""A run that rose late is held to what it held lately, too."""
+FIRST_LOOKS = 8
+"""Looks for which the first one, alone, is a reference: a run may collapse before its second."""
+DEFAULT_NOISE = 0.2
+"""Noise of the first look as a share of it, when its standard error is not known."""
+LEAST_NOISE = 0.1
+"""And the least that is believed of one look, whatever its standard error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alarm:
-    """A change point: at `step`, MI had fallen too far for too long."""
+    """At `step`, MI had fallen too far from what the run had held."""
 
     step: int
     kind: Regime
     """`template_collapse` when entropy did not fall, `low_entropy_collapse` when it fell too."""
     mi_level: float
+    """Mean of the last three looks."""
+    mi_level_se: float
     mi_reference: float
-    cusum: float
+    """What the run had held; or its first look, minus two standard errors."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fall:
+    """The newest level of each series against what that series has held."""
+
+    level_S: np.ndarray
+    level_se_S: np.ndarray
+    reference_S: np.ndarray
+    limit_S: np.ndarray
+    """The alarm goes off at a level of at most this; -inf where there is nothing to fall from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlarmRule:
+    """The bars of the alarm, as shares of a reference."""
+
+    max_share: float = 0.38
+    """Of the level held in a quarter of the looks: the alarm goes off at or below this."""
+    max_share_of_first: float = 0.28
+    """Of the first look minus two standard errors; one look is a weak reference."""
+    min_errors: float = 4.5
+    """Standard errors of the level that a fall must span: the looks' own noise is white."""
+    quarter: int = 4
+    """A level is held when one look in so many reached it."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_share", "max_share_of_first"):
+            if not 0.0 < getattr(self, name) < 1.0:
+                raise MooredError(f"{name} must lie in (0, 1), got {getattr(self, name)}")
+
+    def apply(self, mi_ST: np.ndarray, errors_ST: np.ndarray | None) -> Fall:
+        """Look at the newest of at least `MIN_LOOKS` looks; `errors_ST` are standard errors."""
+        levels_ST = _levels(mi_ST)
+        level_S, noise_S = levels_ST[:, -1], _noise(mi_ST, errors_ST)
+        error_S = noise_S / math.sqrt(LEVEL_LOOKS)
+        held_S = self._held(levels_ST)
+        if levels_ST.shape[1] > RECENT_LOOKS:
+            held_S = np.maximum(held_S, self._held(levels_ST[:, -RECENT_LOOKS:]))
+        limit_S = self._limit(held_S, self.max_share, error_S)
+        if mi_ST.shape[1] > FIRST_LOOKS:
+            return Fall(level_S, error_S, held_S, limit_S)
+        first_S = mi_ST[:, 0]
+        shown_S = DEFAULT_NOISE * np.abs(first_S) if errors_ST is None else errors_ST[:, 0]
+        first_S = first_S - 2.0 * np.maximum(shown_S, LEAST_NOISE * np.abs(first_S))
+        first_limit_S = self._limit(first_S, self.max_share_of_first, error_S)
+        reference_S = np.where(first_limit_S > limit_S, first_S, held_S)
+        return Fall(level_S, error_S, reference_S, np.maximum(limit_S, first_limit_S))
+
+    def _held(self, levels_ST: np.ndarray) -> np.ndarray:
+        """The level that a quarter of the looks reached: one outlying look does not make it."""
+        place = math.ceil(levels_ST.shape[1] / self.quarter)
+        return -np.partition(-levels_ST, place - 1, axis=1)[:, place - 1]
+
+    def _limit(self, reference_S: np.ndarray, share: float, error_S: np.ndarray) -> np.ndarray:
+        room_S = reference_S - self.min_errors * error_S
+        return np.where(room_S > 0.0, np.minimum(share * reference_S, room_S), -np.inf)
+
+
+def _levels(mi_ST: np.ndarray) -> np.ndarray:
+    windows = np.lib.stride_tricks.sliding_window_view(mi_ST, LEVEL_LOOKS, axis=1)
+    return windows.mean(axis=2)
+
+
+def _noise(mi_ST: np.ndarray, errors_ST: np.ndarray | None) -> np.ndarray:
+    """Noise of one look: its standard error, else from successive differences.
+
+    The median difference does not feel a single fall, and hardly a slow one.
+    """
+    if errors_ST is not None:
+        return np.median(errors_ST, axis=1)
+    return 1.4826 * np.median(np.abs(np.diff(mi_ST, axis=1)), axis=1) / math.sqrt(2.0)
 
 
 class CollapseAlarm:
-    """Feed one measurement at a time; the first alarm is kept.
+    """Feed one look at a time; the first alarm is kept."""
 
-    S = max(0, S + (reference - MI) / sigma - slack); the alarm goes off when S > threshold and the
-    level is down by at least `min_drop` of the reference. sigma is the noise of the series, from
-    the median absolute difference of successive points, at least `min_noise` of the reference. The
-    reference is the highest level, or the first measurement less two sigma. S counts from the
-    `warmup`-th on.
-    """
-
-    def __init__(
-        self,
-        *,
-        slack: float = 2.0,
-        threshold: float = 5.0,
-        min_drop: float = 0.5,
-        min_noise: float = 0.03,
-        entropy_share: float = 0.5,
-        warmup: int = SMOOTH,
-    ) -> None:
-        if warmup < SMOOTH:
-            raise MooredError(f"warmup must be at least {SMOOTH} measurements, got {warmup}")
-        if not 0.0 < min_drop < 1.0:
-            raise MooredError(f"min_drop must lie in (0, 1), got {min_drop}")
-        self.slack = slack
-        self.threshold = threshold
-        self.min_drop = min_drop
-        self.min_noise = min_noise
+    def __init__(self, rule: AlarmRule | None = None, *, entropy_share: float = 0.5) -> None:
+        self.rule = rule or AlarmRule()
         self.entropy_share = entropy_share
-        self.warmup = warmup
+        """Entropy below this share of its start has fallen, too."""
         self.alarm: Alarm | None = None
         self._mi: list[float] = []
         self._entropy: list[float] = []
-        self._reference: float | None = None
-        self._cusum = 0.0
+        self._errors: list[float | None] = []
 
     def update(
         self,
@@ -73,60 +138,48 @@ class CollapseAlarm:
         conditional_entropy: float,
         standard_error: float | None = None,
     ) -> Alarm | None:
-        """Take in one measurement; returns the alarm when it goes off, once."""
-        if not (np.isfinite(mi) and np.isfinite(conditional_entropy)):
+        """Take in one look; returns the alarm when it goes off, once."""
+        given = (mi, conditional_entropy, 0.0 if standard_error is None else standard_error)
+        if not all(map(math.isfinite, given)):
             raise MooredError(
-                f"the alarm needs finite numbers, got mi={mi}, entropy={conditional_entropy} at "
-                f"step {step}; leave out measurements that were skipped"
+                f"the alarm needs finite numbers, got mi={mi}, entropy={conditional_entropy}, "
+                f"standard_error={standard_error} at step {step}; leave out looks that were skipped"
             )
-        mi = float(mi)
-        self._mi.append(mi)
+        self._mi.append(float(mi))
         self._entropy.append(float(conditional_entropy))
-        if len(self._mi) < self.warmup:
+        self._errors.append(None if standard_error is None else float(standard_error))
+        if self.alarm is not None or len(self._mi) < MIN_LOOKS:
             return None
-        level = float(np.median(self._mi[-SMOOTH:]))
-        self._reference = level if self._reference is None else max(self._reference, level)
-        # A run may collapse between its first look and its second: the first counts, less noise.
-        noise = max(_noise(self._mi), self.min_noise * abs(self._reference), 1e-12)
-        reference = max(self._reference, self._mi[0] - 2.0 * noise)
-        self._cusum = max(0.0, self._cusum + (reference - mi) / noise - self.slack)
-        dropped = reference > 0.0 and level <= (1.0 - self.min_drop) * reference
-        if self.alarm is not None or self._cusum <= self.threshold or not dropped:
+        known = [error for error in self._errors if error is not None]
+        errors_ST = np.array([known]) if len(known) == len(self._mi) else None
+        found = self.rule.apply(np.array([self._mi]), errors_ST)
+        if found.level_S[0] > found.limit_S[0]:
             return None
         self.alarm = Alarm(
             step=int(step),
             kind=self._kind(),
-            mi_level=level,
-            mi_reference=reference,
-            cusum=self._cusum,
+            mi_level=float(found.level_S[0]),
+            mi_level_se=float(found.level_se_S[0]),
+            mi_reference=float(found.reference_S[0]),
         )
         return self.alarm
 
     def _kind(self) -> Regime:
-        start, now = np.median(self._entropy[:SMOOTH]), np.median(self._entropy[-SMOOTH:])
+        start, now = (np.median(part) for part in (self._entropy[:3], self._entropy[-3:]))
         stands = now >= self.entropy_share * start
         return Regime.TEMPLATE_COLLAPSE if stands else Regime.LOW_ENTROPY_COLLAPSE
 
-    def state_dict(self) -> dict[str, object]:
-        alarm = None
-        if self.alarm is not None:
-            alarm = {name: getattr(self.alarm, name) for name in Alarm.__dataclass_fields__}
+    def state_dict(self) -> dict[str, Any]:
         return {
             "mi": list(self._mi),
             "entropy": list(self._entropy),
-            "reference": self._reference,
-            "cusum": self._cusum,
-            "alarm": alarm,
+            "errors": list(self._errors),
+            "alarm": None if self.alarm is None else asdict(self.alarm),
         }
 
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
-        mi, entropy, alarm = state["mi"], state["entropy"], cast(Any, state["alarm"])
-        reference, cusum = state["reference"], state["cusum"]
-        assert isinstance(mi, list) and isinstance(entropy, list)
-        assert reference is None or isinstance(reference, float)
-        assert isinstance(cusum, float)
-        self._mi, self._entropy = list(mi), list(entropy)
-        self._reference, self._cusum = reference, cusum
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._mi, self._entropy = list(state["mi"]), list(state["entropy"])
+        self._errors, alarm = list(state["errors"]), state["alarm"]
         self.alarm = None
         if alarm is not None:
             self.alarm = Alarm(**{**alarm, "kind": Regime(alarm["kind"])})
@@ -137,12 +190,6 @@ def find_alarm(
 ) -> Alarm | None:
     """The first alarm in a finished series of (step, MI, conditional entropy)."""
     watch = alarm or CollapseAlarm()
-    for step, mi, entropy in series:
-        watch.update(step, mi, entropy)
+    for look in series:
+        watch.update(*look)
     return watch.alarm
-
-
-def _noise(values: list[float]) -> float:
-    """Standard deviation of the noise: successive differences are insensitive to a slow trend."""
-    steps = np.diff(values)
-    return float(1.4826 * np.median(np.abs(steps)) / np.sqrt(2.0))
