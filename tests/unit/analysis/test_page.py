@@ -206,6 +206,7 @@ def test_every_environment_has_its_own_curves(collapsing):
     (series,) = collapsing.series
     both = (replace(series, env="maze"), replace(series, env="sums", looks=series.looks[:6]))
     page = Page(render(replace(collapsing, series=both)))
+    assert "".join(page.texts).count("MI can fall below zero:") == 1
     for title in ("maze: over the steps", "sums: over the steps", "sums: every metric of step 5"):
         assert title in "".join(page.texts)
     assert any(re.match(r"Collapsed since step [67] in maze; ", text) for text in page.texts)
