@@ -26,7 +26,7 @@ from moored.cli.main import main as run_command
 
 PACKAGE = Path(moored.__file__).parent
 MOST_FOR_A_STEP = 29
-MOST_FOR_A_DIAGNOSIS = 21
+MOST_FOR_A_DIAGNOSIS = 34
 TRAIN = (
     *("train", "sokoban", "grpo", "model=nano", "engine.device=cpu", "num_steps=2"),
     *("rollout.num_groups=4", "rollout.group_size=4", "rollout.max_response_tokens=32"),

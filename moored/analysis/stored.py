@@ -25,6 +25,16 @@ def has_looks(run: Path) -> bool:
     return any(record.get("reports") for record in read_records(run, "collapse"))
 
 
+def followed_views(run: Path) -> set[str]:
+    """The views that training judged its environments by."""
+    entries = (
+        entry
+        for record in read_records(run, "collapse")
+        for entry in record.get("environments", {}).values()  # pyright: ignore
+    )
+    return {entry["view"].rpartition("/")[2] for entry in entries if entry["view"]}
+
+
 def read_diagnosis(run: Path) -> Diagnosis:
     """The looks of a run directory, with the verdicts and alarms that training gave."""
     config = read_run_config(run)
@@ -134,7 +144,8 @@ def _judged(watched: Watched, entry: Mapping[str, Any]) -> Watched:
     return replace(
         watched,
         verdict=Verdict(entry["verdict"]),
-        why=entry.get("why") or watched.why,
+        why=entry["why"],
+        prompts_needed=entry["prompts_needed"],
         regime=None if regime is None else Regime(regime),
     )
 

@@ -5,6 +5,7 @@ Progress goes to stderr.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -34,7 +35,7 @@ from moored.analysis.scoring import (
     plan_turns,
     predict_seconds,
 )
-from moored.analysis.stored import has_looks, read_diagnosis
+from moored.analysis.stored import followed_views, has_looks, read_diagnosis
 from moored.cli.console import make_console, print_line
 from moored.errors import ConfigError, MooredError
 from moored.files.records import ReadOptions
@@ -175,11 +176,16 @@ class Request:
         return model_scorers(self.model or guess_model(self.paths), temperature, self.where)
 
     def _warnings(self, scorers: Scorers, plan: Plan) -> list[str]:
-        steps = sorted(
-            {s for series in plan.series for look in series.looks for s in look.draw.steps}
-        )
-        warning = late_model_warning(scorers, steps)
-        return [] if warning is None else [warning]
+        looks = [look for series in plan.series for look in series.looks]
+        steps = sorted({step for look in looks for step in look.draw.steps})
+        late, run = late_model_warning(scorers, steps), find_run(self.paths)
+        found = [] if late is None else [late]
+        if run is not None and "observation_swap" in followed_views(run):
+            found.append(
+                f"only turn {self.reading.turn} is scored afresh; training judged all turns by "
+                f"observation swap, see: moored diagnose {shlex.quote(str(run))}"
+            )
+        return found
 
 
 def _draw(source: RowSource) -> Draw:

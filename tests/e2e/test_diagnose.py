@@ -140,6 +140,11 @@ def test_a_page_of_rescored_rollouts_has_turns_of_the_last_look(rescored):
     assert "By turn of the episode" in rescored.page
 
 
+def test_rescoring_one_turn_says_that_training_judged_all_turns(rescored):
+    (warning,) = rescored.found["warnings"]
+    assert warning.startswith("only turn 1 is scored afresh; training judged all turns by")
+
+
 def test_every_step_of_a_foreign_folder_is_scored_by_its_nearest_checkpoint(tmp_path):
     for step in (2, 4):
         (tmp_path / f"checkpoint-{step}").symlink_to(embedded_models()["nano"])

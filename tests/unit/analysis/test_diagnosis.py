@@ -41,7 +41,9 @@ def diagnosis(*found: Series) -> Diagnosis:
     return Diagnosis(series=found, source="scored with toy", temperature=1.0)
 
 
-ALARM = Alarm(step=20, kind=Regime.TEMPLATE_COLLAPSE, mi_level=0.0, mi_reference=1.0, cusum=9.0)
+ALARM = Alarm(
+    step=20, kind=Regime.TEMPLATE_COLLAPSE, mi_level=0.0, mi_level_se=0.01, mi_reference=1.0
+)
 
 
 @pytest.mark.parametrize(

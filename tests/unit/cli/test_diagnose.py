@@ -41,6 +41,7 @@ def make_run(folder: Path, series: dict[str, list[CollapseReport]]) -> Path:
                 "view": view,
                 "verdict": watched.verdict,
                 "why": watched.why,
+                "prompts_needed": watched.prompts_needed,
                 "regime": watched.regime,
                 "alarm": None if watched.alarm is None else asdict(watched.alarm),
                 "share_unmeasured": 0.0,
