@@ -159,7 +159,11 @@ def _show(console: Console, advice: BatchAdvice, batch: RewardGroups, examples: 
         )
         print_line(console, "  " + " ".join(options), style="green")
     for reason in advice.reasons:
-        console.print(Padding(f"· {reason}", (0, 0, 0, 2), expand=False))
+        console.print(
+            Padding(f"· {reason}", (0, 0, 0, 2), expand=False)
+            if console.is_terminal
+            else f"  · {reason}"
+        )
 
 
 def _sizes(advice: BatchAdvice, batch: RewardGroups) -> str:

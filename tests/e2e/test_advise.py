@@ -47,6 +47,8 @@ def test_advice_is_told_with_bars_shares_examples_and_settings(rollouts):
     assert "reward blind unknown, the file has no responses" in text
     assert text.startswith("Filter: nonzero keeps 40% of the groups and 100% of the signal\n")
     assert "Settings and reasons\n  filter.rule=nonzero filter.value=0 filter.eps=0" in text
+    # A reason longer than a table may be is not cut off in a pipe.
+    assert "nonzero drops just the 3 others" in text
     assert done.stderr.strip() == "[]"  # neither torch nor pyarrow was imported
 
 
