@@ -7,7 +7,6 @@ objects: callers pass plain values on.
 
 from __future__ import annotations
 
-import json
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from pydantic import (
 
 from moored.config_errors import explain, unknown_keys
 from moored.config_rules import check_group_size, check_overlong_buffer, with_algorithm_defaults
+from moored.config_text import read_yaml, set_option
 from moored.errors import ConfigError
 from moored.names import (
     ALGORITHMS,
@@ -67,6 +67,7 @@ class RolloutConfig(Section):
     group_size: int = Field(default=16, ge=1)
     """G: trajectories per prompt."""
     temperature: float = Field(default=1.0, gt=0.0)
+    """Sampling temperature; log-probabilities are taken at it everywhere."""
     max_response_tokens: int = Field(default=400, ge=1)
     """Longest reply of one turn."""
     env_workers: int = Field(default=1, ge=1)
@@ -98,19 +99,24 @@ class AlgorithmConfig(Section):
     gamma_turn: float = Field(default=0.95, ge=0.0, le=1.0)
     """Discount from turn to turn, for `bilevel_gae`."""
     clip_low: float = Field(default=0.2, ge=0.0)
+    """The ratio is clipped below 1 - clip_low."""
     clip_high: float = Field(default=0.28, ge=0.0)
+    """The ratio is clipped above 1 + clip_high."""
     dual_clip: float | None = Field(default=3.0, gt=1.0)
     """Bound on the loss of a negative advantage; null turns it off."""
     value_clip: float | None = Field(default=0.5, gt=0.0)
+    """How far a value of the critic may move from its old one in an update; null: any."""
     aggregation: Aggregation | None = None
     """How token losses become one number; null takes the algorithm's own."""
     kl_coef: float = Field(default=0.0, ge=0.0)
     """0 turns KL off, and no reference model is loaded."""
     kl_estimator: KLEstimator = "k3"
+    """How KL to the reference model is estimated from one sample: k2 or k3."""
     old_logprobs: typing.Literal["sampler", "learner"] = "sampler"
     """Whose log-probabilities the ratio starts from: the sampler's own, or the learner's, computed
     once before the update, where the two engines differ too much."""
     entropy_coef: float = Field(default=0.001, ge=0.0)
+    """Weight of the entropy bonus, a mean over tokens."""
     overlong_buffer: int = Field(default=0, ge=0)
     """Tokens before max_response_tokens over which a reply loses up to 1 of its reward; 0: none."""
 
@@ -136,13 +142,17 @@ class OptimizerConfig(Section):
     min_lr_ratio: float = Field(default=0.0, ge=0.0, le=1.0)
     """Share of the learning rate that `linear` and `cosine` fall towards."""
     weight_decay: float = Field(default=0.0, ge=0.0)
+    """AdamW's."""
     grad_clip: float = Field(default=1.0, gt=0.0)
+    """Largest norm of the gradient of an update."""
     num_minibatches: int = Field(default=4, ge=1)
     """Updates per epoch; the samples of a step are dealt out among them."""
     num_epochs: int = Field(default=1, ge=1)
+    """How often an update goes through the samples of a step."""
     lora_rank: int = Field(default=0, ge=0)
     """0 trains all weights."""
     lora_alpha: float = Field(default=64.0, gt=0.0)
+    """LoRA weights count lora_alpha / lora_rank times."""
 
 
 class EndpointConfig(Section):
@@ -194,12 +204,18 @@ class FilterConfig(Section):
     """Which reward is scored: `task` leaves out penalties for malformed replies, so that a group of
     failures is not kept because one of them was malformed too; `total` is all that was earned."""
     ddof: typing.Literal[0, 1] = 0
+    """Variance of a group: 0 divides by its size, 1 by one less."""
     rule: typing.Annotated[str, AfterValidator(RULES.check)] = "top_p"
     """Registered name or `module:attribute`, a function as in `moored.algo.filters`."""
     value: float = 0.9
+    """The number of the rule: of `top_p` a share of the total score, of others a fraction or count
+    of groups; see docs/filtering.md."""
     eps: float = Field(default=0.0, ge=0.0)
+    """Taken off the total that `top_p` has to reach; `nonzero` drops scores up to it."""
     largest: bool = True
+    """Keep the groups that score highest; false keeps the lowest."""
     keep_zero: bool = False
+    """Let groups that score 0 be kept."""
     action: FilterAction = "drop"
     """What happens to the groups that are not kept."""
     best_and_worst: int = Field(default=0, ge=0)
@@ -230,9 +246,11 @@ class CollapseConfig(Section):
     """N of the first-turn view and of observation swap, per environment, fixed over a run; null
     takes rollout.num_groups, and of several environments what each has of them in every step."""
     bootstrap: int = Field(default=0, ge=0)
+    """Draws for percentile intervals in the log; 0: none. Standard errors come without."""
     permutations: int = Field(default=999, ge=0)
     """Draws for the p-value that the verdict rests on: about 6 ms a view; 0 turns it off."""
     ema_decay: float = Field(default=0.9, ge=0.0, lt=1.0)
+    """Weight of the past in the running mean of MI."""
     views: list[
         typing.Literal["first_turn", "observation_swap", "trajectory", "positions", "chain"]
     ] = ["first_turn", "observation_swap", "trajectory"]
@@ -246,10 +264,13 @@ class EvaluationConfig(Section):
     every: int = Field(default=0, ge=0)
     """Steps between evaluations, the last step included; 0 turns them off."""
     num_tasks: int = Field(default=512, ge=1)
+    """The first tasks of the split."""
     num_samples: int = Field(default=1, ge=1)
     """Episodes of each task, for pass@k."""
     temperature: float = Field(default=0.5, ge=0.0)
+    """0 takes the most likely token."""
     split: typing.Literal["train", "validation", "test"] = "validation"
+    """Where the tasks come from."""
 
 
 class StopConfig(Section):
@@ -258,9 +279,11 @@ class StopConfig(Section):
     low_variance: float = Field(default=0.1, ge=0.0)
     """Stop when RV stays below this share of its mean over the first 10 steps; 0: never."""
     low_variance_steps: int = Field(default=10, ge=1)
+    """Steps in a row it has to stay there."""
     min_success: float = Field(default=0.01, ge=0.0)
     """Stop when validation success stays below this; 0: never."""
     min_success_evaluations: int = Field(default=5, ge=1)
+    """Evaluations in a row it has to stay there."""
 
 
 class LogConfig(Section):
@@ -278,13 +301,17 @@ class Config(Section):
     """One run."""
 
     seed: int = Field(default=0, ge=0)
+    """Everything random in the run follows from it."""
     num_steps: int = Field(default=400, ge=1)
+    """Length of the run in training steps."""
     model: str = "nano"
     """`nano`, `mini`, `smollm2`, a folder, or a hub id."""
     checkpoint_every: int = Field(default=50, ge=1)
+    """Steps between checkpoints, from which a run can be resumed; the last step has one too."""
     profile: bool = False
     """Print seconds and token rates of each phase; write a Chrome trace of step 4 to trace.json."""
     env: list[EnvConfig] = Field(default=[EnvConfig(name="sokoban")], min_length=1)
+    """What is played, several by weight; short: `env=sokoban`, `env=[sokoban, bandit]`."""
     rollout: RolloutConfig = RolloutConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -352,7 +379,7 @@ def load_config(
     for override in overrides:
         if "env" in data:
             data = {**data, "env": expand_env(data["env"])}
-        data = _override(data, override)
+        data = set_option(data, override, Config().model_dump(mode="json"))
     problems = list(unknown_keys(Config, data))
     if problems:
         raise ConfigError("\n".join(problems))
@@ -365,80 +392,3 @@ def load_config(
 def dump_config(config: Config) -> str:
     """The resolved configuration as YAML; `load_config` reads it back to an equal one."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-
-
-def read_yaml(path: str | Path) -> dict[str, object]:
-    """Keys and values of a configuration file."""
-    try:
-        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read configuration {str(path)!r}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"configuration {str(path)!r} is not text in UTF-8; save it again as such"
-        ) from error
-    except yaml.YAMLError as error:
-        raise ConfigError(
-            f"configuration {str(path)!r} is not valid YAML: {_yaml_problem(error)}"
-        ) from error
-    if not isinstance(data, Mapping):
-        found = "is empty" if data is None else f"holds a {type(data).__name__}"
-        raise ConfigError(f"configuration {str(path)!r} must hold keys and values, but it {found}")
-    return dict(data)
-
-
-def _yaml_problem(error: yaml.YAMLError) -> str:
-    """Place and reason in one line, with what to do about a tab."""
-    mark = getattr(error, "problem_mark", None)
-    where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
-    problem = getattr(error, "problem", None) or " ".join(str(error).split())
-    remedy = "indent with spaces" if "'\\t'" in problem else "correct it there"
-    return f"{where}{problem}; {remedy}"
-
-
-def _override(data: dict[str, object], override: str) -> dict[str, object]:
-    """Set one dotted key, e.g. `filter.value=0.8` or `env.0.weight=2`; values are YAML."""
-    dotted, equals, text = override.partition("=")
-    keys = dotted.strip().split(".")
-    if not equals or not all(keys):
-        raise ConfigError(f"override {override!r} must look like section.option=value")
-    value, defaults = parse_value(text, override), Config().model_dump(mode="json")
-    return typing.cast(dict[str, object], _set(data, defaults, keys, value, dotted))
-
-
-def parse_value(text: str, given: str) -> object:
-    """Read the right side of `key=value`: a JSON or YAML value; `given` is named in the error."""
-    try:
-        return json.loads(text)  # YAML alone reads 1e-3 as text
-    except ValueError:
-        pass
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise ConfigError(f"{given!r}: {text!r} is not a valid YAML value") from None
-
-
-def _set(node: object, default: object, keys: list[str], value: object, dotted: str) -> object:
-    """A copy of `node` with the value at `keys` replaced.
-
-    A list that is not given is copied from its default; of a section only what is set is kept, so
-    that defaults may follow other options.
-    """
-    if not keys:
-        return value
-    key, rest = keys[0], keys[1:]
-    if node is None and not isinstance(default, Mapping):
-        node = default
-    if isinstance(node, list):
-        if not key.isdecimal() or int(key) >= len(node):
-            raise ConfigError(
-                f"override {dotted!r}: {key!r} is not a position in a list of {len(node)}; "
-                f"count from 0"
-            )
-        copy = list(node)
-        copy[int(key)] = _set(node[int(key)], None, rest, value, dotted)
-        return copy
-    if not isinstance(node, Mapping | None):
-        raise ConfigError(f"override {dotted!r}: {node!r} is a value, it has no key {key!r}")
-    node, defaults = node or {}, default if isinstance(default, Mapping) else {}
-    return {**node, key: _set(node.get(key), defaults.get(key), rest, value, dotted)}

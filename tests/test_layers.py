@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "moored"
-BASE = {"types", "errors", "names", "config", "config_rules", "config_errors", "reply"}
+BASE = {"types", "errors", "names", "reply"}
+BASE |= {"config", "config_rules", "config_errors", "config_text"}
 MATHS = BASE | {"algo", "diagnostics", "envs", "runlog", "files"}
 PARTS = MATHS | {"rollout", "training", "models", "engine.base"}
 ENGINES = PARTS | {"engine"}

@@ -62,4 +62,4 @@ def test_the_installed_command_works_outside_the_repository(wheel, tmp_path):
     assert run(moored, "--version") == f"moored {__version__}\n"
     assert "sokoban" in run(moored, "envs")
     assert "embedded" in run(moored, "models")
-    assert run(moored, "config", "smoke").startswith("seed: 0\n")
+    assert run(moored, "config", "smoke").startswith("seed: 0 ")

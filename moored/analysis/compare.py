@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Literal
 
-from moored.config import read_yaml
+from moored.config_text import read_yaml
 from moored.errors import MooredError
 from moored.runlog.log import read_records
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
+from moored.cli.console import print_line
 from moored.envs.base import Environment, StepResult
 from moored.envs.mix import option_defaults
 from moored.errors import MooredError
@@ -20,7 +22,14 @@ from moored.reply import TAGS, format_reply
 from moored.types import Content, content_images
 
 PROMPT = "answer> "
-HINT = "?"
+HINT, HELP, LEAVE = "?", "help", "quit"
+"""Words that are not answers; in tags they are: <answer>quit</answer>."""
+HELP_TEXT = f"""\
+Type an answer, as the model would between its answer tags, and press Enter. A whole reply works
+too: <think>…</think><answer>…</answer>. The arrow keys edit the line and bring earlier ones back.
+  {HINT}      the oracle's answer
+  {HELP}   this text
+  {LEAVE}   leave; so do Ctrl-C and Ctrl-D"""
 
 
 @dataclass
@@ -50,7 +59,7 @@ def play_episode(
     ask: Callable[[], str] | None = None,
     image_dir: Path | None = None,
 ) -> Score:
-    """Play until the end, or until `ask` raises EOFError or KeyboardInterrupt.
+    """Play until the end, or until a person leaves (`ask` raises EOFError or KeyboardInterrupt).
 
     `ask` returns what a person typed; None lets the oracle play. Pictures go to `image_dir`.
     """
@@ -60,7 +69,8 @@ def play_episode(
     console.rule(Text(f"{env.name} · task {task_seed}"), style="dim")
     console.print(_as_text(system.content), style="dim", soft_wrap=True)
     if ask is not None:
-        console.print(f"Type an answer, {HINT} for a hint, Ctrl-D to leave.", style="cyan")
+        start = f"Type an answer, {HINT} for a hint, {HELP} for help, {LEAVE} to leave."
+        console.print(start, style="cyan")
     score = Score()
     try:
         _show(console, user.content, image_dir, frame=1)
@@ -71,14 +81,15 @@ def play_episode(
     except (EOFError, KeyboardInterrupt):
         console.print()
     style = "bold green" if score.success else "bold"
-    console.print(str(score), style=style, highlight=False)
+    console.print(str(score), style=style)
     if image_dir is not None:
-        console.print(f"The pictures are in {image_dir}.", highlight=False, soft_wrap=True)
+        print_line(console, f"The pictures are in {image_dir}.")
     return score
 
 
 def ask_in_terminal() -> str:
     """Read one line; without a terminal, also write it down, so that the output reads well."""
+    _enable_line_editing()
     try:
         typed = input(PROMPT)
     except UnicodeDecodeError as error:
@@ -86,6 +97,13 @@ def ask_in_terminal() -> str:
     if not sys.stdin.isatty():
         print(typed)
     return typed
+
+
+def _enable_line_editing() -> None:
+    """Give `input` arrow keys and history, where Python was built with readline."""
+    if sys.stdin.isatty():
+        with suppress(ImportError):
+            import readline  # noqa: F401
 
 
 def new_game_folder(parent: Path) -> Path:
@@ -103,9 +121,14 @@ def to_reply(typed: str) -> str:
 def _reply(env: Environment, ask: Callable[[], str]) -> str:
     while True:
         typed = ask()
-        if typed.strip() == HINT:
+        word = typed.strip()
+        if word == HINT:
             print(f"The oracle says: {env.oracle() or 'nothing'}")
-        elif typed.strip():
+        elif word == HELP:
+            print(HELP_TEXT)
+        elif word == LEAVE:
+            raise EOFError
+        elif word:
             return to_reply(typed)
 
 

@@ -123,7 +123,8 @@ def _evaluation_config(
     source: str, env: str | None, given: dict[str, Any], *, is_run: bool
 ) -> Config:
     """What was given, laid over the configuration of the run if there is one."""
-    from moored.config import load_config, parse_value
+    from moored.config import load_config
+    from moored.config_text import parse_value
 
     if env is None and not is_run:
         raise MooredError("a model has no environment of its own; give --env, e.g. --env sokoban")

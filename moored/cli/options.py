@@ -106,7 +106,7 @@ def check_config(config: Config) -> None:
 
 def parse_options(pairs: Sequence[str]) -> dict[str, object]:
     """Read `key=value` pairs; values are JSON or YAML: 8, 0.5, true, [1, 2], text."""
-    from moored.config import parse_value
+    from moored.config_text import parse_value
 
     options: dict[str, object] = {}
     for pair in pairs:

@@ -6,15 +6,29 @@ import json
 
 from moored.cli.options import AsJson
 
+TITLES = {
+    "environment": "Environments: what is played",
+    "algorithm": "Algorithms: how rewards become an update",
+    "filter": "Filters: which groups are trained on",
+    "run": "Whole runs; others may be laid over them",
+}
+
 
 def presets_command(as_json: AsJson = False) -> None:
-    """List the presets; several can be laid over each other: `moored train sokoban grpo`."""
-    from moored.presets import describe_presets
+    """List the presets by kind; one of each may be given: `moored train sokoban grpo`."""
+    from moored.presets import describe_presets, preset_kinds
 
-    found = describe_presets()
+    found, kinds = describe_presets(), preset_kinds()
     if as_json:
-        print(json.dumps(found, indent=2))
+        rows = {name: {"kind": kinds[name], "summary": text} for name, text in found.items()}
+        print(json.dumps(rows, indent=2))
         return
     width = max(map(len, found))
-    for name, summary in found.items():
-        print(f"{name:<{width}}  {summary}")
+    for kind, title in TITLES.items():
+        print(title)
+        for name, summary in found.items():
+            if kinds[name] == kind:
+                print(f"  {name:<{width}}  {summary}")
+        print()
+    print("Later ones win: moored train sokoban grpo no_filter num_steps=50")
+    print("What they come to: moored config sokoban grpo; all options: moored config")

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal
 
-from moored.config import read_yaml
+from moored.config_text import read_yaml
 from moored.errors import ConfigError, close_match_hint
 
 HERE = Path(__file__).parent
