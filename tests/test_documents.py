@@ -96,7 +96,7 @@ def test_the_commands_of_the_readme_run(command, tmp_path):
     (tmp_path / "rollouts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     lines = [line for block in blocks("README.md", "sh") for line in block.splitlines()]
     lines = [line for line in lines if line.startswith("moored ")]
-    assert len(lines) == 9
+    assert len(lines) == 10
     # Training first: the other commands read what it leaves.
     for line in sorted(lines, key=lambda line: not line.startswith("moored train")):
         more = next((more for start, more in SMALLER.items() if line.startswith(start)), "")
@@ -128,7 +128,7 @@ def test_the_commands_of_the_page_on_own_environments_run(command, tmp_path, mon
 def test_the_first_commands_of_the_training_page_run_in_their_order(command, tmp_path):
     pytest.importorskip("transformers")
     lines = blocks("docs/training.md", "sh")[0].splitlines()
-    assert len(lines) == 9
+    assert len(lines) == 10
     for line in lines:
         more = next((more for start, more in SMALLER.items() if line.startswith(start)), "")
         more += " num_steps=2" if "--resume" in line else ""

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Literal
+from typing import Any, Literal
 
 from moored.config_text import read_yaml
 from moored.errors import MooredError
@@ -30,10 +30,8 @@ LOOK_FIGURES = {
     "MI": "mi_estimate",
     "H(Z|X)": "conditional_entropy_est",
     "retrieval": "retrieval_accuracy",
-    "chance of retrieval": "retrieval_chance_level",
 }
-"""Ends of keys in collapse.jsonl, which begin with the view."""
-VIEWS = ("collapse_first_turn_sample", "collapse_trajectory_sample")
+"""Of the report in collapse.jsonl that regime and alarm of an environment follow."""
 NOT_COMPARED = ("seed", "profile", "checkpoint_every", "log", "run_id")
 """Options in which repeated runs may differ."""
 T_975 = (
@@ -42,6 +40,9 @@ T_975 = (
     *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
 )
 """97.5 % quantiles of Student's t for 1, 2, … 30 degrees of freedom."""
+
+ABSENT = "–"
+"""Stands for the value of an option that a run does not have."""
 
 Record = Mapping[str, object]
 
@@ -70,7 +71,7 @@ class RunEnds:
     ends: Mapping[str, Sequence[float]]
     """Figure -> its values in the last steps."""
     verdict: str | None
-    """Of the last look: `verdict` where the run has one, else its regime."""
+    """Of the last look."""
     alarm_step: int | None
     options: Mapping[str, object]
     """Dotted name -> value; empty without a readable config.yaml."""
@@ -93,7 +94,7 @@ class Arm:
 
     def figures(self) -> dict[str, Figure]:
         """All figures that at least one of the runs has."""
-        names = [*STEP_FIGURES, *LOOK_FIGURES]
+        names = dict.fromkeys(name for run in self.runs for name in run.ends)
         found = {name: self._figure(name) for name in names}
         return {name: figure for name, figure in found.items() if figure is not None}
 
@@ -154,20 +155,19 @@ def read_ends(path: Path, *, last: int = LAST, until: int | None = None) -> RunE
         raise MooredError(f"{str(path)!r} has no finished step{within}; nothing to compare")
     # Start and end of a short run must not overlap.
     num = max(1, min(last, len(steps) // 2))
-    view = _view(looks)
-    keys = {name: f"{view}/{key}" for name, key in LOOK_FIGURES.items()}
     early = [look for look in looks if _step(look) <= _step(steps[num - 1])]
     late = [look for look in looks if _step(look) >= _step(steps[-num])] or looks[-1:]
-    starts = _values(steps[:num], STEP_FIGURES) | _values(early, keys)
+    starts = _step_values(steps[:num]) | _look_values(early)
+    ends = _step_values(steps[-num:]) | _look_values(late)
     alarms = [_step(look) for look in looks if look.get("alarm")]
-    ends = _values(steps[-num:], STEP_FIGURES) | _values(late, keys)
+    verdict = looks[-1].get("verdict") if looks else None
     return RunEnds(
         path=path,
         last_step=_step(steps[-1]),
         num_averaged=num,
         starts={name: fmean(values) for name, values in starts.items()},
         ends=ends,
-        verdict=_verdict(looks),
+        verdict=None if verdict is None else str(verdict).replace("_", " "),
         alarm_step=alarms[0] if alarms else None,
         options=_options(path),
     )
@@ -181,25 +181,32 @@ def half_width(values: Sequence[float]) -> float | None:
     return quantile * stdev(values) / math.sqrt(len(values))
 
 
-def _values(records: Sequence[Record], keys: Mapping[str, str]) -> dict[str, list[float]]:
-    """The numbers under each key; null and missing ones are left out."""
-    found = {}
-    for name, key in keys.items():
-        numbers = [r[key] for r in records if isinstance(r.get(key), int | float)]
-        if numbers:
-            found[name] = [float(number) for number in numbers]  # pyright: ignore[reportArgumentType]
-    return found
+def _step_values(steps: Sequence[Record]) -> dict[str, list[float]]:
+    found = {name: _numbers(steps, key) for name, key in STEP_FIGURES.items()}
+    return {name: numbers for name, numbers in found.items() if numbers}
 
 
-def _view(looks: Sequence[Record]) -> str:
-    """The first view that was measured."""
-    found = (view for view in VIEWS if any(f"{view}/mi_estimate" in look for look in looks))
-    return next(found, VIEWS[0])
+def _look_values(looks: Sequence[Any]) -> dict[str, list[float]]:
+    """The figures of each environment; its name is left out where there is only one."""
+    found: dict[str, list[float]] = {}
+    envs = dict.fromkeys(env for look in looks for env in look.get("environments", ()))
+    for env in envs:
+        followed = [_followed(look, env) for look in looks if env in look["environments"]]
+        suffix = f", {env}" if len(envs) > 1 else ""
+        for name, key in LOOK_FIGURES.items():
+            found[f"{name}{suffix}"] = _numbers(followed, key)
+    return {name: numbers for name, numbers in found.items() if numbers}
 
 
-def _verdict(looks: Sequence[Record]) -> str | None:
-    words = [look.get("verdict") or look.get("regime") for look in looks]
-    return str(words[-1]) if words and words[-1] else None
+def _followed(look: Any, env: str) -> Record:
+    """The report that the verdict on an environment rests on; empty if it was not measured."""
+    return look["reports"].get(look["environments"][env]["view"], {})
+
+
+def _numbers(records: Sequence[Record], key: str) -> list[float]:
+    """The numbers under a key; null and missing ones are left out."""
+    values = (record.get(key) for record in records)
+    return [float(value) for value in values if isinstance(value, int | float)]
 
 
 def _options(path: Path) -> dict[str, object]:
@@ -249,7 +256,7 @@ def _differences(arms: Sequence[Arm]) -> dict[str, list[object]]:
     repeated = any(len(arm.runs) > 1 for arm in arms)
     found = {}
     for name in names:
-        values = [options.get(name) for options in firsts]
+        values = [options.get(name, ABSENT) for options in firsts]
         if any(value != values[0] for value in values) and not (name == "seed" and repeated):
             found[name] = values
     return found

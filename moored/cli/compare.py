@@ -139,6 +139,10 @@ def _explanation(found: Comparison) -> list[str]:
     return lines
 
 
+def _value(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
 def _has_interval(arm: Arm) -> bool:
     return any(figure.half_width is not None for figure in arm.figures().values())
 
@@ -152,5 +156,5 @@ def _option_table(found: Comparison) -> Table:
     for arm in found.arms:
         table.add_column(arm.label, overflow="fold")
     for name, values in found.options.items():
-        table.add_row(name, *(json.dumps(value, ensure_ascii=False) for value in values))
+        table.add_row(name, *map(_value, values))
     return table

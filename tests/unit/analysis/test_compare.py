@@ -12,7 +12,17 @@ from moored.analysis.compare import compare_runs, half_width, read_ends
 from moored.cli.compare import compare_command
 from moored.errors import MooredError
 
-VIEW = "collapse_first_turn_sample"
+
+def look(mi: float, *envs: str) -> dict[str, object]:
+    """What collapse.jsonl holds of one look."""
+    views = {env: f"{env}/swap" for env in envs} or {"sokoban": "swap"}
+    return {
+        "verdict": "cannot_tell",
+        "alarm": None,
+        "environments": {env: {"view": view} for env, view in views.items()},
+        "reports": {"trajectory": {"mi_estimate": 9.0}}
+        | {view: {"mi_estimate": mi + index} for index, view in enumerate(views.values())},
+    }
 
 
 def write_run(
@@ -30,7 +40,7 @@ def write_run(
         {"step": step, "rollout/success_rate": rate, "rollout/reward_mean": 2 * rate}
         for step, rate in enumerate(successes, start=1)
     ]
-    found = [{"step": step, f"{VIEW}/mi_estimate": mi} for step, mi in (looks or {}).items()]
+    found = [{"step": step, **look(mi)} for step, mi in (looks or {}).items()]
     if found:
         found[-1] |= last_look
     for name, records in (("metrics", steps), ("collapse", found)):
@@ -69,7 +79,7 @@ def test_runs_that_differ_in_their_seed_only_share_an_interval_over_seeds(tmp_pa
     assert success.end == pytest.approx(0.2)
     # Over 0.1 and 0.3: the standard deviation is 0.2 / √2.
     assert success.half_width == pytest.approx(12.706 * 0.1)
-    assert dict(found.options) == {"filter.rule": [None, "none"]}
+    assert dict(found.options) == {"filter.rule": ["–", "none"]}
     compare_command(runs)
     shown = capsys.readouterr().out
     assert "95 % interval over seeds." in shown
@@ -113,14 +123,30 @@ def test_one_step_has_no_interval_and_no_word_about_it(tmp_path, capsys):
     assert "±" not in capsys.readouterr().out
 
 
-def test_the_verdict_of_the_last_look_is_shown_or_else_its_regime(tmp_path, capsys):
+def test_the_verdict_of_the_last_look_and_the_first_alarm_are_shown(tmp_path, capsys):
     looks = {1: 0.5, 2: 0.0}
-    old = write_run(tmp_path / "old", [0.1] * 2, looks=looks, regime="collapse")
-    new = write_run(
-        tmp_path / "new", [0.1] * 2, looks=looks, regime="x", verdict="healthy", alarm={"step": 2}
-    )
-    assert (read_ends(old).verdict, read_ends(old).alarm_step) == ("collapse", None)
-    assert (read_ends(new).verdict, read_ends(new).alarm_step) == ("healthy", 2)
+    quiet = write_run(tmp_path / "quiet", [0.1] * 2, looks=looks)
+    ended = {"verdict": "collapsed", "alarm": {"kind": "x"}}
+    loud = write_run(tmp_path / "loud", [0.1] * 2, looks=looks, **ended)
+    assert (read_ends(quiet).verdict, read_ends(quiet).alarm_step) == ("cannot tell", None)
+    assert (read_ends(loud).verdict, read_ends(loud).alarm_step) == ("collapsed", 2)
+    compare_command([quiet, loud])
+    rows = [row.split() for row in capsys.readouterr().out.splitlines()]
+    assert ["verdict", "cannot", "tell", "collapsed"] in rows
+    assert ["alarm", "at", "step", "–", "2"] in rows
+
+
+def test_environments_have_rows_of_their_own(tmp_path):
+    run = write_run(tmp_path / "a", [0.5] * 2, looks={1: 0.5, 2: 0.25})
+    lines = [{"schema": 1, "step": step, **look(0.25, "bandit", "sokoban")} for step in (1, 2)]
+    (run / "collapse.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    ends = read_ends(run).ends
+    assert ends["MI, bandit"] == [0.25] and ends["MI, sokoban"] == [1.25]
+
+
+def test_a_run_without_looks_has_no_verdict(tmp_path):
+    ends = read_ends(write_run(tmp_path / "a", [0.5] * 2))
+    assert ends.verdict is None and "MI" not in ends.ends
 
 
 def test_json_holds_the_figures_of_every_arm(tmp_path, capsys):
