@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from moored.config import Config
     from moored.evaluate import Evaluation
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as of other programs."""
 
 Source = Annotated[
     str,
@@ -79,7 +81,11 @@ def eval_command(
         given["engine"] = {"kind": "endpoint", "endpoint": {**server, "timeout_s": timeout}}
         # The server decides how long a dialogue may get.
         given["rollout"] |= {"max_context": sys.maxsize}
-    found = evaluate_source(source, env, given)
+    try:
+        found = evaluate_source(source, env, given)
+    except KeyboardInterrupt:
+        typer.echo("stopped; nothing was measured", err=True)
+        raise typer.Exit(INTERRUPTED) from None
     print(json.dumps(asdict(found), indent=2) if as_json else _summary(found))
 
 

@@ -1,0 +1,170 @@
+"""What goes wrong with files and folders is one sentence with a remedy, never a traceback."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from moored.cli import main as cli
+from moored.config import dump_config, load_config
+from moored.engine.checkpoint import load_checkpoint
+from moored.errors import RunLogError
+from moored.models.load import embedded_models
+from moored.runlog.log import check_folder
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def said(monkeypatch, capsys, tmp_path):
+    """Runs a command that fails in an empty folder; returns the sentence."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str | Path) -> str:
+        monkeypatch.setattr(sys, "argv", ["moored", *map(str, words)])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        out, err = capsys.readouterr()
+        assert (stop.value.code, out) == (2, "")
+        assert err.startswith("moored: ") and err.count("\n") == 1
+        return err
+
+    return run
+
+
+def test_eval_of_a_run_that_does_not_exist_says_so(said, tmp_path):
+    assert "there is no folder 'runs/nope'; 'runs' does not exist either" in said(
+        "eval", "runs/nope"
+    )
+    (tmp_path / "runs" / "hope").mkdir(parents=True)
+    assert "there is no folder 'runs/nope'; did you mean 'hope'?" in said("eval", "runs/nope")
+    assert "is empty; give a folder in Hugging Face format" in said("eval", "runs/hope")
+
+
+def test_eval_of_a_run_without_a_checkpoint_says_so_before_torch_is_imported(said, tmp_path):
+    run = tmp_path / "runs" / "new"
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text(dump_config(load_config()))
+    assert "'runs/new' has no checkpoint yet; let it run further first" in said("eval", "runs/new")
+
+
+def test_a_run_whose_model_is_gone_is_told(said, tmp_path):
+    run = tmp_path / "runs" / "old"
+    (run / "checkpoints" / "step_000001").mkdir(parents=True)
+    (run / "config.yaml").write_text(dump_config(load_config(None, ["model=./gone"])))
+    assert "there is no folder './gone'" in said("eval", "runs/old")
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone"])
+def test_a_damaged_state_of_a_checkpoint_names_the_one_before(tmp_path, damage):
+    folder = tmp_path / "checkpoints" / "step_000002"
+    folder.mkdir(parents=True)
+    if damage == "cut":
+        (folder / "state.json").write_text('{"step":')
+    with pytest.raises(RunLogError, match="delete the folder 'step_000002', then the checkpoint"):
+        load_checkpoint(tmp_path, None)  # pyright: ignore[reportArgumentType]
+
+
+def test_damaged_weights_of_a_checkpoint_name_the_one_before(said, tmp_path):
+    run = tmp_path / "run"
+    folder = run / "checkpoints" / "step_000002"
+    folder.mkdir(parents=True)
+    (folder / "policy.safetensors").write_bytes(b"\0" * 100)
+    (run / "config.yaml").write_text(dump_config(load_config(None, ["env=bandit"])))
+    sentence = said("eval", "run", "-n", "1")
+    assert "policy.safetensors' is damaged or missing" in sentence
+    assert "delete the folder 'step_000002'" in sentence
+
+
+def test_a_folder_without_permission_is_refused_by_name(tmp_path, monkeypatch):
+    (tmp_path / "closed").mkdir()
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    with pytest.raises(RunLogError, match="closed' is not writable; choose another folder"):
+        check_folder(tmp_path / "closed" / "run")
+
+
+def test_a_run_directory_below_a_file_is_refused_by_name(said, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert "file' is not a folder; choose another folder" in said(
+        "train", "smoke", "--run", "file/run"
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOSPC, "free some space, or write to another disk"),
+        (errno.EACCES, "choose another folder, or change its permissions"),
+        (errno.EROFS, "choose another folder"),
+    ],
+)
+def test_a_disk_that_fails_anywhere_is_told_in_one_sentence(said, monkeypatch, number, remedy):
+    def fail(**_: object) -> None:
+        raise OSError(number, os.strerror(number), "somewhere/file")
+
+    monkeypatch.setattr(cli, "app", fail)
+    assert f"'somewhere/file': {os.strerror(number)}; {remedy}" in said("envs")
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch):
+    def fail(**_: object) -> None:
+        raise FileNotFoundError(errno.ENOENT, "a bug")
+
+    monkeypatch.setattr(cli, "app", fail)
+    with pytest.raises(FileNotFoundError):
+        cli.main()
+
+
+def test_a_full_disk_ends_diagnose_with_one_sentence(tmp_path):
+    rows = [
+        {"step": 1, "prompt": f"p{i % 2}", "response": f"<think>t{i}</think>", "reward": 0}
+        for i in range(8)
+    ]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    # A limit on file sizes stands for the disk.
+    entry = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)); "
+    words = ["diagnose", "a.jsonl", "--model", "nano", "--html", "page.html"]
+    done = _moored(words, tmp_path, entry)
+    assert done.returncode == 2, done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("moored: ") and "page.html" in last
+    assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_ends_an_evaluation_without_a_traceback(tmp_path):
+    entry = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    # It says when the episodes begin.
+    entry += "import moored.evaluate, sys; old = moored.evaluate.roll_out\n"
+    entry += "def told(*a, **k):\n    print('playing', flush=True)\n    return old(*a, **k)\n"
+    entry += "moored.evaluate.roll_out = told\n"
+    model = Path(shutil.copytree(embedded_models()["nano"], tmp_path / "model"))
+    words = ["eval", str(model), "--env", "sokoban", "-n", "4000"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"{entry}from moored.cli.main import main; main()", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "playing\n"
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate()
+    assert (process.returncode, out, err) == (130, "", "stopped; nothing was measured\n")
+
+
+def _moored(words: list[str], folder: Path, before: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", f"{before}from moored.cli.main import main; main()", *words]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environ)
