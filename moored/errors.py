@@ -82,7 +82,7 @@ def require_packages(purpose: str, packages: Iterable[str]) -> None:
     if missing:
         extra = EXTRA_OF_PACKAGE[missing[0]]
         raise MooredError(
-            f"{purpose} needs {' and '.join(missing)}, not installed here; "
+            f"{purpose} needs packages that are not installed ({', '.join(missing)}); "
             f"run: pip install 'moored[{extra}]'"
         )
 

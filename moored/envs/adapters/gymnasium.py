@@ -96,7 +96,7 @@ class GymnasiumEnv:
         if max_turns < 1:
             raise EnvError(f"gymnasium: max_turns must be at least 1, got {max_turns}")
         if isinstance(env, str):
-            require_packages("gymnasium", ("gymnasium",))
+            require_packages("environment gymnasium", ("gymnasium",))
         self.max_turns = max_turns
         self.is_stochastic = is_stochastic
         self.format_penalty = format_penalty

@@ -65,7 +65,7 @@ class ReasoningGym:
     ) -> None:
         if time_limit_s <= 0:
             raise EnvError(f"reasoning_gym: time_limit_s must be positive, got {time_limit_s}")
-        require_packages("reasoning_gym", ("reasoning_gym",))
+        require_packages("environment reasoning_gym", ("reasoning_gym",))
         self.dataset = dataset
         self.config = dict(config or {})
         self.time_limit_s = time_limit_s

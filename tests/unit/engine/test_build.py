@@ -18,7 +18,9 @@ def test_a_typo_is_told_with_the_configuration():
 
 def test_an_engine_whose_package_is_missing_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(MooredError, match=r"needs torch, .* pip install 'moored\[train\]'"):
+    with pytest.raises(
+        MooredError, match=r"needs packages .*torch.*; run: pip install 'moored\[train\]'"
+    ):
         build_engine(load_config())
 
 
