@@ -35,7 +35,7 @@ train: .venv/installed
 	export OMP_NUM_THREADS=1; \
 	$(BIN)/moored train collapse no_filter $(OPTIONS) --run $(BOTTLE)/no_filter > $(BOTTLE)/no_filter.log 2>&1 & \
 	$(BIN)/moored train collapse $(OPTIONS) --run $(BOTTLE)/top_p && wait $$!
-	$(BIN)/moored compare $(BOTTLE)/no_filter $(BOTTLE)/top_p
+	$(BIN)/moored compare $(BOTTLE)/no_filter $(BOTTLE)/top_p --replies
 
 check: .venv/installed
 	$(BIN)/ruff check .

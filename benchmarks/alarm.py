@@ -217,19 +217,21 @@ def success_fell(curve: Curve) -> int | None:
 
 
 def outcome(study: str, arm: str, run: dict) -> Outcome:
+    """Judge a run in the view that its alarm follows: observation swap where it was measured."""
     curves = run["curves"]
-    entropies = dict(map(tuple, curves["H(Z|X)"]))
-    errors = dict(map(tuple, curves.get("MI, error", [])))
+    swap = ", swap" if curves.get("MI, swap") else ""
+    entropies = dict(map(tuple, curves[f"H(Z|X){swap}"]))
+    errors = dict(map(tuple, curves.get(f"MI{swap}, error", [])))
     alarm = CollapseAlarm()
-    for step, mi in curves["MI"]:
+    for step, mi in curves[f"MI{swap}"]:
         alarm.update(int(step), mi, entropies[step], errors.get(step))
-    values = [mi for _, mi in curves["MI"]]
+    values = [mi for _, mi in curves[f"MI{swap}"]]
     return Outcome(
         study=study,
         arm=arm,
         seed=run["seed"],
         collapsed=bool(np.mean(values[-LAST_LOOKS:]) < COLLAPSED * max(values)),
-        mi_fell=mi_fell(curves["MI"]),
+        mi_fell=mi_fell(curves[f"MI{swap}"]),
         success_fell=success_fell(curves["success"]),
         alarm=None if alarm.alarm is None else alarm.alarm.step,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from moored.analysis.compare import Arm, Comparison, Figure
+    from moored.analysis.replies import TaskReplies
 
 Last = Annotated[
     int, typer.Option(metavar="K", help="Steps averaged at the start and at the end.", min=1)
@@ -25,22 +27,32 @@ Last = Annotated[
 Until = Annotated[
     int | None, typer.Option(metavar="STEP", help="Ignore all steps after this one.", min=1)
 ]
+Replies = Annotated[
+    bool,
+    typer.Option("--replies", help="Also show replies to the same tasks: start, middle, end."),
+]
 
 
 def compare_command(
     runs: Annotated[list[Path], typer.Argument(help="Run directories.")],
     last: Last = 10,
     until: Until = None,
+    replies: Replies = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare the ends of runs; runs that differ in their seed only are put together."""
     from moored.analysis.compare import compare_runs
+    from moored.analysis.replies import shared_replies
 
     found = compare_runs(runs, last=last, until=until)
+    shown = [path for path in runs if str(path) not in found.left_out]
+    written = shared_replies(shown) if replies else []
     if as_json:
-        print(json.dumps(_as_dict(found), indent=2))
+        print(json.dumps(_as_dict(found) | {"replies": list(map(asdict, written))}, indent=2))
     else:
         _show(make_console(), found)
+        if written:
+            make_console().print(_reply_table(shown, written))
     for path, reason in found.left_out.items():
         print_line(make_console(stderr=True), f"left out: {path}: {reason}")
     if found.left_out:
@@ -157,4 +169,20 @@ def _option_table(found: Comparison) -> Table:
         table.add_column(arm.label, overflow="fold")
     for name, values in found.options.items():
         table.add_row(name, *map(_value, values))
+    return table
+
+
+def _reply_table(runs: Sequence[Path], written: Sequence[TaskReplies]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    names = [run.name for run in runs]
+    labels = names if len(set(names)) == len(names) else list(map(str, runs))
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", show_lines=True)
+    table.add_column("step", justify="right")
+    table.add_column("what the model saw", overflow="fold")
+    for label in labels:
+        table.add_column(label, overflow="fold", ratio=1)
+    for each in written:
+        table.add_row(str(each.step), each.seen, *each.replies)
     return table

@@ -150,7 +150,7 @@ def test_the_server_is_closed_after_ctrl_c_while_a_call_hangs(here):
     assert process.stdout is not None
     interrupt(process)
     heard = ""
-    while "press Ctrl-C again" not in " ".join(heard.split()):
+    while "again stops at once" not in " ".join(heard.split()):
         line = process.stdout.readline()
         assert line, heard
         heard += line
