@@ -2,8 +2,8 @@
 
 In: `logp[m, j]`, the log-likelihood of reasoning m under prompt j, summed over its tokens. Out: a
 `CollapseReport` with every metric per token and per sequence, intervals and p-values.
-Shape legend: M reasonings, N columns, P prompts, D quantities. `columns_M` is the prompt each
-reasoning was written for; with blocks, column j of block b is the prompt (b, j).
+Shape legend: M reasonings, N columns, P prompts, C tasks, D quantities. `columns_M` is the prompt
+each reasoning was written for; with blocks, column j of block b is the prompt (b, j).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from moored.diagnostics.resampling import (
     bootstrap_means,
     check_can_bootstrap,
     check_draws,
+    influence_of_tasks,
     permutation_p_values,
     prompt_influence,
     standard_errors,
@@ -41,6 +42,7 @@ def information(
     lengths: ArrayLike,
     *,
     blocks: ArrayLike | None = None,
+    tasks: ArrayLike | None = None,
     prompt_keys: Sequence[Hashable] | None = None,
     ks: Sequence[int] = (2, 4, 8),
     bootstrap: int = 0,
@@ -51,16 +53,18 @@ def information(
 
     `columns[m]` is the prompt that reasoning m was written for, `lengths[m]` its token count.
     `blocks[m]` says which set of N prompts row m was scored against, when rows have different
-    sets; None is one set for all. Columns with equal `prompt_keys` are one prompt and are merged.
+    sets; None is one set for all. `tasks[m]` is the task that row m comes from, when one task has
+    several prompts: they are not independent, so uncertainty is that over tasks; None: every
+    prompt is a task of its own. Columns with equal `prompt_keys` are one prompt and are merged.
     Rows of length 0 are skipped and counted. `bootstrap` and `permutations` are numbers of draws;
     intervals and standard errors need reasonings of at least 2 prompts.
     """
     check_draws(bootstrap=bootstrap, permutations=permutations)
-    scores = _checked_scores(logp, columns, lengths, blocks, prompt_keys)
+    scores = _checked_scores(logp, columns, lengths, blocks, tasks, prompt_keys)
     token = Likelihood.of(scores.logp_MN / scores.lengths_M[:, None], scores.columns_M)
     sequence = Likelihood.of(scores.logp_MN, scores.columns_M)
     retrieval = Retrieval.of(sequence)
-    num_used = len(np.unique(scores.prompts_M))
+    num_used = len(np.unique(scores.tasks_M))
     report = CollapseReport(
         num_prompts=scores.num_columns,
         num_used_prompts=num_used,
@@ -76,7 +80,7 @@ def information(
         **_likelihood_fields(sequence, est="_seq_est", mi="mi_seq_estimate", std="_seq"),
     )
     if bootstrap:
-        check_can_bootstrap(scores.prompts_M)
+        check_can_bootstrap(scores.tasks_M)
     rng = np.random.default_rng(seed)
     table = _Quantities.of(scores, token, sequence, retrieval) if num_used > 1 else None
     report = replace(
@@ -109,11 +113,11 @@ class _Quantities:
 
     names: tuple[str, ...]
     values_DM: np.ndarray
-    influence_DP: np.ndarray
-    """What each prompt does as a column of the other rows."""
+    influence_DC: np.ndarray
+    """What the prompts of each task do as columns of the other rows."""
     bounds_D2: np.ndarray
     """What the quantity can be."""
-    prompts_M: np.ndarray
+    tasks_M: np.ndarray
 
     @classmethod
     def of(
@@ -141,18 +145,18 @@ class _Quantities:
         return cls(
             tuple(table),
             np.stack(values),
-            np.stack(influences),
+            influence_of_tasks(np.stack(influences), scores.prompts_M, scores.tasks_M),
             np.array(bounds),
-            scores.prompts_M,
+            scores.tasks_M,
         )
 
     def standard_errors(self) -> dict[str, float]:
-        found_D = standard_errors(self.values_DM, self.influence_DP, self.prompts_M)
+        found_D = standard_errors(self.values_DM, self.influence_DC, self.tasks_M)
         return dict(zip(self.names, found_D.tolist(), strict=True))
 
     def intervals(self, draws: int, rng: np.random.Generator) -> dict[str, Interval]:
         means_DB = bootstrap_means(
-            self.values_DM, self.influence_DP, self.prompts_M, draws=draws, rng=rng
+            self.values_DM, self.influence_DC, self.tasks_M, draws=draws, rng=rng
         )
         ends_D2 = np.clip(
             np.quantile(means_DB, INTERVAL, axis=1).T, *self.bounds_D2.T[..., None]
@@ -187,6 +191,8 @@ class _Scores:
     lengths_M: np.ndarray
     blocks_M: np.ndarray
     """Numbered from 0 without gaps."""
+    tasks_M: np.ndarray
+    """The same."""
     num_empty: int
     num_merged: int
 
@@ -205,6 +211,7 @@ def _checked_scores(
     columns: ArrayLike,
     lengths: ArrayLike,
     blocks: ArrayLike | None,
+    tasks: ArrayLike | None,
     prompt_keys: Sequence[Hashable] | None,
 ) -> _Scores:
     logp_MN = np.asarray(logp, dtype=np.float64)
@@ -238,7 +245,10 @@ def _checked_scores(
         )
     num_merged = num_columns - logp_MN.shape[1]
     blocks_M = np.unique(blocks_M[filled], return_inverse=True)[1]
-    return _Scores(logp_MN, columns_M, lengths_M[filled], blocks_M, num_empty, num_merged)
+    prompts_M = blocks_M * logp_MN.shape[1] + columns_M
+    tasks_M = prompts_M if tasks is None else np.asarray(tasks)[filled]
+    tasks_M = np.unique(tasks_M, return_inverse=True)[1]
+    return _Scores(logp_MN, columns_M, lengths_M[filled], blocks_M, tasks_M, num_empty, num_merged)
 
 
 def _whole_numbers(name: str, numbers: ArrayLike) -> np.ndarray:

@@ -197,6 +197,8 @@ class CollapseMonitor:
             pairs.columns,
             pairs.lengths,
             blocks=pairs.blocks if isinstance(pairs, SwapSet) else None,
+            # Later turns of a task are more of the same: they do not count as further tasks.
+            tasks=None if pairs.view == "first_turn" else [pair.group_id for pair in pairs.pairs],
             bootstrap=self.bootstrap,
             permutations=self.permutations,
             seed=self._seed(step),

@@ -74,7 +74,7 @@ class CollapseReport:
     num_prompts: int
     """N: columns that each reasoning was scored under; the ceiling of MI is log N."""
     num_used_prompts: int
-    """Prompts that have reasonings, over all blocks: the independent units of the measurement."""
+    """Prompts that have reasonings, those of one task counted once: the independent units."""
     num_reasonings: int
     num_merged_prompts: int
     """Columns that were dropped because another column is the same prompt."""

@@ -1,8 +1,9 @@
 """How sure a mean over reasonings is: standard errors, bootstrap, permutation null.
 
-Reasonings of one prompt are not independent, so prompts are the units that count. A prompt is a
-(block, column) pair: rows of one block were scored against the same N columns.
-Shape legend: M reasonings, N columns, P prompts (blocks x columns), B draws, D quantities.
+Reasonings of one task are not independent, so tasks are the units that count. Mostly a task is one
+prompt; over several turns it has many. A prompt is a (block, column) pair: rows of one block were
+scored against the same N columns.
+Shape legend: M reasonings, N columns, P prompts (blocks x columns), C tasks, B draws, D quantities.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ def check_draws(**draws: int) -> None:
             raise MooredError(f"{name} must be a number of draws >= 0, got {count}; 0 turns it off")
 
 
-def check_can_bootstrap(prompts_M: np.ndarray) -> None:
-    """Raise when there are not two prompts with reasonings to draw from."""
-    num_used = len(np.unique(prompts_M))
+def check_can_bootstrap(tasks_M: np.ndarray) -> None:
+    """Raise when there are not two tasks with reasonings to draw from."""
+    num_used = len(np.unique(tasks_M))
     if num_used < 2:
         raise TooFewPromptsError(
-            f"bootstrap intervals draw prompts and need reasonings of at least 2 of them, got "
+            f"bootstrap intervals draw tasks and need reasonings of at least 2 of them, got "
             f"reasonings of {num_used}; set bootstrap=0"
         )
 
@@ -69,55 +70,68 @@ def prompt_influence(
     return np.where(is_used_P, influence_P - influence_P[is_used_P].mean(), 0.0)
 
 
-def standard_errors(
-    values_DM: np.ndarray, influence_DP: np.ndarray, prompts_M: np.ndarray
+def influence_of_tasks(
+    influence_DP: np.ndarray, prompts_M: np.ndarray, tasks_M: np.ndarray
 ) -> np.ndarray:
-    """(D,) standard error of each mean, prompts as independent units, without any draw.
+    """(D, C) influence of the prompts of each of C tasks together, as `standard_errors` takes it.
 
-    Linearised: a prompt contributes its rows' deviation from the mean and its influence as a
-    column; the variance of the mean is that of the contributions over the number of prompts used.
+    A prompt belongs to the task of its first row. `tasks_M` is numbered from 0 without gaps.
     """
-    counts_P = np.bincount(prompts_M, minlength=influence_DP.shape[1])
-    is_used_P = counts_P > 0
-    num_used = np.count_nonzero(is_used_P)
-    assert num_used >= 2, "a standard error needs reasonings of two prompts"
+    used, first = np.unique(prompts_M, return_index=True)
+    num_tasks = int(tasks_M.max()) + 1
+    sums = [
+        np.bincount(tasks_M[first], weights=row[used], minlength=num_tasks) for row in influence_DP
+    ]
+    return np.stack(sums) * num_tasks / len(used)
+
+
+def standard_errors(
+    values_DM: np.ndarray, influence_DC: np.ndarray, tasks_M: np.ndarray
+) -> np.ndarray:
+    """(D,) standard error of each mean, tasks as independent units, without any draw.
+
+    Linearised: a task contributes its rows' deviation from the mean and its influence as columns;
+    the variance of the mean is that of the contributions over the number of tasks.
+    """
+    num_tasks = influence_DC.shape[1]
+    assert num_tasks >= 2, "a standard error needs reasonings of two tasks"
     deviation_DM = values_DM - values_DM.mean(axis=1, keepdims=True)
-    sums_DP = np.stack(
-        [np.bincount(prompts_M, weights=row, minlength=len(counts_P)) for row in deviation_DM]
+    sums_DC = np.stack(
+        [np.bincount(tasks_M, weights=row, minlength=num_tasks) for row in deviation_DM]
     )
-    part_DP = (sums_DP * num_used / len(prompts_M) + influence_DP)[:, is_used_P]
-    return np.sqrt((part_DP**2).sum(axis=1) / (num_used * (num_used - 1)))
+    part_DC = sums_DC * num_tasks / len(tasks_M) + influence_DC
+    return np.sqrt((part_DC**2).sum(axis=1) / (num_tasks * (num_tasks - 1)))
 
 
 def bootstrap_means(
     values_DM: np.ndarray,
-    influence_DP: np.ndarray,
-    prompts_M: np.ndarray,
+    influence_DC: np.ndarray,
+    tasks_M: np.ndarray,
     *,
     draws: int,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """(D, B) resampled means: prompts drawn with replacement, then reasonings inside each.
+    """(D, B) resampled means: tasks drawn with replacement, then reasonings inside each.
 
-    D quantities share their draws. `influence_DP` (see `prompt_influence`) carries what a drawn
-    prompt does as a column.
+    D quantities share their draws. `influence_DC` (see `influence_of_tasks`) carries what the
+    prompts of a drawn task do as columns.
     """
-    order = np.argsort(prompts_M, kind="stable")
-    prompts, starts, counts = np.unique(prompts_M[order], return_index=True, return_counts=True)
+    order = np.argsort(tasks_M, kind="stable")
+    drawn, starts, counts = np.unique(tasks_M[order], return_index=True, return_counts=True)
     sorted_DM = values_DM[:, order]
     widest = int(counts.max())
-    block = max(1, MAX_ELEMENTS // (len(prompts) * widest))
+    block = max(1, MAX_ELEMENTS // (len(drawn) * widest))
     means = []
     for first in range(0, draws, block):
         size = min(block, draws - first)
-        picks_BP = rng.integers(len(prompts), size=(size, len(prompts)))
-        counts_BP = counts[picks_BP]
-        offset_BPK = rng.random((size, len(prompts), widest)) * counts_BP[..., None]
-        rows_BPK = starts[picks_BP][..., None] + offset_BPK.astype(np.intp)
-        inside_BPK = np.arange(widest) < counts_BP[..., None]
-        total_B = counts_BP.sum(axis=1)
-        for_D = [(row[rows_BPK] * inside_BPK).sum(axis=(1, 2)) / total_B for row in sorted_DM]
-        as_columns_DB = influence_DP[:, prompts][:, picks_BP].mean(axis=2)
+        picks_BC = rng.integers(len(drawn), size=(size, len(drawn)))
+        counts_BC = counts[picks_BC]
+        offset_BCK = rng.random((size, len(drawn), widest)) * counts_BC[..., None]
+        rows_BCK = starts[picks_BC][..., None] + offset_BCK.astype(np.intp)
+        inside_BCK = np.arange(widest) < counts_BC[..., None]
+        total_B = counts_BC.sum(axis=1)
+        for_D = [(row[rows_BCK] * inside_BCK).sum(axis=(1, 2)) / total_B for row in sorted_DM]
+        as_columns_DB = influence_DC[:, drawn][:, picks_BC].mean(axis=2)
         means.append(np.stack(for_D) + as_columns_DB)
     return np.concatenate(means, axis=1)
 

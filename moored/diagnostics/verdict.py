@@ -328,7 +328,9 @@ def _undecided(level: Level, tests: _Tests, counted: str) -> Judgement:
 
 
 def _p_text(level: Level) -> str:
-    return "" if level.p_value is None else f", p = {level.p_value:.3f}"
+    if level.p_value is None:
+        return ""
+    return f", p = {level.p_value:.3f}" if level.p_value >= 0.0005 else ", p < 0.001"
 
 
 def judge_series(

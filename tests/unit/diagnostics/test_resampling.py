@@ -14,8 +14,10 @@ from moored.diagnostics.information import (
     hit_if_MN,
     hit_without_MN,
 )
+from moored.diagnostics.report import Verdict
 from moored.diagnostics.resampling import (
     bootstrap_means,
+    influence_of_tasks,
     permutation_p_values,
     prompt_influence,
     standard_errors,
@@ -183,3 +185,28 @@ def test_blocks_that_cannot_be_used_are_refused():
         information(logp, [0, 1], [1, 1], blocks=[0, 0.5])
     with pytest.raises(MooredError, match="cannot be used with blocks"):
         information(logp, [0, 1], [1, 1], blocks=[0, 0], prompt_keys="ab")
+
+
+def test_prompts_of_one_task_count_once_in_a_standard_error():
+    # Two tasks with two prompts each, one row a prompt, rows of a task alike: deviations -1, 1,
+    # -1, 1. By task -2 and 2, times 2 tasks over 4 rows: -1 and 1; variance 2 / (2 * 1) = 1.
+    value, tasks = np.array([[1.0, 3.0, 1.0, 3.0]]), np.array([0, 1, 0, 1])
+    assert standard_errors(value, np.zeros((1, 2)), tasks) == pytest.approx(1.0)
+    as_four = standard_errors(value, np.zeros((1, 4)), np.arange(4))
+    assert as_four == pytest.approx(math.sqrt(4 / (4 * 3)))
+
+
+def test_influence_of_a_task_is_that_of_its_prompts():
+    influence = np.array([[0.5, -0.5, 1.5, -1.5]])
+    found = influence_of_tasks(influence, np.arange(4), np.array([0, 1, 0, 1]))
+    assert found.tolist() == [[1.0, -1.0]]  # 2 and -2, times 2 tasks over 4 prompts
+
+
+def test_many_turns_of_two_tasks_cannot_tell():
+    # Five turn numbers of two tasks, every row certain that it does not matter: MI is exactly 0.
+    turns, rows = 5, 10
+    columns, blocks = np.tile([0, 1], turns), np.repeat(np.arange(turns), 2)
+    options = {"lengths": np.ones(rows), "blocks": blocks}
+    as_tasks = information(np.full((rows, 2), -1.0), columns, **options, tasks=columns)
+    assert as_tasks.num_used_prompts == 2
+    assert as_tasks.verdict is Verdict.CANNOT_TELL

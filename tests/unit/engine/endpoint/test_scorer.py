@@ -131,7 +131,8 @@ def test_the_command_scores_text_behind_a_server(tmp_path, monkeypatch, capsys):
         with pytest.raises(SystemExit) as left:
             main()
     assert not left.value.code
-    report = json.loads(capsys.readouterr().out)["looks"][0]["report"]
+    (series,) = json.loads(capsys.readouterr().out)["environments"]
+    report = series["looks"][0]["report"]
     assert (report["num_prompts"], report["num_reasonings"]) == (2, 4)
     # The fake sees only the last token, so reasoning does not depend on its prompt.
     assert report["mi_estimate"] == pytest.approx(0.0, abs=1e-9)
