@@ -1,6 +1,6 @@
 """Draw the curves of `benchmarks/bottle.py`: means over seeds with their 95 % intervals.
 
-python benchmarks/figure.py benchmarks/results/bottle_cpu_task.json --out docs/results/bottle_cpu_task.svg
+    python benchmarks/figure.py benchmarks/results/bottle_cpu_task.json --out curves.svg
 
 `--panels` and `--arms` choose what is drawn. Colours follow the reader's light or dark mode.
 """
