@@ -23,7 +23,12 @@ from pydantic import (
 )
 
 from moored.config_errors import explain, unknown_keys
-from moored.config_rules import check_group_size, check_overlong_buffer, with_algorithm_defaults
+from moored.config_rules import (
+    check_gradients,
+    check_group_size,
+    check_overlong_buffer,
+    with_algorithm_defaults,
+)
 from moored.config_text import read_yaml, set_option
 from moored.errors import ConfigError
 from moored.names import (
@@ -258,6 +263,17 @@ class CollapseConfig(Section):
     the first turn in others."""
 
 
+class GradientsConfig(Section):
+    """When and how gradients are measured by reward variance; see docs/gradients.md."""
+
+    every: int = Field(default=0, ge=0)
+    """Steps between measurements, the first step included; 0 turns them off."""
+    num_buckets: int = Field(default=6, ge=1)
+    """Buckets of equal numbers of groups, by reward variance."""
+    params: typing.Literal["all", "lora", "last-block"] = "all"
+    """Which weights: all that are trained, LoRA's, or those of the last block (cheap)."""
+
+
 class EvaluationConfig(Section):
     """Success on validation tasks while training."""
 
@@ -318,6 +334,7 @@ class Config(Section):
     engine: EngineConfig = EngineConfig()
     filter: FilterConfig = FilterConfig()
     collapse: CollapseConfig = CollapseConfig()
+    gradients: GradientsConfig = GradientsConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     stop: StopConfig = StopConfig()
     log: LogConfig = LogConfig()
@@ -344,6 +361,13 @@ class Config(Section):
             advantage=algorithm.advantage,
         )
         check_overlong_buffer(algorithm.overlong_buffer, rollout.max_response_tokens)
+        if self.gradients.every:
+            check_gradients(
+                rollout.num_groups,
+                num_buckets=self.gradients.num_buckets,
+                params=self.gradients.params,
+                lora_rank=self.optimizer.lora_rank,
+            )
         return self
 
     @model_validator(mode="after")

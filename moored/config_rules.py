@@ -87,3 +87,18 @@ def check_overlong_buffer(buffer: int, longest_reply: int) -> None:
             f"algorithm.overlong_buffer = {buffer} is longer than the longest reply, "
             f"rollout.max_response_tokens = {longest_reply}; set it to about a fifth of that"
         )
+
+
+def check_gradients(num_groups: int, *, num_buckets: int, params: str, lora_rank: int) -> None:
+    """Raise when groups do not fill the buckets, or weights are asked for that do not exist."""
+    if num_groups < num_buckets:
+        raise ValueError(
+            f"{num_groups} groups do not fill gradients.num_buckets = {num_buckets} buckets; set "
+            f"rollout.num_groups to {num_buckets} or more, or gradients.num_buckets to "
+            f"{num_groups} or less"
+        )
+    if params == "lora" and not lora_rank:
+        raise ValueError(
+            "gradients.params = lora needs LoRA weights, but optimizer.lora_rank is 0; choose all "
+            "or last-block"
+        )

@@ -31,6 +31,7 @@ from moored.runlog.rollouts import write_groups
 from moored.runlog.sinks import RunInfo, Sinks, require_sinks
 from moored.training.algorithms import Algorithm, load_algorithm
 from moored.training.failures import keep_failure
+from moored.training.gradients import check_measures_gradients, measure_gradients
 from moored.training.metrics import step_metrics
 from moored.training.selection import score_groups, select_samples
 from moored.training.stopping import LoopState, stop_reason
@@ -81,6 +82,8 @@ class StepRecord:
     collapse: Measurement | None
     evaluation: Evaluation | None
     seconds: Mapping[str, float]
+    gradients: Mapping[str, object] | None = None
+    """By reward variance, see `moored.training.gradients`; None when not due."""
 
 
 def build_run(config: Config, folder: Path, *, resume: bool = False) -> Run:
@@ -95,6 +98,8 @@ def build_run(config: Config, folder: Path, *, resume: bool = False) -> Run:
     engine = build_engine(config)
     if config.log.rollouts_every:
         require_packages("storing rollouts (log.rollouts_every)", ("pyarrow",))
+    if config.gradients.every:
+        check_measures_gradients(engine.learner)
     engine.check()
     monitor = CollapseMonitor(
         score=engine.scorer.score,
@@ -130,10 +135,7 @@ def train_step(run: Run, step: int) -> StepRecord:
     config, learner, run.seconds = run.config, run.engine.learner, {}
     with run.timed("rollout"):
         groups = _roll_out(run, _plan(run, step, 0, config.rollout.num_groups), step)
-    collapse = None
-    if _is_due(step, config.collapse.every):
-        with run.timed("collapse"):
-            collapse = run.monitor.measure(step, groups)
+    collapse, gradients = _measure(run, groups, step)
     with run.timed("rollout"):
         groups, selection = _select(run, groups, step)
     if _is_due(step, config.log.rollouts_every):
@@ -154,10 +156,31 @@ def train_step(run: Run, step: int) -> StepRecord:
     metrics = step_metrics(config.filter, groups, selection, samples, {**stats, **gap})
     metrics |= {} if evaluation is None else evaluation.metrics()
     record = StepRecord(
-        step=step, metrics=metrics, collapse=collapse, evaluation=evaluation, seconds=run.seconds
+        step=step,
+        metrics=metrics,
+        collapse=collapse,
+        gradients=gradients,
+        evaluation=evaluation,
+        seconds=run.seconds,
     )
     _write(run, record)
     return record
+
+
+def _measure(
+    run: Run, groups: Sequence[Group], step: int
+) -> tuple[Measurement | None, dict[str, object] | None]:
+    """Collapse and gradients, each when due; changes nothing that the step goes on with."""
+    collapse, gradients, config = None, None, run.config
+    if _is_due(step, config.collapse.every):
+        with run.timed("collapse"):
+            collapse = run.monitor.measure(step, groups)
+    if _is_due(step, config.gradients.every):
+        with run.timed("gradients"):
+            gradients = measure_gradients(
+                config, run.algorithm, run.engine.learner, groups, config.gradients
+            )
+    return collapse, gradients
 
 
 def train(run: Run, on_step: Callable[[StepRecord], bool | None] | None = None) -> str:
@@ -240,19 +263,24 @@ def _is_due(step: int, every: int, *, last: int | None = None) -> bool:
 
 
 def _plan(run: Run, step: int, offset: int, count: int) -> list[Task]:
+    return plan_tasks(run.config, run.mix, step, count, offset=offset)
+
+
+def plan_tasks(
+    config: Config, mix: EnvMix, step: int, count: int, *, offset: int = 0
+) -> list[Task]:
     """The next `count` groups; `offset` counts the groups this step has used already."""
-    config = run.config
     per_step = config.rollout.num_groups * (1 + config.filter.max_refills)
     tasks = []
     for index in range(offset, offset + count):
         number = (step - 1) * per_step + index
-        entry = run.mix.index_of_group(number, seed=config.seed)
+        entry = mix.index_of_group(number, seed=config.seed)
         entropy = np.random.SeedSequence([config.seed, number]).generate_state(1, np.uint64)[0]
         tasks.append(
             Task(
                 group_id=number,
-                env=run.mix.names[entry],
-                make_env=run.mix.makers[entry],
+                env=mix.names[entry],
+                make_env=mix.makers[entry],
                 task_seed=int(entropy) % (1 << 40),
                 episode_seeds=tuple(range(config.rollout.group_size)),
             )
@@ -295,6 +323,8 @@ def _write(run: Run, record: StepRecord) -> None:
     timing = {f"{phase}_s": seconds for phase, seconds in record.seconds.items()}
     if record.collapse is not None:
         run.log.append("collapse", record.step, record.collapse.to_dict())
+    if record.gradients is not None:
+        run.log.append("gradients", record.step, record.gradients)
     run.log.append("timing", record.step, timing)
     run.log.append("metrics", record.step, record.metrics)
     if run.config.log.sinks:

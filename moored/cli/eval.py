@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from moored.cli.console import make_console
 from moored.cli.options import AsJson, Concurrency, Endpoint, KeyVariable, Timeout
 from moored.errors import MooredError
 
@@ -107,13 +106,14 @@ def evaluate_source(source: str, env: str | None, given: dict[str, Any]) -> Eval
     if is_run:
         check_model_name(config.model)
     # Only now, because they import torch.
+    from moored.cli.progress import EpisodeBar
     from moored.engine.build import build_engine
     from moored.evaluate import evaluate
 
     options = config.evaluation
     with (
         closing(build_engine(config, trains=False)) as engine,
-        _EpisodeBar(options.num_tasks * options.num_samples) as bar,
+        EpisodeBar(options.num_tasks * options.num_samples) as bar,
     ):
         if saved is not None:
             engine.learner.load(saved, policy_only=True)
@@ -148,41 +148,6 @@ def _merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         both = isinstance(value, Mapping) and isinstance(base.get(key), Mapping)
         merged[key] = _merged(base[key], value) if both else value
     return merged
-
-
-class _EpisodeBar:
-    """Counts finished episodes and replies on the terminal.
-
-    Goes to stderr and vanishes at the end; nothing is written when stderr is not a terminal.
-    """
-
-    def __init__(self, num_episodes: int) -> None:
-        from rich import progress
-
-        console = make_console(stderr=True)
-        self._num_episodes = num_episodes
-        self._bar = progress.Progress(
-            progress.TextColumn("episodes"),
-            progress.MofNCompleteColumn(),
-            progress.BarColumn(bar_width=20),
-            progress.TimeElapsedColumn(),
-            progress.TextColumn("{task.description}"),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        self._task = self._bar.add_task("starting", total=num_episodes)
-
-    def __enter__(self) -> _EpisodeBar:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def on_replies(self, num_replies: int, num_live: int) -> None:
-        num_done = self._num_episodes - num_live
-        self._bar.update(self._task, completed=num_done, description=f"{num_replies} replies")
 
 
 def _summary(found: Evaluation) -> str:

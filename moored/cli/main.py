@@ -22,6 +22,7 @@ from moored.cli.config import config_command
 from moored.cli.diagnose import diagnose_command
 from moored.cli.envs import envs_command
 from moored.cli.eval import eval_command
+from moored.cli.gradients import gradients_command
 from moored.cli.models import models_command
 from moored.cli.play import play_command
 from moored.cli.presets import presets_command
@@ -44,6 +45,7 @@ for _name, _command in {
     "diagnose": diagnose_command,
     "advise": advise_command,
     "compare": compare_command,
+    "gradients": gradients_command,
     "play": play_command,
     "envs": envs_command,
     "check-env": check_env_command,

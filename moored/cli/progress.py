@@ -1,4 +1,7 @@
-"""What a training run prints: what will run, a progress bar or one line per step, the time left."""
+"""What a training run prints: what will run, a progress bar or one line per step, the time left.
+
+Also the bar of commands that play episodes.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,17 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Column
+
+from moored.cli.console import make_console
 
 if TYPE_CHECKING:
     from moored.config import Config
@@ -158,3 +170,36 @@ def _environment_text(look: EnvironmentLook) -> str:
 
 def _words(name: str) -> str:
     return name.replace("_", " ")
+
+
+class EpisodeBar:
+    """Counts finished episodes and replies on the terminal.
+
+    Goes to stderr and vanishes at the end; nothing is written when stderr is not a terminal.
+    """
+
+    def __init__(self, num_episodes: int) -> None:
+        console = make_console(stderr=True)
+        self._num_episodes = num_episodes
+        self._bar = Progress(
+            TextColumn("episodes"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=20),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}"),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("starting", total=num_episodes)
+
+    def __enter__(self) -> EpisodeBar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def on_replies(self, num_replies: int, num_live: int) -> None:
+        num_done = self._num_episodes - num_live
+        self._bar.update(self._task, completed=num_done, description=f"{num_replies} replies")

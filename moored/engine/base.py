@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -213,6 +213,33 @@ class Learner(Scorer, Protocol):
 
     def load(self, folder: Path, *, policy_only: bool = False) -> None:
         """Go back to what `save` wrote; `policy_only` leaves out what only training needs."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class TermGradients:
+    """Gradients of single terms of the loss over single groups, by their inner products."""
+
+    terms: tuple[str, ...]
+    products_TPTP: np.ndarray
+    """Of term and group with term and group."""
+    num_parameters: int
+    dimensions: int | None
+    """Of the random projection that was taken for the gradients; None: they are exact."""
+
+
+@runtime_checkable
+class GradientLearner(Protocol):
+    """What a learner may offer besides, for `moored gradients` and `gradients.every`."""
+
+    def term_gradients(
+        self, groups: Sequence[Sequence[LossSample]], *, params: str
+    ) -> TermGradients:
+        """Gradients of each term over the samples of each group, at the weights as they are.
+
+        Coefficients are part of a term, and all terms and groups add up to the gradient of one
+        update. Weights, optimiser and everything random stay as they are.
+        """
         ...
 
 

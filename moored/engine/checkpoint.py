@@ -51,5 +51,22 @@ def newest_checkpoint(run: Path) -> Path:
     return found[-1]
 
 
+def find_checkpoint(run: Path, step: int) -> Path:
+    """Folder of the checkpoint after this step."""
+    newest_checkpoint(run)
+    found = {checkpoint_step(folder): folder for folder in _checkpoints(run)}
+    if step not in found:
+        known = ", ".join(map(str, found))
+        raise RunLogError(
+            f"{str(run)!r} has no checkpoint of step {step}; it has those of steps {known}"
+        )
+    return found[step]
+
+
+def checkpoint_step(folder: Path) -> int:
+    """Steps that were done when it was written."""
+    return int(folder.name.removeprefix("step_"))
+
+
 def _checkpoints(run: Path) -> list[Path]:
     return sorted((run / "checkpoints").glob("step_*"))

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from moored.config import AlgorithmConfig
 from moored.engine.packing import Packed, TokenBatch
 from moored.errors import MooredError
-from moored.training.losses import TokenStream, policy_loss, value_loss
+from moored.training.losses import TokenStream, loss_terms, policy_loss, value_loss
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -265,6 +265,24 @@ def policy_pass(
     sequence_ratio: bool,
 ) -> tuple[torch.Tensor, Parts]:
     """Policy loss of a micro-batch, and its parts for the log."""
+    stream = _token_stream(model, batch, temperature)
+    return policy_loss(stream, options, sequence_ratio=sequence_ratio)
+
+
+def terms_pass(
+    model: nn.Module,
+    batch: TokenBatch,
+    options: AlgorithmConfig,
+    *,
+    temperature: float,
+    sequence_ratio: bool,
+) -> Parts:
+    """The terms that the policy loss of a micro-batch is the sum of."""
+    stream = _token_stream(model, batch, temperature)
+    return loss_terms(stream, options, sequence_ratio=sequence_ratio)
+
+
+def _token_stream(model: nn.Module, batch: TokenBatch, temperature: float) -> TokenStream:
     streams = batch.streams
     logp, entropy = token_logprobs(
         model,
@@ -273,7 +291,7 @@ def policy_pass(
         temperature=temperature,
         with_entropy=True,
     )
-    stream = TokenStream(
+    return TokenStream(
         logp=logp,
         entropy=entropy,
         old_logp=streams["old_logprobs"],
@@ -283,7 +301,6 @@ def policy_pass(
         mean_weights=streams["mean_weights"],
         sequence=streams["sequence"],
     )
-    return policy_loss(stream, options, sequence_ratio=sequence_ratio)
 
 
 def critic_pass(critic: Critic, batch: TokenBatch, value_clip: float | None) -> torch.Tensor:

@@ -24,7 +24,7 @@ from moored.errors import RunLogError
 from moored.runlog.lock import FolderLock, check_unlocked
 
 SCHEMA = 1
-Stream = Literal["metrics", "collapse", "timing", "changes"]
+Stream = Literal["metrics", "collapse", "gradients", "timing", "changes"]
 STREAMS: tuple[Stream, ...] = get_args(Stream)
 """Timing is separate, so that a resumed run writes the same metrics as one that never stopped.
 Changes holds the options that were changed when the run was resumed after a step."""

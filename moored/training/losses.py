@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 
@@ -33,25 +34,42 @@ class TokenStream:
 def policy_loss(
     stream: TokenStream, options: AlgorithmConfig, *, sequence_ratio: bool = False
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Clipped loss, less the entropy bonus, plus KL; and sums over its loss tokens for the log.
+    """The sum of `loss_terms`, and sums over its loss tokens for the log."""
+    terms = loss_terms(stream, options, sequence_ratio=sequence_ratio)
+    logp = clipped_logp(stream, sequence_ratio=sequence_ratio).detach()
+    parts = {"policy_loss": terms["task"].detach(), **_sums(stream, logp, options)}
+    if stream.ref_logp is not None:
+        kl = kl_estimate(stream.logp.detach(), stream.ref_logp, options.kl_estimator)
+        parts["kl_sum"] = (_counts(stream) * kl).sum()
+    return reduce(torch.add, terms.values()), parts
+
+
+def loss_terms(
+    stream: TokenStream, options: AlgorithmConfig, *, sequence_ratio: bool = False
+) -> dict[str, torch.Tensor]:
+    """The terms of the policy's loss by name: `task`, the clipped loss; `entropy`, less the bonus;
+    `kl`. Those that are off are left out.
 
     Entropy and KL are means over tokens whatever the aggregation of the clipped loss, so that their
     coefficients mean the same for every algorithm. `sequence_ratio` (GSPO) takes one ratio for a
     sequence, its mean over tokens in log space.
     """
-    logp = stream.logp
-    if sequence_ratio:
-        logp = stream.old_logp + _mean_by(logp - stream.old_logp, stream.sequence)
+    logp = clipped_logp(stream, sequence_ratio=sequence_ratio)
     clipped = clip_loss(logp, stream.old_logp, stream.advantages, options)
-    loss = (stream.weights * clipped).sum()
-    parts = {"policy_loss": loss.detach(), **_sums(stream, logp.detach(), options)}
+    terms = {"task": (stream.weights * clipped).sum()}
     if options.entropy_coef:
-        loss = loss - options.entropy_coef * (stream.mean_weights * stream.entropy).sum()
+        terms["entropy"] = -options.entropy_coef * (stream.mean_weights * stream.entropy).sum()
     if stream.ref_logp is not None:
         kl = kl_estimate(stream.logp, stream.ref_logp, options.kl_estimator)
-        loss = loss + options.kl_coef * (stream.mean_weights * kl).sum()
-        parts["kl_sum"] = (_counts(stream) * kl.detach()).sum()
-    return loss, parts
+        terms["kl"] = options.kl_coef * (stream.mean_weights * kl).sum()
+    return terms
+
+
+def clipped_logp(stream: TokenStream, *, sequence_ratio: bool) -> torch.Tensor:
+    """Log-probabilities whose ratio to the old ones is clipped."""
+    if not sequence_ratio:
+        return stream.logp
+    return stream.old_logp + _mean_by(stream.logp - stream.old_logp, stream.sequence)
 
 
 def _counts(stream: TokenStream) -> torch.Tensor:

@@ -20,8 +20,10 @@ import torch
 from torch import nn
 
 from moored.config import Config
+from moored.engine.base import TermGradients
 from moored.engine.fast.graphs import HOST, MOST_PADDING, Graphs, Outputs, Pass
 from moored.engine.fast.tree_attention import use_tree_attention
+from moored.engine.gradients import MAX_NUMBERS, Gradients, chosen_weights, keep_gradients
 from moored.engine.local.state import Trained, export_model, load_weights
 from moored.engine.packing import (
     Packed,
@@ -40,6 +42,7 @@ from moored.engine.passes import (
     logprobs_pass,
     policy_pass,
     says_out_of_memory,
+    terms_pass,
     trunk_of,
 )
 from moored.errors import MooredError
@@ -201,11 +204,57 @@ class LocalLearner:
         self._version += is_sound
         return {**stats, "lr": self._rates.lr * lr_factor}
 
+    @says_out_of_memory("measuring gradients")
+    def term_gradients(
+        self,
+        groups: Sequence[Sequence[LossSample]],
+        *,
+        params: str = "all",
+        max_numbers: int = MAX_NUMBERS,
+    ) -> TermGradients:
+        """As in `GradientLearner`; above `max_numbers` to store, gradients are projected."""
+        weights = chosen_weights(self.model, params)
+        terms = ["task"]
+        terms += ["kl"] if self.reference is not None else []
+        terms += ["entropy"] if self.config.algorithm.entropy_coef else []
+        kept = keep_gradients(weights, len(terms), len(groups), max_numbers=max_numbers)
+        with _training(self._checkpointed):
+            for group, samples in enumerate(groups):
+                for batch in self._prepare(samples, records=False) if samples else ():
+                    for term, gradients in enumerate(self._gradients(batch, terms, weights)):
+                        kept.add(term, group, gradients)
+        return TermGradients(
+            terms=tuple(terms),
+            products_TPTP=kept.products(),
+            num_parameters=sum(weight.numel() for weight in weights),
+            dimensions=kept.dimensions,
+        )
+
+    def _gradients(
+        self, batch: TokenBatch, terms: Sequence[str], weights: Sequence[nn.Parameter]
+    ) -> Iterator[Gradients]:
+        """Of each term of a micro-batch's loss; the weights' own `grad` stays as it is."""
+        with self._autocast():
+            found = terms_pass(
+                self.model,
+                batch,
+                self.config.algorithm,
+                temperature=self._temperature,
+                sequence_ratio=self.sequence_ratio,
+            )
+        for term in terms:
+            is_last = term == terms[-1]
+            yield torch.autograd.grad(
+                found[term], weights, retain_graph=not is_last, allow_unused=True
+            )
+
     def _take_in(self, lr_factor: float | None) -> None:
         for trained in self._trained:
             trained.update(lr_factor, keep_grads=self._graphs is not None)
 
-    def _prepare(self, samples: Sequence[LossSample]) -> Iterator[TokenBatch]:
+    def _prepare(
+        self, samples: Sequence[LossSample], *, records: bool = True
+    ) -> Iterator[TokenBatch]:
         """Micro-batches of a minibatch; the first is laid out now, the others when asked for."""
         if not samples:
             raise MooredError("an update needs at least one sample")
@@ -214,7 +263,7 @@ class LocalLearner:
             reference = self.reference_logprobs(own)
         batches = (
             loss_batch(packed, samples, reference, with_values=self.critic is not None)
-            for packed in self._pack(*_columns(own))
+            for packed in self._pack(*_columns(own), records=records)
         )
         return chain([next(batches)], batches)
 
@@ -268,11 +317,14 @@ class LocalLearner:
         prompts: Sequence[Prompt],
         continuations: Sequence[np.ndarray],
         images: Sequence[tuple[object, ...]] | None = None,
+        *,
+        records: bool = True,
     ) -> Iterator[Packed]:
+        """Packed micro-batches; those for graphs (`records`) wait in the memory of the host."""
         device, lengths = self.device, [len(ids) for ids in continuations]
         default = MICRO_BATCH_TOKENS[self.device.type != "cpu"]
         most = self.config.engine.micro_batch_tokens or default
-        if self._graphs is not None:
+        if self._graphs is not None and records:
             device, most = HOST, int(most / MOST_PADDING)
         lay_out = to_line if self._uses_tree else to_tensors
         row_tokens = most if self._uses_tree else self.config.engine.row_tokens

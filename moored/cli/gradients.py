@@ -1,0 +1,246 @@
+"""`moored gradients`: what groups of low and of high reward variance push the policy towards."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import typer
+
+from moored.cli.console import make_console, print_line
+from moored.cli.options import AsJson, check_config, read_config, split_words
+from moored.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from moored.config import Config, GradientsConfig
+    from moored.runlog.log import RunLog
+
+Source = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="RUN|PRESET… [KEY=VALUE]…",
+        help="A run directory, or presets as for `train`, and options.",
+    ),
+]
+Checkpoint = Annotated[
+    int | None,
+    typer.Option(help="Step of the run's checkpoint; default: the newest.", min=1),
+]
+NumGroups = Annotated[int, typer.Option("--groups", help="Fresh groups to roll out.", min=1)]
+GroupSize = Annotated[int, typer.Option(help="Trajectories of each group.", min=2)]
+NumBuckets = Annotated[
+    int, typer.Option("--buckets", help="Of equal numbers of groups, by RV.", min=1)
+]
+Params = Annotated[str, typer.Option(help="Which weights: all, lora or last-block.")]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "-o",
+        "--out",
+        metavar="FOLDER",
+        help="Where gradients.jsonl is written; default: the run directory, for presets nowhere.",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class _Policy:
+    """What is measured: a configuration, and the checkpoint of a run or none."""
+
+    config: Config
+    run: Path | None
+    checkpoint: Path | None
+
+    @property
+    def num_steps_done(self) -> int:
+        from moored.engine.checkpoint import checkpoint_step
+
+        return 0 if self.checkpoint is None else checkpoint_step(self.checkpoint)
+
+
+def gradients_command(
+    source: Source,
+    checkpoint: Checkpoint = None,
+    num_groups: NumGroups = 64,
+    group_size: GroupSize = 16,
+    num_buckets: NumBuckets = 6,
+    params: Params = "all",
+    out: Output = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure gradients of the task and of its regularisers by reward variance.
+
+    Rolls out fresh groups, ranks them by reward variance (RV), and compares the gradient of every
+    term of the loss between buckets: norm, noise, cosines. Nothing is trained.
+    """
+    from moored.runlog.log import RunLog, check_folder
+
+    options = _options(num_groups, num_buckets, params)
+    policy = _find_policy(source, checkpoint, group_size)
+    if params == "lora" and not policy.config.optimizer.lora_rank:
+        raise ConfigError(
+            "--params lora needs LoRA weights, but optimizer.lora_rank is 0; choose all or "
+            "last-block"
+        )
+    folder = out or policy.run
+    if folder is not None:
+        check_folder(folder, resume=True)
+    check_config(policy.config)
+    log = None if folder is None else RunLog(folder, resume=True)
+    record = _measure(policy, options, num_groups)
+    if log is not None:
+        log.append("gradients", policy.num_steps_done, record)
+    if as_json:
+        print(json.dumps({"step": policy.num_steps_done, **_plain(record)}, indent=2))
+        return
+    _show(policy, record, log)
+
+
+def _options(num_groups: int, num_buckets: int, params: str) -> GradientsConfig:
+    from moored.config import GradientsConfig
+    from moored.names import check_name
+
+    check_name("--params", params, get_args(GradientsConfig.model_fields["params"].annotation))
+    if num_groups < num_buckets:
+        raise ConfigError(
+            f"--groups {num_groups} do not fill --buckets {num_buckets}; give --groups "
+            f"{num_buckets} or more, or fewer buckets"
+        )
+    return GradientsConfig.model_validate({"num_buckets": num_buckets, "params": params})
+
+
+def _find_policy(words: Sequence[str], checkpoint: int | None, group_size: int) -> _Policy:
+    """The run or presets that the words name, with groups of this size."""
+    from moored.config import load_config
+    from moored.engine.checkpoint import find_checkpoint, newest_checkpoint
+    from moored.models.rates import with_rates
+    from moored.runlog.changes import changes_since
+
+    names, overrides = split_words(words)
+    run = Path(names[0]) if len(names) == 1 and (Path(names[0]) / "config.yaml").is_file() else None
+    size = f"rollout.group_size={group_size}"
+    if run is None:
+        if checkpoint is not None:
+            raise ConfigError(
+                f"--checkpoint {checkpoint} needs a run directory, got {' '.join(words)!r}"
+            )
+        return _Policy(read_config([*words, size]), None, None)
+    config = with_rates(load_config(run / "config.yaml", [*overrides, size]))
+    changes_since(run, config)
+    saved = newest_checkpoint(run) if checkpoint is None else find_checkpoint(run, checkpoint)
+    return _Policy(config, run, saved)
+
+
+def _measure(policy: _Policy, options: GradientsConfig, num_groups: int) -> dict[str, object]:
+    """Roll out what training would play next, and measure."""
+    # Only now, because they import torch.
+    from moored.cli.progress import EpisodeBar
+    from moored.engine.build import build_engine
+    from moored.envs.mix import EnvMix
+    from moored.rollout.episodes import roll_out
+    from moored.rollout.pool import EnvPool
+    from moored.train import plan_tasks
+    from moored.training.algorithms import load_algorithm
+    from moored.training.gradients import check_measures_gradients, measure_gradients
+
+    config, step = policy.config, policy.num_steps_done + 1
+    rollout = config.rollout
+    with (
+        closing(build_engine(config)) as engine,
+        EnvPool(workers=rollout.env_workers, timeout_s=rollout.env_timeout_s) as pool,
+    ):
+        check_measures_gradients(engine.learner)
+        if policy.checkpoint is not None:
+            engine.learner.load(policy.checkpoint)
+            engine.publish()
+        with EpisodeBar(num_groups * rollout.group_size) as bar:
+            groups = roll_out(
+                plan_tasks(config, EnvMix(config.env), step, num_groups),
+                engine=engine,
+                options=rollout,
+                seed=(config.seed, step),
+                pool=pool,
+                on_replies=bar.on_replies,
+            )
+        algorithm = load_algorithm(config.algorithm)
+        with make_console(stderr=True).status(f"gradients of {num_groups} groups"):
+            return measure_gradients(config, algorithm, engine.learner, groups, options)
+
+
+def _show(policy: _Policy, record: Mapping[str, Any], log: RunLog | None) -> None:
+    console = make_console()
+    where = "the start" if policy.checkpoint is None else f"step {policy.num_steps_done}"
+    print_line(
+        console,
+        f"{record['algorithm']} at {where}: {record['num_groups']} groups of "
+        f"{record['group_size']}, {record['num_parameters']:,} weights ({record['params']})",
+        style="bold",
+    )
+    console.print(_table(record))
+    print_line(
+        console,
+        "norms are of the mean gradient per token with their 95 % intervals; SNR is norm / "
+        "standard error, about 1 where there is only noise; cosines are of the task's gradient",
+    )
+    projection = record["projection"]
+    if projection is not None:
+        print_line(
+            console,
+            f"gradients were projected to {projection['dimensions']:,} dimensions: norms are right "
+            f"to {projection['relative_error']:.1%}",
+        )
+    if log is not None:
+        print_line(console, f"written to {log.path / 'gradients.jsonl'}")
+
+
+def _table(record: Mapping[str, Any]) -> Table:
+    from rich.table import Table
+
+    terms = list(record["whole"]["terms"])
+    table = Table()
+    heads = ["RV", "groups", "tokens"]
+    heads += [head for term in terms for head in (f"{term} norm", f"{term} SNR")]
+    heads += [f"cos {term}" for term in terms if term != "task"] + ["cos rest"]
+    for head in heads:
+        table.add_column(head, justify="right")
+    for bucket in record["buckets"]:
+        table.add_row(*_cells(bucket, terms))
+    table.add_section()
+    table.add_row(*_cells(record["whole"], terms))
+    return table
+
+
+def _cells(bucket: Mapping[str, Any], terms: Sequence[str]) -> list[str]:
+    cells = [
+        f"{bucket['rv_low']:.3g}–{bucket['rv_high']:.3g}",
+        str(bucket["num_groups"]),
+        str(bucket["num_tokens"]),
+    ]
+    for term in terms:
+        found = bucket["terms"][term]
+        low, high = found["norm_interval"]
+        interval = "" if low != low else f" [{low:.2g}, {high:.2g}]"
+        cells += [f"{_text(found['norm'], '.3g')}{interval}", _text(found["snr"], ".1f")]
+    cosines = bucket["cosines"]
+    cells += [_text(cosines[f"task_{term}"], "+.2f") for term in terms if term != "task"]
+    return [*cells, _text(cosines["task_with_rest"], "+.2f")]
+
+
+def _text(value: float, spec: str) -> str:
+    """A dash for what is not known."""
+    return "–" if value != value else format(value, spec)
+
+
+def _plain(value: Any) -> Any:
+    """NaN as null."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and value != value else value
