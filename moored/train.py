@@ -34,7 +34,7 @@ from moored.training.failures import keep_failure
 from moored.training.gradients import check_measures_gradients, measure_gradients
 from moored.training.metrics import step_metrics
 from moored.training.selection import score_groups, select_samples
-from moored.training.stopping import LoopState, stop_reason
+from moored.training.stopping import LoopState, stop_reason, take_step
 from moored.training.update import estimate_advantages, update, with_old_logprobs
 from moored.types import Group, Selection
 
@@ -196,13 +196,16 @@ def train(run: Run, on_step: Callable[[StepRecord], bool | None] | None = None) 
 
 def _train(run: Run, on_step: Callable[[StepRecord], bool | None] | None) -> str:
     config = run.config
+    if reason := stop_reason(config, run.state):
+        return reason
     for step in range(run.next_step, config.num_steps + 1):
         try:
             record = train_step(run, step)
         except MooredError as error:
             tasks = _plan(run, step, 0, config.rollout.num_groups)
             raise keep_failure(run.log.path, step, error, run.engine.learner, tasks) from error
-        reason = stop_reason(config, run.state, record.metrics)
+        take_step(config, run.state, record.metrics)
+        reason = stop_reason(config, run.state)
         run.next_step = step + 1
         is_asked = on_step is not None and on_step(record)
         if is_asked and not reason and step < config.num_steps:

@@ -2,7 +2,8 @@
 
 `types errors names config reply` <- `algo diagnostics envs runlog files` <-
 `rollout training models engine/base engine/checkpoint` <- `engine/*` <- `train evaluate` <- `cli`.
-`analysis` reads `runlog` and `files`; `integrations` use `algo` and `diagnostics` alone.
+`analysis` reads `runlog` and `files`; `studies` start runs as processes of their own and read them
+with `analysis`; `integrations` use `algo` and `diagnostics` alone.
 """
 
 from __future__ import annotations
@@ -34,14 +35,15 @@ ALLOWED: dict[str, set[str]] = {
     "analysis": ANALYSIS | {"engine", "engine.base", "models"},
     "integrations": BASE | {"algo", "diagnostics"},
     "presets": BASE,
-    "cli": LOOPS | {"analysis", "presets"},
+    "studies": ANALYSIS | {"presets", "models"},
+    "cli": LOOPS | {"analysis", "presets", "studies"},
 }
 """Layer of a module -> layers it may import."""
 
 NO_ENGINE = (["engine", "base"], ["engine", "checkpoint"])
 
 HEAVY = {"torch", "transformers", "ray", "vllm", "peft", "trl", "verl"}
-LIGHT = MATHS | {"integrations", "analysis"}
+LIGHT = MATHS | {"integrations", "analysis", "studies"}
 SUBCLASSES = {
     "analysis.scorers",
     "runlog.sinks",

@@ -2,7 +2,7 @@
 
 Each command imports what it needs when it runs, so `--help` is quick. Exit codes: 0 fine, 1 a check
 failed, 2 something the user can fix (one line on stderr); `diagnose --check` also 3 and 4, and
-`train` 130 or 143 when Ctrl-C or SIGTERM stopped it.
+`train` and `study` 130 or 143 when Ctrl-C or SIGTERM stopped them.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from moored.cli.gradients import gradients_command
 from moored.cli.models import models_command
 from moored.cli.play import play_command
 from moored.cli.presets import presets_command
+from moored.cli.study import study_command
 from moored.cli.train import train_command
 from moored.errors import MooredError, explain_failure
 
@@ -46,6 +47,7 @@ for _name, _command in {
     "advise": advise_command,
     "compare": compare_command,
     "gradients": gradients_command,
+    "study": study_command,
     "play": play_command,
     "envs": envs_command,
     "check-env": check_env_command,

@@ -101,5 +101,5 @@ def _refuse(folder: Path, owner: str, error: OSError) -> None:
         return
     raise RunLogError(
         f"another process (pid {owner or 'unknown'}) writes to {str(folder)!r}; wait until it "
-        f"ends or stop it there, or give this run another folder with --run"
+        f"ends or stop it there, or choose another folder"
     ) from error

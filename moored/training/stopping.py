@@ -20,26 +20,34 @@ class LoopState:
     low_evaluations: int = 0
 
 
-def stop_reason(config: Config, state: LoopState, metrics: Mapping[str, float]) -> str:
-    """Why the run should end now; empty to go on. Takes the step into `state`."""
+def take_step(config: Config, state: LoopState, metrics: Mapping[str, float]) -> None:
+    """Count a step in `state`."""
     state.empty_steps = state.empty_steps + 1 if metrics["update/is_empty"] else 0
-    if state.empty_steps >= config.filter.max_empty_steps:
-        return f"{state.empty_steps} steps in a row had no group with reward variance to train on"
     variance = metrics["rollout/reward_variance_mean"]
     if len(state.first_variances) < 10:
         state.first_variances.append(variance)
     else:
         floor = config.stop.low_variance * float(np.mean(state.first_variances))
         state.low_variance_steps = state.low_variance_steps + 1 if variance < floor else 0
+    success = metrics.get("evaluation/success_rate")
+    if success is not None:
+        is_low = success < config.stop.min_success
+        state.low_evaluations = state.low_evaluations + 1 if is_low else 0
+
+
+def stop_reason(config: Config, state: LoopState) -> str:
+    """Why the run should end now; empty to go on.
+
+    It depends on nothing but the state, which is saved: a run that has ended is not taken further
+    by resuming it, unless its options are changed.
+    """
+    if state.empty_steps >= config.filter.max_empty_steps:
+        return f"{state.empty_steps} steps in a row had no group with reward variance to train on"
     if config.stop.low_variance and state.low_variance_steps >= config.stop.low_variance_steps:
         return (
             f"reward variance stayed below {config.stop.low_variance:.0%} of its start for "
             f"{state.low_variance_steps} steps"
         )
-    success = metrics.get("evaluation/success_rate")
-    if success is not None:
-        is_low = success < config.stop.min_success
-        state.low_evaluations = state.low_evaluations + 1 if is_low else 0
     if config.stop.min_success and state.low_evaluations >= config.stop.min_success_evaluations:
         return (
             f"validation success stayed below {config.stop.min_success:.0%} for "

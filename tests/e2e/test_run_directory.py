@@ -63,6 +63,29 @@ def test_a_resumed_run_stores_the_same_rollouts_and_continues_its_curves(tmp_pat
     assert steps["collapse/valid_thinking_rate"] == [1, 2]
 
 
+def test_resuming_a_run_that_ended_early_takes_it_no_step_further(tmp_path):
+    torch.set_num_threads(1)
+    words = ["rollout.group_size=2", "rollout.max_response_tokens=4", "collapse.every=0"]
+    words += ["num_steps=3", "evaluation.every=0", "filter.max_empty_steps=1"]
+    config = load_config(read_presets(["smoke"]), words)
+    run = build_run(config, tmp_path / "run")
+    start(run)
+    ended = train(run)
+    run.close()
+    assert ended == "1 steps in a row had no group with reward variance to train on"
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    run = build_run(config, tmp_path / "run", resume=True)
+    resume(run)
+    assert train(run) == ended
+    run.close()
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+    longer = load_config(read_presets(["smoke"]), [*words, "filter.max_empty_steps=9"])
+    run = build_run(longer, tmp_path / "run", resume=True)
+    resume(run)
+    assert train(run) == "all 3 steps done"
+    run.close()
+
+
 def test_a_sink_without_its_package_is_refused_before_anything_is_written(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "trackio", None)
     config = load_config(read_presets(["smoke"]), ["log.sinks=[trackio]"])

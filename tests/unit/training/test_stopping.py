@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from moored.config import Config, load_config
-from moored.training.stopping import LoopState, stop_reason
+from moored.training.stopping import LoopState, stop_reason, take_step
 
 
 def stops_at(config: Config, steps: Sequence[tuple[float, bool, float | None]]) -> tuple[int, str]:
@@ -17,7 +17,8 @@ def stops_at(config: Config, steps: Sequence[tuple[float, bool, float | None]]) 
         metrics = {"update/is_empty": float(is_empty), "rollout/reward_variance_mean": variance}
         if success is not None:
             metrics["evaluation/success_rate"] = success
-        reason = stop_reason(config, state, metrics)
+        take_step(config, state, metrics)
+        reason = stop_reason(config, state)
         if reason:
             return number, reason
     return 0, ""

@@ -1,0 +1,289 @@
+"""The table of a study: means with 95 % intervals over seeds, one row per combination of arms.
+
+Reads run directories only. Figures are means over the last steps of a run, as in `moored compare`;
+times and tokens are means over all steps except the first, which sets things up. Differences are
+taken seed by seed, because runs of one seed see the same tasks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from moored.analysis.compare import LAST, half_width, read_ends
+from moored.errors import MooredError
+from moored.runlog.log import read_records
+
+PHASES = ("rollout", "collapse", "advantages", "update", "publish", "evaluation", "log")
+END_FIGURES = (
+    *("success", "reward", "well-formed replies", "validation success"),
+    *("MI", "H(Z|X)", "retrieval"),
+)
+"""Those of `moored compare`, at the end of the run; the last three in the followed view."""
+STEP_MEANS = {
+    "kept groups": "filter/kept_fraction",
+    "reply tokens": "rollout/reply_tokens_mean",
+    "reward variance": "rollout/reward_variance_mean",
+    "Std/Mean of RV": "rollout/reward_variance_std_over_mean",
+    "tokens generated": "tokens/generated",
+    "tokens trained": "tokens/trained",
+}
+"""Means over all steps except the first."""
+TIMES = ("seconds a step", *(f"seconds: {phase}" for phase in PHASES))
+FIGURES = (*END_FIGURES, "peak success", *STEP_MEANS, *TIMES)
+DEFAULT_FIGURES = ("success", "reward", "MI", "H(Z|X)", "retrieval", "seconds a step")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """What one finished or unfinished run gives."""
+
+    path: Path
+    seed: int
+    last_step: int
+    figures: Mapping[str, float]
+    verdict: str | None
+    alarm_step: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mean:
+    """Of one figure over seeds."""
+
+    mean: float
+    half_width: float | None
+    """Of the 95 % interval; None with one seed."""
+    by_seed: Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One combination of arms."""
+
+    arms: tuple[str, ...]
+    runs: tuple[RunResult, ...]
+    figures: Mapping[str, Mean]
+    differences: Mapping[str, Mean]
+    """From the row it is compared with, seed by seed; empty when there is none."""
+
+    @property
+    def verdicts(self) -> dict[str, int]:
+        return dict(Counter(run.verdict or "not measured" for run in self.runs))
+
+    @property
+    def alarm_steps(self) -> list[int | None]:
+        return [run.alarm_step for run in self.runs]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyTable:
+    """All rows, in the order of the grid."""
+
+    factors: tuple[str, ...]
+    figures: tuple[str, ...]
+    rows: tuple[Row, ...]
+    against: tuple[str, str] | None
+    left_out: Mapping[str, str]
+    """Run directory -> why it is not in the table."""
+
+
+def read_table(
+    runs: Mapping[tuple[str, ...], Mapping[int, Path]],
+    *,
+    factors: Sequence[str],
+    figures: Sequence[str] = DEFAULT_FIGURES,
+    against: tuple[str, str] | None = None,
+) -> StudyTable:
+    """Read the run directories, given by arms and seed; those without a step are left out."""
+    results: dict[tuple[str, ...], list[RunResult]] = {}
+    left_out = {}
+    for arms, by_seed in runs.items():
+        results[arms] = []
+        for seed, path in by_seed.items():
+            try:
+                results[arms].append(read_result(path, seed))
+            except (MooredError, OSError) as error:
+                left_out[str(path)] = str(error)
+    means = {arms: _means(found, figures) for arms, found in results.items()}
+    rows = [
+        Row(
+            arms=arms,
+            runs=tuple(found),
+            figures=means[arms],
+            differences=_differences(arms, means, factors, against),
+        )
+        for arms, found in results.items()
+    ]
+    return StudyTable(
+        factors=tuple(factors),
+        figures=tuple(figures),
+        rows=tuple(rows),
+        against=against,
+        left_out=left_out,
+    )
+
+
+def read_result(path: Path, seed: int) -> RunResult:
+    """All figures of one run; missing ones are left out."""
+    ends = read_ends(path)
+    steps, timing = read_records(path), read_records(path, "timing")
+    figures = {name: fmean(ends.ends[name]) for name in END_FIGURES if ends.ends.get(name)}
+    figures["peak success"] = peak([_number(r, "rollout/success_rate") or 0.0 for r in steps])
+    for name, key in STEP_MEANS.items():
+        values = [value for r in _settled(steps) if (value := _number(r, key)) is not None]
+        figures |= {name: fmean(values)} if values else {}
+    return RunResult(
+        path=path,
+        seed=seed,
+        last_step=ends.last_step,
+        figures=figures | _times(_settled(timing)),
+        verdict=ends.verdict,
+        alarm_step=ends.alarm_step,
+    )
+
+
+def peak(values: Sequence[float], window: int = LAST) -> float:
+    """The highest mean over `window` steps in a row, or over all if there are fewer."""
+    num = min(window, len(values))
+    return max(fmean(values[i : i + num]) for i in range(len(values) - num + 1))
+
+
+def _settled(records: Sequence[Any]) -> Sequence[Any]:
+    return records[1:] or records
+
+
+def _times(timing: Sequence[Any]) -> dict[str, float]:
+    """Seconds a step, in all and by phase; a phase that not every step has counts as 0 there."""
+    if not timing:
+        return {}
+    found = {
+        f"seconds: {phase}": fmean(_number(record, f"{phase}_s") or 0.0 for record in timing)
+        for phase in PHASES
+    }
+    return {"seconds a step": sum(found.values()), **found}
+
+
+def _number(record: Mapping[str, object], key: str) -> float | None:
+    value = record.get(key)
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _means(runs: Sequence[RunResult], figures: Sequence[str]) -> dict[str, Mean]:
+    found = {}
+    for name in figures:
+        by_seed = {run.seed: run.figures[name] for run in runs if name in run.figures}
+        if by_seed:
+            found[name] = _mean(by_seed)
+    return found
+
+
+def _mean(by_seed: Mapping[int, float]) -> Mean:
+    values = list(by_seed.values())
+    return Mean(mean=fmean(values), half_width=half_width(values), by_seed=dict(by_seed))
+
+
+def _differences(
+    arms: tuple[str, ...],
+    means: Mapping[tuple[str, ...], Mapping[str, Mean]],
+    factors: Sequence[str],
+    against: tuple[str, str] | None,
+) -> dict[str, Mean]:
+    """Figures less those of the row with the arm to compare with, over the seeds both have."""
+    if against is None:
+        return {}
+    position = list(factors).index(against[0])
+    other = (*arms[:position], against[1], *arms[position + 1 :])
+    if other == arms or other not in means:
+        return {}
+    found = {}
+    for name, mean in means[arms].items():
+        base = means[other].get(name)
+        shared = mean.by_seed.keys() & base.by_seed.keys() if base else set()
+        if base and shared:
+            found[name] = _mean({s: mean.by_seed[s] - base.by_seed[s] for s in sorted(shared)})
+    return found
+
+
+def table_lines(table: StudyTable, *, differences: bool = False) -> list[list[str]]:
+    """Header and rows as text, for the terminal and for Markdown."""
+    figures = [name for name in table.figures if any(name in row.figures for row in table.rows)]
+    header = [*table.factors, *figures]
+    if differences:
+        rows = [row for row in table.rows if row.differences]
+        cells = [
+            [*row.arms, *(_cell(row.differences.get(n), "+") for n in figures)] for row in rows
+        ]
+        return [header, *cells]
+    lines = [[*header, "verdict", "alarms", "runs"]]
+    for row in table.rows:
+        alarms = sum(step is not None for step in row.alarm_steps)
+        lines.append(
+            [
+                *row.arms,
+                *(_cell(row.figures.get(name)) for name in figures),
+                ", ".join(f"{count} {word}" for word, count in row.verdicts.items()) or "–",
+                f"{alarms} of {len(row.runs)}",
+                str(len(row.runs)),
+            ]
+        )
+    return lines
+
+
+def _cell(mean: Mean | None, sign: str = "") -> str:
+    if mean is None:
+        return "–"
+    digits = 0 if abs(mean.mean) >= 1000 else 3
+    spread = "" if mean.half_width is None else f" ± {mean.half_width:.{digits}f}"
+    return f"{mean.mean:{sign}.{digits}f}{spread}"
+
+
+def to_markdown(table: StudyTable) -> str:
+    """The table, and the differences below it."""
+    text = _markdown(table_lines(table))
+    if table.against is not None and any(row.differences for row in table.rows):
+        text += f"\nDifferences from {table.against[0]} {table.against[1]}, seed by seed:\n\n"
+        text += _markdown(table_lines(table, differences=True))
+    return text
+
+
+def _markdown(lines: Sequence[Sequence[str]]) -> str:
+    header, *rows = lines
+    table = [header, ["---"] * len(header), *rows]
+    cells = [[cell.replace("|", "\\|") for cell in line] for line in table]
+    return "".join(f"| {' | '.join(line)} |\n" for line in cells)
+
+
+def to_dict(table: StudyTable) -> dict[str, object]:
+    """Everything in the table, for scripts."""
+    return {
+        "factors": list(table.factors),
+        "rows": [
+            {
+                "arms": dict(zip(table.factors, row.arms, strict=True)),
+                "runs": [
+                    {
+                        "path": str(run.path),
+                        "seed": run.seed,
+                        "last_step": run.last_step,
+                        "verdict": run.verdict,
+                        "alarm_step": run.alarm_step,
+                        "figures": dict(run.figures),
+                    }
+                    for run in row.runs
+                ],
+                "figures": {name: _as_dict(mean) for name, mean in row.figures.items()},
+                "differences": {name: _as_dict(mean) for name, mean in row.differences.items()},
+            }
+            for row in table.rows
+        ],
+        "against": list(table.against) if table.against else None,
+        "left_out": dict(table.left_out),
+    }
+
+
+def _as_dict(mean: Mean) -> dict[str, object]:
+    return {"mean": mean.mean, "half_width": mean.half_width, "by_seed": dict(mean.by_seed)}

@@ -1,0 +1,191 @@
+"""`moored study`: run a grid of arms and seeds, go on with one, and print its table.
+
+Exit codes beyond those of every command: 1 when a run failed, 130 or 143 when Ctrl-C or SIGTERM
+stopped the study.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from moored.cli.console import make_console, print_line
+from moored.cli.options import check_config, split_words
+from moored.cli.stopping import StopRequest
+from moored.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from moored.studies.declaration import Study
+    from moored.studies.folder import StudyFolder
+    from moored.studies.grid import PlannedRun
+
+
+def study_command(
+    name: Annotated[
+        str | None, typer.Argument(help="A study, or a YAML file; none lists the studies.")
+    ] = None,
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]…",
+            help="Options for every run: num_steps=20. For an analysis: folders of studies.",
+        ),
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="N", help="5: seeds 0 to 4; or 4-8; or 1,3.")
+    ] = None,
+    jobs: Annotated[str, typer.Option(metavar="N|auto", help="Runs at a time.")] = "auto",
+    out: Annotated[Path | None, typer.Option(help="Folder; default runs/STUDY.")] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FACTOR=ARM,…", help="Fewer arms; may be given several times."),
+    ] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Print the grid and run nothing.")] = False,
+) -> None:
+    """Run a study: every combination of its arms, with several seeds.
+
+    Finished runs are skipped, so the same command goes on with a study that was stopped or killed.
+    """
+    from moored.studies.declaration import describe_studies, parse_seeds, read_study, restricted
+
+    if name is None:
+        found = describe_studies()
+        width = max(map(len, found))
+        for study_name, question in found.items():
+            typer.echo(f"{study_name:<{width}}  {question}")
+        typer.echo("\nHow many runs, and for how long: moored study NAME --plan")
+        return
+    study = restricted(read_study(name), only or [])
+    folder = out or Path("runs") / study.name
+    if study.is_analysis:
+        from moored.cli.study_analysis import analyse
+
+        analyse(study, [Path(word) for word in what or []], folder)
+        return
+    folders, overrides = split_words(what or [])
+    if folders:
+        raise ConfigError(
+            f"after the study come options such as num_steps=20, got {folders[0]!r}; presets "
+            f"belong in a YAML file of your own, see docs/studies.md"
+        )
+    if seeds is not None:
+        from dataclasses import replace
+
+        study = replace(study, seeds=parse_seeds(seeds))
+    _run(study, overrides, folder, jobs=jobs, is_plan=plan, again=_again(name, what, out, only))
+
+
+def _again(
+    name: str, what: Sequence[str] | None, out: Path | None, only: Sequence[str] | None
+) -> str:
+    """The command that goes on with this study, without seeds and jobs."""
+    words = ["moored", "study", name, *(what or [])]
+    words += ["--out", str(out)] if out else []
+    words += [word for choice in only or [] for word in ("--only", choice)]
+    return " ".join(map(quote, words))
+
+
+def _run(
+    study: Study, overrides: Sequence[str], path: Path, *, jobs: str, is_plan: bool, again: str
+) -> None:
+    from moored.cli.study_progress import show_plan
+    from moored.studies.folder import StudyFolder, check_owner, check_runs
+    from moored.studies.grid import plan_runs
+    from moored.studies.jobs import choose_jobs
+
+    runs = plan_runs(study, overrides, check_config)
+    check_owner(path, study)
+    check_runs(path, runs)
+    chosen = choose_jobs(jobs, runs)
+    console = make_console()
+    if is_plan:
+        show_plan(console, study, runs, path, chosen)
+        return
+    seeds = ",".join(map(str, study.seeds))
+    again = f"{again} --seeds {seeds}" + ("" if jobs == "auto" else f" --jobs {jobs}")
+    with closing(StudyFolder(path, study)) as folder:
+        folder.write_study(study, overrides)
+        todo = [run for run in runs if folder.status(run) != "finished"]
+        done = len(runs) - len(todo)
+        print_line(console, f"{study.name}: {study.question}")
+        print_line(
+            console,
+            f"{len(runs)} runs, {done} of them finished; {chosen.count} at a time "
+            f"({chosen.reason}); folder: {path}",
+        )
+        _execute(console, folder, runs, todo, jobs=chosen.count, again=again)
+        _finish(console, study, folder, runs)
+
+
+def _execute(
+    console: Console,
+    folder: StudyFolder,
+    runs: Sequence[PlannedRun],
+    todo: Sequence[PlannedRun],
+    *,
+    jobs: int,
+    again: str,
+) -> None:
+    """Run what is left; leaves the command when it was stopped."""
+    from moored.cli.study_progress import StudyProgress
+    from moored.studies.execute import run_all
+
+    with StopRequest() as stop, StudyProgress(console, folder, runs) as progress:
+        stop.wait_for_step()
+        try:
+            run_all(
+                folder,
+                todo,
+                jobs=jobs,
+                on_event=progress.on_event,
+                on_poll=progress.on_poll,
+                is_stopped=lambda: stop.is_made,
+            )
+        except KeyboardInterrupt:
+            print_line(console, "stopped at once; the steps in flight are lost")
+    if stop.is_made and any(folder.status(run) in ("waiting", "begun") for run in runs):
+        print_line(console, f"go on with: {again}")
+        raise typer.Exit(stop.exit_code)
+
+
+def _finish(
+    console: Console, study: Study, folder: StudyFolder, runs: Sequence[PlannedRun]
+) -> None:
+    """Print and store the table; list what failed."""
+    from moored.analysis.study_table import read_table, to_dict, to_markdown
+    from moored.cli.study_progress import show_table
+    from moored.runlog.log import write_atomically
+    from moored.studies.execute import failure
+    from moored.studies.folder import provenance
+
+    failed = [run for run in runs if folder.status(run) == "failed"]
+    cells: dict[tuple[str, ...], dict[int, Path]] = {}
+    for run in runs:
+        by_seed = cells.setdefault(run.arms, {})
+        if run not in failed:
+            by_seed[run.seed] = folder.run_folder(run)
+    names = [factor.name for factor in study.factors]
+    table = read_table(cells, factors=names, figures=study.report, against=study.against)
+    seconds = {run.name: folder.seconds(run) for run in runs}
+    found = {"study": study.name, "paper": study.paper, **provenance(), "run_seconds": seconds}
+    text = json.dumps({**found, **to_dict(table)}, indent=1)
+    write_atomically(folder.path / "results.json", text + "\n")
+    page = f"# {study.name}\n\n{study.question}\n\n{to_markdown(table)}"
+    page += f"\nThe paper: {study.paper}\n" if study.paper else ""
+    write_atomically(folder.path / "results.md", page)
+    show_table(console, study, table)
+    print_line(console, f"table: {folder.path / 'results.md'}, {folder.path / 'results.json'}")
+    if failed:
+        stderr = make_console(stderr=True)
+        print_line(stderr, f"{len(failed)} of {len(runs)} runs failed:")
+        for run in failed:
+            print_line(stderr, f"  {run.name}: {failure(folder, run)}")
+        raise typer.Exit(1)

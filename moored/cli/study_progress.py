@@ -1,0 +1,157 @@
+"""What a study prints: the plan, a live table or one line per change, the table at the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.live import Live
+from rich.table import Table
+
+from moored.cli.console import print_line
+from moored.runlog.log import read_records
+from moored.studies.grid import PlannedRun
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.console import Console
+
+    from moored.analysis.study_table import StudyTable
+    from moored.studies.declaration import Study
+    from moored.studies.execute import Event
+    from moored.studies.folder import StudyFolder
+    from moored.studies.jobs import Jobs
+
+START_UP_S = 8.0
+"""A process imports torch and loads its model before the first step."""
+REFRESH_S = 1.0
+
+
+def show_plan(
+    console: Console, study: Study, runs: Sequence[PlannedRun], folder: Path, jobs: Jobs
+) -> None:
+    """The grid, how many runs it has, and about how long they take."""
+    print_line(console, f"{study.name}: {study.question}")
+    if study.paper:
+        print_line(console, f"the paper: {study.paper}")
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold")
+    for factor in study.factors:
+        table.add_column(factor.name)
+    for heading in ("steps", "moored train"):
+        table.add_column(heading, overflow="fold")
+    for run in runs:
+        if run.seed == study.seeds[0]:
+            words = [word for word in run.words if not word.startswith("seed=")]
+            table.add_row(*run.arms, str(run.config.num_steps), " ".join(words))
+    console.print(table)
+    num_arms = len(runs) // len(study.seeds)
+    seeds = ", ".join(map(str, study.seeds))
+    print_line(console, f"{len(runs)} runs: {num_arms} arms x {len(study.seeds)} seeds ({seeds})")
+    print_line(console, f"folder: {folder}; {jobs.count} at a time ({jobs.reason})")
+    if study.seconds_per_step is not None:
+        steps = sum(run.config.num_steps for run in runs)
+        seconds = steps * study.seconds_per_step + START_UP_S * len(runs)
+        print_line(
+            console,
+            f"about {_duration(seconds / min(jobs.count, len(runs)))}, at "
+            f"{study.seconds_per_step:g} s a step, measured with the study's own options on one "
+            f"CPU core",
+        )
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+class StudyProgress:
+    """A live table on a terminal, one row per arm; in a pipe one line per change."""
+
+    def __init__(self, console: Console, folder: StudyFolder, runs: Sequence[PlannedRun]) -> None:
+        self._console = console
+        self._folder = folder
+        self._runs = runs
+        self._shown_s = 0.0
+        # Refreshed by hand: a thread of rich's would be alive while children are forked.
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+
+    def __enter__(self) -> StudyProgress:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._console.is_terminal:
+            self._live.stop()
+
+    def on_event(self, event: Event) -> None:
+        """One line per change; on a terminal only for what needs attention."""
+        if self._console.is_terminal and event.what not in ("failed", "waits"):
+            return
+        done = sum(self._folder.status(run) == "finished" for run in self._runs)
+        detail = f" {event.detail}" if event.detail else ""
+        print_line(
+            self._console, f"[{done}/{len(self._runs)}] {event.run.name} {event.what}{detail}"
+        )
+
+    def on_poll(self, under_way: Sequence[PlannedRun]) -> None:
+        """Draw the table again, at most once a second."""
+        if not self._console.is_terminal or time.monotonic() - self._shown_s < REFRESH_S:
+            return
+        self._live.update(self._table(under_way), refresh=True)
+        self._shown_s = time.monotonic()
+
+    def _table(self, under_way: Sequence[PlannedRun]) -> Table:
+        table = Table(box=box.SIMPLE_HEAD, header_style="bold")
+        for heading in ("arm", "finished", "under way"):
+            table.add_column(heading)
+        for label in dict.fromkeys(run.label for run in self._runs):
+            runs = [run for run in self._runs if run.label == label]
+            status = [self._folder.status(run) for run in runs]
+            failed = f", {status.count('failed')} failed" if "failed" in status else ""
+            now = [self._step(run) for run in under_way if run.label == label]
+            table.add_row(
+                label, f"{status.count('finished')} of {len(runs)}{failed}", ", ".join(now)
+            )
+        return table
+
+    def _step(self, run: PlannedRun) -> str:
+        """`seed 3: step 40 of 100, success 0.12`."""
+        path = self._folder.run_folder(run)
+        steps = read_records(path) if (path / "metrics.jsonl").exists() else []
+        if not steps:
+            return f"seed {run.seed}: starting"
+        success = steps[-1].get("rollout/success_rate")
+        shown = f", success {success:.2f}" if isinstance(success, float) else ""
+        return f"seed {run.seed}: step {steps[-1]['step']} of {run.config.num_steps}{shown}"
+
+
+def show_table(console: Console, study: Study, table: StudyTable) -> None:
+    """Means with 95 % intervals over seeds, and differences where the study asks for them."""
+    from moored.analysis.study_table import table_lines
+
+    console.print(_rich_table(table_lines(table), len(study.factors)))
+    if table.against is not None and any(row.differences for row in table.rows):
+        print_line(
+            console, f"Differences from {' '.join(table.against)}, seed by seed:", style="bold"
+        )
+        console.print(_rich_table(table_lines(table, differences=True), len(study.factors)))
+    print_line(
+        console,
+        "Means over seeds; ± is half of the 95 % interval (Student's t). Success, reward and "
+        "collapse are means over the last 10 steps.",
+        style="dim",
+    )
+    for path, reason in table.left_out.items():
+        print_line(console, f"left out: {path}: {reason}", style="dim")
+
+
+def _rich_table(lines: Sequence[Sequence[str]], num_names: int) -> Table:
+    shown = Table(box=box.SIMPLE_HEAD, header_style="bold")
+    for position, heading in enumerate(lines[0]):
+        shown.add_column(heading, justify="left" if position < num_names else "right")
+    for line in lines[1:]:
+        shown.add_row(*line)
+    return shown

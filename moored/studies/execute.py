@@ -1,0 +1,180 @@
+"""Runs of a study as child processes of `moored train`, several at a time.
+
+A run that was begun is resumed. A run that fails does not stop the others. A child whose parent is
+killed gets SIGTERM (on Linux), finishes its step and saves; a study that is started again waits for
+such children before it resumes their runs.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from moored.errors import RunLogError
+from moored.runlog.lock import check_unlocked
+from moored.studies.folder import StudyFolder
+from moored.studies.grid import PlannedRun
+
+POLL_S = 0.1
+KILL_AFTER_S = 60.0
+"""How long a child may take to stop at once before it is killed."""
+PR_SET_PDEATHSIG = 1
+ENTRY = "from moored.cli.main import main; main()"
+
+What = Literal["started", "resumed", "finished", "failed", "stopped", "waits"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """A change in the state of a run."""
+
+    run: PlannedRun
+    what: What
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class _Child:
+    run: PlannedRun
+    process: subprocess.Popen[bytes]
+    started_s: float
+    is_told_to_stop: bool = False
+
+    def stop(self) -> None:
+        self.is_told_to_stop = True
+        self.process.send_signal(signal.SIGTERM)
+
+
+def run_all(
+    folder: StudyFolder,
+    runs: Sequence[PlannedRun],
+    *,
+    jobs: int,
+    on_event: Callable[[Event], None],
+    on_poll: Callable[[Sequence[PlannedRun]], None],
+    is_stopped: Callable[[], bool],
+) -> None:
+    """Run all that are given, in order; returns when all have ended or those begun have stopped.
+
+    `on_poll` is called several times a second with the runs that are under way.
+    """
+    waiting, children, seen_busy = list(runs), [], set()
+    try:
+        while waiting or children:
+            if is_stopped():
+                waiting.clear()
+                for child in children:
+                    if not child.is_told_to_stop:
+                        child.stop()
+            for run in _startable(folder, waiting, jobs - len(children), seen_busy, on_event):
+                waiting.remove(run)
+                children.append(_start(folder, run, on_event))
+            for child in [child for child in children if child.process.poll() is not None]:
+                children.remove(child)
+                _note_end(folder, child, on_event)
+            on_poll([child.run for child in children])
+            time.sleep(POLL_S)
+    except BaseException:
+        _stop_at_once(children)
+        raise
+
+
+def _startable(
+    folder: StudyFolder,
+    waiting: Sequence[PlannedRun],
+    free: int,
+    seen_busy: set[str],
+    on_event: Callable[[Event], None],
+) -> list[PlannedRun]:
+    """The next runs that nobody writes to; a child of a killed study may still be stopping."""
+    found: list[PlannedRun] = []
+    for run in waiting:
+        if len(found) >= free:
+            break
+        try:
+            check_unlocked(folder.run_folder(run))
+        except RunLogError as error:
+            if run.name not in seen_busy:
+                seen_busy.add(run.name)
+                on_event(Event(run=run, what="waits", detail=str(error).partition(";")[0]))
+            continue
+        found.append(run)
+    return found
+
+
+def train_command(folder: StudyFolder, run: PlannedRun) -> list[str]:
+    """The words after `moored`."""
+    path = str(folder.run_folder(run))
+    if (folder.run_folder(run) / "config.yaml").is_file():
+        return ["train", "--resume", path]
+    return ["train", *run.words, "--run", path]
+
+
+def _start(folder: StudyFolder, run: PlannedRun, on_event: Callable[[Event], None]) -> _Child:
+    words = train_command(folder, run)
+    log = folder.log_file(run)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            # -P: a file in the current folder must not hide a module.
+            [sys.executable, "-P", "-c", ENTRY, *words],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **os.environ},
+            # Ctrl-C reaches the whole group of a terminal; the study passes it on, once.
+            start_new_session=True,
+            preexec_fn=_stop_with_parent() if sys.platform == "linux" else None,
+        )
+    on_event(Event(run=run, what="resumed" if "--resume" in words else "started"))
+    return _Child(run, process, time.monotonic())
+
+
+def _stop_with_parent() -> Callable[[], None]:
+    """Called in the child before it becomes `moored train`: SIGTERM when the study is killed."""
+    import ctypes
+
+    libc = ctypes.CDLL(None)
+    return lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _note_end(folder: StudyFolder, child: _Child, on_event: Callable[[Event], None]) -> None:
+    code, seconds = child.process.returncode, time.monotonic() - child.started_s
+    if code != 0 and child.is_told_to_stop:
+        on_event(Event(run=child.run, what="stopped"))
+        return
+    folder.note_end(child.run, code, seconds)
+    if code == 0:
+        on_event(Event(run=child.run, what="finished", detail=f"in {seconds:.0f} s"))
+        return
+    on_event(Event(run=child.run, what="failed", detail=failure(folder, child.run)))
+
+
+def failure(folder: StudyFolder, run: PlannedRun) -> str:
+    """Why a run failed: the last line it printed, and where the rest is."""
+    log = folder.log_file(run)
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
+    return f"exit code {folder.exit_code(run)}: {last} (log: {log})"
+
+
+def _stop_at_once(children: Sequence[_Child]) -> None:
+    """A second signal makes `moored train` stop in the middle of its step."""
+    for child in children:
+        if not child.is_told_to_stop:
+            child.stop()
+            time.sleep(POLL_S)
+        child.stop()
+    deadline = time.monotonic() + KILL_AFTER_S
+    for child in children:
+        try:
+            child.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.process.kill()
+            child.process.wait()

@@ -1,0 +1,101 @@
+"""The table of a study, from run directories with numbers worked out by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from moored.analysis.study_table import (
+    peak,
+    read_result,
+    read_table,
+    table_lines,
+    to_dict,
+    to_markdown,
+)
+from moored.runlog.log import RunLog
+
+
+def write_run(path: Path, success: list[float], *, seconds: float = 1.0, alarm: bool = False):
+    log = RunLog(path)
+    log.write_config("seed: 0\n")
+    for step, value in enumerate(success, start=1):
+        log.append("metrics", step, {"rollout/success_rate": value, "tokens/trained": 10.0 * step})
+        log.append("timing", step, {"rollout_s": 9.0 if step == 1 else seconds, "update_s": 0.5})
+    report = {"mi_estimate": 0.25, "conditional_entropy_est": 2.0}
+    log.append(
+        "collapse",
+        len(success),
+        {
+            "environments": {"sokoban": {"view": "v"}},
+            "reports": {"v": report},
+            "verdict": "cannot_tell",
+            "alarm": {"kind": "x"} if alarm else None,
+        },
+    )
+
+
+def test_times_leave_out_the_first_step_and_sum_the_phases(tmp_path):
+    write_run(tmp_path / "a", [0.0, 0.5, 1.0], seconds=2.0)
+    figures = read_result(tmp_path / "a", 0).figures
+    assert figures["seconds: rollout"] == 2.0
+    assert figures["seconds a step"] == 2.5
+    assert figures["tokens trained"] == 25.0
+    assert figures["success"] == 1.0  # the last third of three steps
+    assert (figures["MI"], figures["H(Z|X)"]) == (0.25, 2.0)
+
+
+def test_peak_is_the_best_mean_of_ten_steps_in_a_row():
+    assert peak([0.0] * 5 + [1.0] * 5 + [0.0] * 20) == 0.5
+    assert peak([0.2, 0.4]) == pytest.approx(0.3)
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Two arms, two seeds; the second seed of both is better by 0.2."""
+    write_run(tmp_path / "none-0", [0.1, 0.1])
+    write_run(tmp_path / "none-1", [0.3, 0.3], alarm=True)
+    write_run(tmp_path / "top-0", [0.2, 0.2])
+    write_run(tmp_path / "top-1", [0.4, 0.4])
+    runs = {
+        ("none",): {0: tmp_path / "none-0", 1: tmp_path / "none-1", 2: tmp_path / "gone"},
+        ("top",): {0: tmp_path / "top-0", 1: tmp_path / "top-1"},
+    }
+    names = ["success", "MI"]
+    return read_table(runs, factors=["filter"], figures=names, against=("filter", "none"))
+
+
+def test_means_have_intervals_over_seeds_and_differences_are_taken_seed_by_seed(table):
+    none, top = table.rows
+    # Student's t with one degree of freedom: 12.706 · 0.1414 / √2.
+    assert none.figures["success"].mean == pytest.approx(0.2)
+    assert none.figures["success"].half_width == pytest.approx(1.2706)
+    assert not none.differences
+    assert top.differences["success"].mean == pytest.approx(0.1)
+    assert top.differences["success"].half_width == pytest.approx(0.0, abs=1e-9)
+    assert none.alarm_steps == [None, 2]
+    assert next(iter(table.left_out)).endswith("gone")
+
+
+def test_the_table_is_written_as_markdown_and_json(table):
+    assert to_markdown(table) == (
+        "| filter | success | MI | verdict | alarms | runs |\n"
+        "| --- | --- | --- | --- | --- | --- |\n"
+        "| none | 0.200 ± 1.271 | 0.250 ± 0.000 | 2 cannot tell | 1 of 2 | 2 |\n"
+        "| top | 0.300 ± 1.271 | 0.250 ± 0.000 | 2 cannot tell | 0 of 2 | 2 |\n"
+        "\nDifferences from filter none, seed by seed:\n\n"
+        "| filter | success | MI |\n| --- | --- | --- |\n"
+        "| top | +0.100 ± 0.000 | +0.000 ± 0.000 |\n"
+    )
+    rows = to_dict(table)["rows"]
+    assert isinstance(rows, list)
+    assert rows[1]["arms"] == {"filter": "top"}
+    assert rows[1]["runs"][0]["verdict"] == "cannot tell"
+
+
+def test_an_arm_without_a_run_has_a_row_of_dashes(tmp_path):
+    write_run(tmp_path / "a", [0.1, 0.1])
+    runs = {("a",): {0: tmp_path / "a"}, ("b",): {}}
+    table = read_table(runs, factors=["x"], figures=["success"])
+    assert table_lines(table)[2] == ["b", "–", "–", "0 of 0", "0"]

@@ -1,0 +1,96 @@
+"""`moored study` without running anything: lists, plans, refusals, analyses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from moored.cli.main import main
+from moored.runlog.log import RunLog
+from moored.studies.declaration import study_names
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch, capsys):
+    """Runs `moored study …` in an empty folder: exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["moored", "study", *words])
+        with pytest.raises(SystemExit) as left:
+            main()
+        return int(left.value.code or 0), *capsys.readouterr()
+
+    return run
+
+
+def test_without_a_name_the_studies_are_listed_with_their_questions(command):
+    code, out, _ = command()
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()[:-2]] == study_names()
+    assert all(line.endswith("?") for line in out.splitlines()[:-2])
+
+
+def test_the_plan_tells_runs_and_time_and_makes_nothing(command, tmp_path):
+    code, out, _ = command("bottle", "--plan", "--seeds", "4-6", "--jobs", "3", "num_steps=10")
+    assert code == 0
+    assert "9 runs: 3 arms x 3 seeds (4, 5, 6)\n" in out
+    assert "folder: runs/bottle; 3 at a time (as given)\n" in out
+    assert "collapse stop.min_success=0 filter.rule=none num_steps=10" in out
+    assert "\nabout " in out and "measured with the study's own options" in out
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["botle"], "unknown study 'botle'; did you mean 'bottle'? (or give a .yaml file)"),
+        (["bottle", "filter.vale=1"], "unknown option 'filter.vale'; did you mean 'value'?"),
+        (["bottle", "grpo"], "after the study come options such as num_steps=20, got 'grpo'; pre"),
+        (["bottle", "--only", "filter=nine"], "--only: factor 'filter' has no arm 'nine'; did you"),
+        (["bottle", "--seeds", "x"], "--seeds takes a count (5), a range (4-8) or a list (1,3), g"),
+        (["bottle", "--jobs", "x"], "--jobs takes auto or a number >= 1, got 'x'"),
+        (["bottle", "model=nan"], "arm 'none' cannot run: model 'nan' is neither embedded nor a"),
+        (["bottle", "env.0.options.max_turn=1"], "arm 'none' cannot run: "),
+        (["correlation"], "none of runs/bottle, runs/main_table, "),
+        (["correlation", "gone"], "'gone' holds no run; give the folder of a study"),
+        (["correlation", "--plan"], "none of runs/bottle, "),
+    ],
+)
+def test_mistakes_are_one_line_before_anything_is_written(command, tmp_path, words, message):
+    code, out, said = command(*words)
+    assert (code, out) == (2, "")
+    assert said.startswith("moored: ") and message in said
+    assert said.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_correlation_reads_all_runs_of_the_folders_and_names_those_it_leaves_out(command, tmp_path):
+    for number in range(6):
+        log = RunLog(tmp_path / "mine" / "arm" / f"seed-{number}")
+        log.write_config("seed: 0\n")
+        metrics = {"rollout/success_rate": number / 10, "rollout/validity_rate": 1 - number / 10}
+        log.append("metrics", 1, metrics)
+    RunLog(tmp_path / "mine" / "arm" / "empty").write_config("seed: 0\n")
+    code, out, _ = command("correlation", "mine", "--out", "found")
+    assert code == 0
+    assert "left out: mine/arm/empty: 'mine/arm/empty' has no finished step\n" in out
+    found = json.loads((tmp_path / "found" / "results.json").read_text())
+    (validity,) = found["correlations"]
+    assert validity["name"] == "validity"
+    assert validity["spearman"]["value"] == pytest.approx(-1.0)
+    assert len(found["runs"]) == 6
+    assert "| validity | -1.00 [-1.00, -1.00] |" in (tmp_path / "found" / "results.md").read_text()
+
+
+def test_planning_imports_no_torch():
+    code = (
+        "import sys; sys.argv = ['moored', 'study', 'main_table', '--plan']\n"
+        "from moored.cli.main import main\n"
+        "try: main()\nexcept SystemExit: print('torch' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout.endswith("\nFalse\n"), result.stderr

@@ -1,0 +1,153 @@
+"""Studies as YAML: what they mean, and mistakes that are refused with their line."""
+
+from __future__ import annotations
+
+import pytest
+
+from moored.errors import ConfigError, MooredError
+from moored.studies.declaration import parse_seeds, read_study, restricted, study_names
+from moored.studies.grid import plan_runs
+
+GOOD = """question: Does it work?
+base: [smoke, num_steps=3]
+factors:
+  filter:
+    none: [filter.rule=none]
+    0.9: [filter.value=0.9]
+  algorithm:
+    grpo: [grpo]
+    ppo: ppo algorithm.lam=0.9
+against: {filter: none}
+seeds: 2
+"""
+
+
+@pytest.fixture
+def refusal(tmp_path):
+    """What reading and planning a study says."""
+
+    def refused(text: str, *overrides: str) -> str:
+        file = tmp_path / "mine.yaml"
+        file.write_text(text)
+        with pytest.raises(MooredError) as error:
+            plan_runs(read_study(str(file)), overrides)
+        return str(error.value).replace(repr(str(file)), "FILE")
+
+    return refused
+
+
+def test_every_combination_of_arms_is_run_with_every_seed(tmp_path):
+    (tmp_path / "mine.yaml").write_text(GOOD)
+    runs = plan_runs(read_study(str(tmp_path / "mine.yaml")), ["num_steps=7"])
+    assert [run.name for run in runs] == [
+        f"{rule}/{algorithm}/seed-{seed}"
+        for rule in ("none", "0.9")
+        for algorithm in ("grpo", "ppo")
+        for seed in (0, 1)
+    ]
+    last = runs[-1]
+    # Presets first, then options in their order: the command line wins, the seed is the study's.
+    assert last.words == (
+        *("smoke", "ppo", "num_steps=3", "filter.value=0.9", "algorithm.lam=0.9"),
+        *("num_steps=7", "seed=1"),
+    )
+    assert (last.config.seed, last.config.num_steps, last.config.algorithm.lam) == (1, 7, 0.9)
+    assert (last.config.filter.value, runs[0].config.filter.rule) == (0.9, "none")
+    assert last.config.optimizer.lr == 1e-4  # as config.yaml of the run will say
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("seeds: 2", "seed: 2", "FILE, line 11: unknown key 'seed'; did you mean 'seeds'?"),
+        ("none}", "nine}", "FILE, line 10: factor 'filter' has no arm 'nine'; did you mean 'none'"),
+        ("{filter:", "{filtr:", "FILE, line 10: unknown factor 'filtr'; did you mean 'filter'?"),
+        ("    0.9:", "    none:", "FILE, line 6: 'none' stands there a second time, first in line"),
+        ("    0.9:", "    NONE:", "FILE, line 6: arms 'none' and 'NONE' differ in capitals only"),
+        ("    0.9:", "    a/b:", "FILE, line 6: arm 'a/b' becomes the name of a folder; use lett"),
+        ("[grpo]", "[grop]", "FILE, line 8: unknown preset 'grop'; did you mean 'grpo'?"),
+        ("smoke,", "smok,", "FILE, line 2: unknown preset 'smok'; did you mean 'smoke'?"),
+        ("filter.value", "filter.vale", "FILE, line 6: unknown option 'filter.vale'; did you mean"),
+        ("=0.9]", "=9]", "FILE, line 6: arm '0.9': filter: rule top_p takes a share of the total"),
+        ("num_steps=3", "num_steps=0", "FILE, line 2: base: num_steps = 0: "),
+        ("[grpo]", "[grpo, seed=3]", "FILE, line 8: a study sets the seed itself; use 'seeds' or"),
+        ("[grpo]", "{grpo: 1}", "FILE, line 8: arm 'grpo', presets and key=value, must be a list"),
+        ("seeds: 2", "seeds: [1, 1]", "FILE, line 11: seeds must be a count >= 1 or a list of"),
+        ("seeds: 2", "report: [sucess]", "FILE, line 11: unknown figure 'sucess'; did you mean"),
+        ("question", "# question", "FILE, line 2: 'question' is missing: say in one line what"),
+        ("base:", "paper:", "FILE, line 2: paper must be text, got a list"),
+        ("seeds: 2", "seeds: 'a", "FILE is not valid YAML: line 12: "),
+        ("[filter.rule=none]", "[grpo]", "FILE, line 9: arms 'none' and 'ppo' do not go together"),
+    ],
+)
+def test_a_mistake_is_refused_with_its_line(refusal, old, new, message):
+    assert old in GOOD
+    assert refusal(GOOD.replace(old, new, 1)).startswith(message)
+
+
+def test_a_mistake_on_the_command_line_is_not_blamed_on_the_file(refusal):
+    assert refusal(GOOD, "filter.vale=1").startswith("unknown option 'filter.vale'; did you mean")
+    assert refusal(GOOD, "rollout.group_size=1").startswith("rollout.group_size=1: configuration: ")
+    assert refusal(GOOD, "seed=1") == "a study sets the seed itself; use --seeds"
+
+
+def test_what_a_run_needs_is_checked_once_for_equal_environments_and_models(tmp_path):
+    (tmp_path / "mine.yaml").write_text(GOOD)
+    study = read_study(str(tmp_path / "mine.yaml"))
+    seen = []
+    plan_runs(study, check=seen.append)
+    assert len(seen) == 1
+
+    def refuse(_):
+        raise MooredError("there is no such model")
+
+    with pytest.raises(ConfigError, match="arm 'none grpo' cannot run: there is no such model"):
+        plan_runs(study, check=refuse)
+
+
+def test_a_misspelt_study_is_corrected():
+    with pytest.raises(ConfigError) as refused:
+        read_study("quartile")
+    assert str(refused.value) == (
+        "unknown study 'quartile'; did you mean 'quartiles'? (or give a .yaml file)"
+    )
+
+
+def test_the_studies_of_the_paper_can_be_planned():
+    num_runs = {}
+    for name in study_names():
+        study = read_study(name)
+        assert study.question.endswith("?") and study.paper
+        num_runs[name] = len(plan_runs(study)) if not study.is_analysis else 0
+    assert num_runs == {
+        "bottle": 12,
+        "budget": 18,
+        "compute": 6,
+        "correlation": 0,
+        "filters": 24,
+        "interventions": 39,
+        "main_table": 96,
+        "model_size": 12,
+        "quartiles": 20,
+        "slip": 36,
+        "trajectory_vs_prompt": 9,
+    }
+    assert set(read_study("correlation").of) < set(num_runs)
+
+
+def test_part_of_a_grid_can_be_chosen():
+    study = restricted(read_study("main_table"), ["task=sokoban", "algorithm=ppo,grpo"])
+    assert [len(factor.arms) for factor in study.factors] == [2, 1, 2]
+    with pytest.raises(ConfigError, match="no factor is called 'tsk'; did you mean 'task'"):
+        restricted(study, ["tsk=sokoban"])
+    with pytest.raises(ConfigError, match="'task' has no arm 'sokobam'; did you mean 'sokoban'"):
+        restricted(study, ["task=sokobam"])
+
+
+def test_seeds_are_a_count_a_range_or_a_list():
+    assert parse_seeds("3") == (0, 1, 2)
+    assert parse_seeds("4-6") == (4, 5, 6)
+    assert parse_seeds("7,1") == (7, 1)
+    for wrong in ("0", "6-4", "1,1", "a", "-1", ""):
+        with pytest.raises(ConfigError, match="--seeds takes a count"):
+            parse_seeds(wrong)

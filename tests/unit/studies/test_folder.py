@@ -1,0 +1,83 @@
+"""The folder of a study: whose it is, and which runs have ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from moored.config import dump_config
+from moored.errors import ConfigError
+from moored.studies.declaration import Study, read_study
+from moored.studies.folder import StudyFolder, check_runs
+from moored.studies.grid import PlannedRun, plan_runs
+
+
+@pytest.fixture(scope="module")
+def study() -> Study:
+    return read_study("bottle")
+
+
+@pytest.fixture(scope="module")
+def runs(study) -> list[PlannedRun]:
+    return plan_runs(study)
+
+
+def begin(folder: Path, run: PlannedRun) -> None:
+    (folder / run.name).mkdir(parents=True)
+    (folder / run.name / "config.yaml").write_text(dump_config(run.config))
+
+
+def test_how_runs_ended_is_remembered_and_their_seconds_add_up(tmp_path, study, runs):
+    folder = StudyFolder(tmp_path / "a", study)
+    folder.write_study(study, [])
+    for run in runs[:3]:
+        begin(folder.path, run)
+    folder.note_end(runs[0], 1, 20.0)
+    folder.note_end(runs[0], 0, 10.0)
+    folder.note_end(runs[1], 2, 5.0)
+    folder.note_end(runs[3], 2, 5.0)  # refused before it wrote its configuration
+    folder.close()
+    folder = StudyFolder(tmp_path / "a", study)
+    status = [folder.status(run) for run in runs[:5]]
+    assert status == ["finished", "failed", "begun", "failed", "waiting"]
+    assert (folder.seconds(runs[0]), folder.seconds(runs[2])) == (30.0, None)
+    assert folder.exit_code(runs[1]) == 2
+
+
+def test_a_finished_run_whose_folder_was_deleted_is_run_again(tmp_path, study, runs):
+    folder = StudyFolder(tmp_path / "a", study)
+    begin(folder.path, runs[0])
+    folder.note_end(runs[0], 0, 1.0)
+    (folder.run_folder(runs[0]) / "config.yaml").unlink()
+    assert folder.status(runs[0]) == "waiting"
+
+
+def test_folders_that_are_not_this_study_are_refused(tmp_path, study):
+    StudyFolder(tmp_path / "other", read_study("filters")).write_study(read_study("filters"), [])
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("seed: 0\n")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("")
+    for name, why in (
+        ("other", "holds the study 'filters', not 'bottle'"),
+        ("run", "is the directory of a single run"),
+        ("mine", "holds something other than a study"),
+    ):
+        with pytest.raises(ConfigError, match=f"{why}; choose another folder with --out"):
+            StudyFolder(tmp_path / name, study)
+    # A kill before study.json was written leaves only the lock.
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "lock").write_text("")
+    StudyFolder(tmp_path / "begun", study).close()
+
+
+def test_runs_with_other_options_than_planned_are_refused(tmp_path, study, runs):
+    begin(tmp_path, runs[0])
+    check_runs(tmp_path, runs)
+    with pytest.raises(ConfigError) as refused:
+        check_runs(tmp_path, plan_runs(study, ["num_steps=9"]))
+    said = str(refused.value).replace(str(tmp_path), "A")
+    assert said.startswith(
+        "'A/none/seed-0' is a run with num_steps = 150, but the study now says 9; give the "
+    )

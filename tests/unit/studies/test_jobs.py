@@ -1,0 +1,48 @@
+"""How many runs at a time."""
+
+from __future__ import annotations
+
+import pytest
+
+from moored.errors import ConfigError
+from moored.studies import jobs
+from moored.studies.declaration import read_study
+from moored.studies.grid import plan_runs
+from moored.studies.jobs import choose_jobs
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """A machine with 12 cores, with or without a GPU and MPS."""
+
+    def make(*, gpu: bool, mps: bool = False) -> None:
+        monkeypatch.setattr(jobs, "num_cores", lambda: 12)
+        monkeypatch.setattr(jobs, "has_gpu", lambda: gpu)
+        monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+        if mps:
+            (tmp_path / "control").touch()
+
+    return make
+
+
+def test_a_cpu_runs_one_per_core(machine):
+    machine(gpu=False)
+    assert choose_jobs("auto", plan_runs(read_study("compute"))).count == 12
+
+
+def test_a_gpu_is_shared_through_mps_only_if_it_runs(machine):
+    runs = plan_runs(read_study("compute"))
+    machine(gpu=True)
+    alone = choose_jobs("auto", runs)
+    assert alone.count == 1 and "start it with `nvidia-cuda-mps-control -d`" in alone.reason
+    machine(gpu=True, mps=True)
+    assert choose_jobs("auto", runs).count == 8
+    on_cpu = plan_runs(read_study("compute"), ["engine.device=cpu"])
+    assert choose_jobs("auto", on_cpu).count == 12
+
+
+def test_a_number_is_taken_as_it_is_and_nonsense_is_refused():
+    assert choose_jobs("3", []).count == 3
+    for wrong in ("0", "many", "-1", "1.5"):
+        with pytest.raises(ConfigError, match="--jobs takes auto or a number >= 1, got"):
+            choose_jobs(wrong, [])
