@@ -185,8 +185,8 @@ def _show(policy: _Policy, record: Mapping[str, Any], log: RunLog | None) -> Non
     console.print(_table(record))
     print_line(
         console,
-        "norms are of the mean gradient per token with their 95 % intervals; SNR is norm / "
-        "standard error, about 1 where there is only noise; cosines are of the task's gradient",
+        "norms are of the mean gradient per token, ± 95 %; SNR is norm / standard error, about 1 "
+        "for noise alone; cosines are of the task's gradient, `rest` with that of other buckets",
     )
     projection = record["projection"]
     if projection is not None:
@@ -224,9 +224,9 @@ def _cells(bucket: Mapping[str, Any], terms: Sequence[str]) -> list[str]:
     ]
     for term in terms:
         found = bucket["terms"][term]
-        low, high = found["norm_interval"]
-        interval = "" if low != low else f" [{low:.2g}, {high:.2g}]"
-        cells += [f"{_text(found['norm'], '.3g')}{interval}", _text(found["snr"], ".1f")]
+        half = found["norm_interval"][1] - found["norm"]
+        spread = f" ± {half:.1g}" if half > 0.0 else ""
+        cells += [f"{_text(found['norm'], '.2g')}{spread}", _text(found["snr"], ".1f")]
     cosines = bucket["cosines"]
     cells += [_text(cosines[f"task_{term}"], "+.2f") for term in terms if term != "task"]
     return [*cells, _text(cosines["task_with_rest"], "+.2f")]

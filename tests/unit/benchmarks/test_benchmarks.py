@@ -116,3 +116,13 @@ def test_both_ways_of_cross_scoring_agree(benchmark, tmp_path):
     figures = json.loads(out.read_text())["figures"]
     assert figures["difference"] < 1e-4
     assert figures["moored"]["tokens"] == figures["concatenated"]["tokens"]
+
+
+def test_the_gradient_benchmark_keeps_every_measurement_with_its_command(benchmark, tmp_path):
+    script, out = benchmark("gradients"), tmp_path / "gradients.json"
+    script.arms = lambda _: {"start": ["smoke", "rollout.max_response_tokens=8"]}
+    script.main(f"--groups 3 --group-size 2 --buckets 3 --params last-block --out {out}".split())
+    record = json.loads(out.read_text())
+    assert "benchmarks/" in record["command"] and record["cores"]
+    found = record["figures"]["start"]
+    assert found["num_groups"] == 3 and len(found["buckets"]) == 3 and found["seconds"] > 0
