@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 START_UP_S = 8.0
 """A process imports torch and loads its model before the first step."""
 REFRESH_S = 1.0
+MARGIN = 8
+"""Lines of a terminal that the live table leaves; of more arms it shows those under way."""
 
 
 def show_plan(
@@ -104,16 +106,21 @@ class StudyProgress:
         self._shown_s = time.monotonic()
 
     def _table(self, under_way: Sequence[PlannedRun]) -> Table:
-        table = Table(box=box.SIMPLE_HEAD, header_style="bold")
+        done = sum(self._folder.status(run) == "finished" for run in self._runs)
+        title = f"{done} of {len(self._runs)} runs finished"
+        table = Table(box=box.SIMPLE_HEAD, header_style="bold", title=title)
         for heading in ("arm", "finished", "under way"):
             table.add_column(heading)
-        for label in dict.fromkeys(run.label for run in self._runs):
+        labels = list(dict.fromkeys(run.label for run in self._runs))
+        if len(labels) > self._console.height - MARGIN:
+            labels = [label for label in labels if label in {run.label for run in under_way}]
+        for label in labels:
             runs = [run for run in self._runs if run.label == label]
             status = [self._folder.status(run) for run in runs]
             failed = f", {status.count('failed')} failed" if "failed" in status else ""
             now = [self._step(run) for run in under_way if run.label == label]
             table.add_row(
-                label, f"{status.count('finished')} of {len(runs)}{failed}", ", ".join(now)
+                label, f"{status.count('finished')} of {len(runs)}{failed}", "; ".join(now)
             )
         return table
 

@@ -7,10 +7,14 @@ import subprocess
 import sys
 
 import pytest
+from rich.console import Console
 
 from moored.cli.main import main
+from moored.cli.study_progress import StudyProgress
 from moored.runlog.log import RunLog
-from moored.studies.declaration import study_names
+from moored.studies.declaration import read_study, study_names
+from moored.studies.folder import StudyFolder
+from moored.studies.grid import plan_runs
 
 
 @pytest.fixture
@@ -94,3 +98,19 @@ def test_planning_imports_no_torch():
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.stdout.endswith("\nFalse\n"), result.stderr
+
+
+def test_on_a_small_terminal_the_live_table_has_only_the_arms_under_way(tmp_path):
+    study = read_study("main_table")
+    runs = plan_runs(study)
+    folder = StudyFolder(tmp_path / "a", study)
+    RunLog(folder.run_folder(runs[4])).append("metrics", 7, {"rollout/success_rate": 0.25})
+    for height, num_rows in ((24, 1), (60, 32)):
+        console = Console(force_terminal=True, width=120, height=height, record=True)
+        progress = StudyProgress(console, folder, runs)
+        with progress:
+            progress.on_poll([runs[4]])
+        shown = {" ".join(line.split()) for line in console.export_text().splitlines()}
+        assert "0 of 96 runs finished" in shown
+        assert "ppo sokoban top_p 0 of 3 seed 1: step 7 of 100, success 0.25" in shown
+        assert sum(" 0 of 3" in line for line in shown) == num_rows
