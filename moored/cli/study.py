@@ -68,6 +68,11 @@ def study_command(
     if study.is_analysis:
         from moored.cli.study_analysis import analyse
 
+        if seeds is not None or plan or jobs != "auto":
+            raise ConfigError(
+                f"{study.name} reads the runs of other studies and runs nothing itself; leave out "
+                f"--seeds, --jobs and --plan"
+            )
         analyse(study, [Path(word) for word in what or []], folder)
         return
     folders, overrides = split_words(what or [])

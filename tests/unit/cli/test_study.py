@@ -61,7 +61,7 @@ def test_the_plan_tells_runs_and_time_and_makes_nothing(command, tmp_path):
         (["bottle", "env.0.options.max_turn=1"], "arm 'none' cannot run: "),
         (["correlation"], "none of runs/bottle, runs/main_table, "),
         (["correlation", "gone"], "'gone' holds no run; give the folder of a study"),
-        (["correlation", "--plan"], "none of runs/bottle, "),
+        (["correlation", "--plan"], "correlation reads the runs of other studies and runs nothing"),
     ],
 )
 def test_mistakes_are_one_line_before_anything_is_written(command, tmp_path, words, message):
