@@ -363,3 +363,15 @@ def test_a_group_whose_episodes_all_ended_in_errors_counts_nothing():
     norms = [record["whole"]["terms"]["task"]["norm"] for record in (with_it, without)]
     assert norms[0] == pytest.approx(norms[1], rel=1e-6)
     assert with_it["num_groups"] == 7
+
+
+def test_layers_and_heads_that_are_computed_again_give_the_same_gradients():
+    plain = learner_of("grpo")
+    again = learner_of("grpo")
+    again.model.gradient_checkpointing_enable()  # pyright: ignore[reportCallIssue]
+    again._checkpointed = again._evaluate()
+    assert again._checkpointed
+    # A head with scaled logits has no derivatives written out: its chunks are computed again.
+    again.model.config.logits_scaling = 1.0  # pyright: ignore
+    found, expected = (x.term_gradients(parts_of(x)).products_TPTP for x in (again, plain))
+    assert np.allclose(found, expected, rtol=1e-5, atol=1e-9)
