@@ -18,6 +18,7 @@ EXTRA_OF_PACKAGE = {
     "huggingface_hub": "train",
     "peft": "train",
     "pyarrow": "data",
+    "plotly": "report",
     "PIL": "images",
     "gymnasium": "gym",
     "reasoning_gym": "gym",

@@ -157,8 +157,8 @@ def read_ends(path: Path, *, last: int = LAST, until: int | None = None) -> RunE
     num = max(1, min(last, len(steps) // 2))
     early = [look for look in looks if _step(look) <= _step(steps[num - 1])]
     late = [look for look in looks if _step(look) >= _step(steps[-num])] or looks[-1:]
-    starts = _step_values(steps[:num]) | _look_values(early)
-    ends = _step_values(steps[-num:]) | _look_values(late)
+    starts = _step_values(steps[:num]) | look_values(early)
+    ends = _step_values(steps[-num:]) | look_values(late)
     alarms = [_step(look) for look in looks if look.get("alarm")]
     verdict = looks[-1].get("verdict") if looks else None
     return RunEnds(
@@ -186,7 +186,7 @@ def _step_values(steps: Sequence[Record]) -> dict[str, list[float]]:
     return {name: numbers for name, numbers in found.items() if numbers}
 
 
-def _look_values(looks: Sequence[Any]) -> dict[str, list[float]]:
+def look_values(looks: Sequence[Any]) -> dict[str, list[float]]:
     """The figures of each environment; its name is left out where there is only one."""
     found: dict[str, list[float]] = {}
     envs = dict.fromkeys(env for look in looks for env in look.get("environments", ()))

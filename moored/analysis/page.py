@@ -134,18 +134,27 @@ def _plane(looks: Sequence[Look]) -> dict[str, object]:
     if len(looks) == 1:
         caption = "One look has no start to be judged against."
         return {"drawn": plane(placed, None), "caption": caption}
-    start, limits = looks[0].report, DEFAULT_THRESHOLDS
+    cuts, caption = regime_cuts(looks[0].report), plane_caption()
+    return {"drawn": plane(placed, cuts), "caption": caption}
+
+
+def regime_cuts(start: CollapseReport) -> Cuts:
+    """Where the regimes of a run meet, from its first look."""
+    limits = DEFAULT_THRESHOLDS
     entropy = limits.min_entropy_of_start * start.conditional_entropy_est
-    cuts = Cuts(
+    return Cuts(
         entropy=max(limits.min_entropy_nats, entropy),
         mi=limits.min_mi_of_start * start.mi_estimate,
     )
-    caption = (
+
+
+def plane_caption() -> str:
+    limits = DEFAULT_THRESHOLDS
+    return (
         f"The cuts are {limits.min_mi_of_start:.0%} of the first MI and "
         f"{limits.min_entropy_of_start:.0%} of the first H(Z|X). Colour is the verdict, which also "
         f"looks at intervals: green is healthy, red collapsed, amber cannot be told."
     )
-    return {"drawn": plane(placed, cuts), "caption": caption}
 
 
 def _curves(series: Series) -> dict[str, object] | None:

@@ -109,7 +109,7 @@ class _SeriesReader:
         )
         self.view = self._short(followed)
         if entry["alarm"] is not None and self.alarm is None:
-            self.alarm = Alarm(**{**entry["alarm"], "kind": Regime(entry["alarm"]["kind"])})
+            self.alarm = _read_alarm(entry["alarm"], f"{self.where!r}, step {step}")
         self._add_others(step, {n: r for n, r in reports.items() if n != followed})
 
     def _add_others(self, step: int, reports: Mapping[str, CollapseReport]) -> None:
@@ -148,6 +148,18 @@ def _judged(watched: Watched, entry: Mapping[str, Any]) -> Watched:
         prompts_needed=entry["prompts_needed"],
         regime=None if regime is None else Regime(regime),
     )
+
+
+def _read_alarm(stored: Mapping[str, Any], where: str) -> Alarm:
+    missing = [each.name for each in fields(Alarm) if each.name not in stored]
+    if missing:
+        raise RunLogError(
+            f"the alarm in {where} has no {missing[0]!r}: another version of moored wrote it; "
+            f"score the rollouts afresh: --rescore"
+        )
+    known: dict[str, Any] = {each.name: stored[each.name] for each in fields(Alarm)}
+    known["kind"] = Regime(stored["kind"])
+    return Alarm(**known)
 
 
 def _alone(report: CollapseReport) -> Watched:

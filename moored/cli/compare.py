@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from moored.analysis.compare import Arm, Comparison, Figure
+    from moored.analysis.compare import Comparison
     from moored.analysis.replies import TaskReplies
 
 Last = Annotated[
@@ -78,11 +77,13 @@ def _as_dict(found: Comparison) -> dict[str, object]:
 
 
 def _show(console: Console, found: Comparison) -> None:
+    from moored.analysis.compare_text import explanation
+
     for arm in found.arms:
         for run in arm.runs:
             print_line(console, f"{arm.label}  {run.path}  ({run.last_step} steps)")
     console.print(_figure_table(found))
-    for line in _explanation(found):
+    for line in explanation(found):
         console.print(line, style="dim")
     if found.options:
         console.print("\nOptions that differ", style="bold")
@@ -95,80 +96,32 @@ def _figure_table(found: Comparison) -> Table:
     from rich import box
     from rich.table import Table
 
+    from moored.analysis.compare_text import alarms_of, figure_cell, verdicts_of
+
     table = Table(box=box.SIMPLE_HEAD, header_style="bold")
     table.add_column("start → end")
     for arm in found.arms:
         table.add_column(arm.label, justify="right")
     figures = [arm.figures() for arm in found.arms]
     for name in dict.fromkeys(name for each in figures for name in each):
-        table.add_row(name, *(_cell(each.get(name)) for each in figures))
-    table.add_row("verdict", *map(_verdicts, found.arms))
-    table.add_row("alarm at step", *map(_alarms, found.arms))
+        table.add_row(name, *(figure_cell(each.get(name)) for each in figures))
+    table.add_row("verdict", *map(verdicts_of, found.arms))
+    table.add_row("alarm at step", *map(alarms_of, found.arms))
     return table
-
-
-def _cell(figure: Figure | None) -> str:
-    if figure is None:
-        return "–"
-    start = "" if figure.start is None else f"{figure.start:.3f} → "
-    spread = "" if figure.half_width is None else f" ± {figure.half_width:.3f}"
-    return f"{start}{figure.end:.3f}{spread}"
-
-
-def _verdicts(arm: Arm) -> str:
-    """The verdict of one run, or how many runs have which."""
-    words = [run.verdict or "–" for run in arm.runs]
-    if len(set(words)) == 1:
-        return words[0]
-    return ", ".join(f"{count} {word}" for word, count in Counter(words).most_common())
-
-
-def _alarms(arm: Arm) -> str:
-    steps = ["–" if run.alarm_step is None else str(run.alarm_step) for run in arm.runs]
-    return ", ".join(steps) if set(steps) != {"–"} else "–"
-
-
-def _explanation(found: Comparison) -> list[str]:
-    """What is averaged, and what the intervals are over."""
-    averaged = sorted({run.num_averaged for arm in found.arms for run in arm.runs})
-    num = str(averaged[0]) if len(averaged) == 1 else f"{averaged[0]} to {averaged[-1]}"
-    lines = [f"Means over the first and the last {num} steps of each run, and the looks in them."]
-    over = {arm.interval_over for arm in found.arms if _has_interval(arm)}
-    if "seeds" in over:
-        lines.append("± is half of the 95 % interval over seeds.")
-    if "steps" in over:
-        which = " of the other runs" if "seeds" in over else ""
-        lines.append(
-            f"± is half of the 95 % interval over steps{which}. Steps of one run are not "
-            f"independent, so it is too narrow; repeat with other seeds for one that is not."
-        )
-    steps = found.last_steps
-    if len(steps) > 1:
-        lines.append(
-            f"The runs end at different steps, from {min(steps)} to {max(steps)}; --until "
-            f"{min(steps)} compares all of them there."
-        )
-    return lines
-
-
-def _value(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _has_interval(arm: Arm) -> bool:
-    return any(figure.half_width is not None for figure in arm.figures().values())
 
 
 def _option_table(found: Comparison) -> Table:
     from rich import box
     from rich.table import Table
 
+    from moored.analysis.compare_text import option_cell
+
     table = Table(box=box.SIMPLE_HEAD, header_style="bold")
     table.add_column("option", overflow="fold")
     for arm in found.arms:
         table.add_column(arm.label, overflow="fold")
     for name, values in found.options.items():
-        table.add_row(name, *map(_value, values))
+        table.add_row(name, *map(option_cell, values))
     return table
 
 

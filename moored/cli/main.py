@@ -26,6 +26,7 @@ from moored.cli.gradients import gradients_command
 from moored.cli.models import models_command
 from moored.cli.play import play_command
 from moored.cli.presets import presets_command
+from moored.cli.report import report_command
 from moored.cli.study import study_command
 from moored.cli.train import train_command
 from moored.errors import MooredError, explain_failure
@@ -48,6 +49,7 @@ for _name, _command in {
     "compare": compare_command,
     "gradients": gradients_command,
     "study": study_command,
+    "report": report_command,
     "play": play_command,
     "envs": envs_command,
     "check-env": check_env_command,

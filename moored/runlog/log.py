@@ -159,6 +159,8 @@ def _read(file: Path) -> Iterator[dict[str, object]]:
                     f"{str(file)!r}, line {number} has schema {schema!r}, this version reads "
                     f"{SCHEMA}; read it with the version that wrote it"
                 )
+            if not isinstance(record.get("step"), int):
+                raise RunLogError(f"{str(file)!r}, line {number} has no step")
             yield record
 
 

@@ -109,11 +109,11 @@ def _startable(
 
 
 def train_command(folder: StudyFolder, run: PlannedRun) -> list[str]:
-    """The words after `moored`."""
+    """The words after `moored`. The study is reported on as a whole, not each run (5 MB)."""
     path = str(folder.run_folder(run))
     if (folder.run_folder(run) / "config.yaml").is_file():
-        return ["train", "--resume", path]
-    return ["train", *run.words, "--run", path]
+        return ["train", "--no-report", "--resume", path]
+    return ["train", "--no-report", *run.words, "--run", path]
 
 
 def _start(folder: StudyFolder, run: PlannedRun, on_event: Callable[[Event], None]) -> _Child:

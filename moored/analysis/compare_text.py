@@ -1,0 +1,60 @@
+"""A comparison of runs in words and cells: what terminal and report have in common."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+from moored.analysis.compare import Arm, Comparison, Figure
+
+
+def figure_cell(figure: Figure | None) -> str:
+    if figure is None:
+        return "–"
+    start = "" if figure.start is None else f"{figure.start:.3f} → "
+    spread = "" if figure.half_width is None else f" ± {figure.half_width:.3f}"
+    return f"{start}{figure.end:.3f}{spread}"
+
+
+def verdicts_of(arm: Arm) -> str:
+    """The verdict of one run, or how many runs have which."""
+    words = [run.verdict or "–" for run in arm.runs]
+    if len(set(words)) == 1:
+        return words[0]
+    return ", ".join(f"{count} {word}" for word, count in Counter(words).most_common())
+
+
+def alarms_of(arm: Arm) -> str:
+    steps = ["–" if run.alarm_step is None else str(run.alarm_step) for run in arm.runs]
+    return ", ".join(steps) if set(steps) != {"–"} else "–"
+
+
+def explanation(found: Comparison) -> list[str]:
+    """What is averaged, and what the intervals are over."""
+    averaged = sorted({run.num_averaged for arm in found.arms for run in arm.runs})
+    num = str(averaged[0]) if len(averaged) == 1 else f"{averaged[0]} to {averaged[-1]}"
+    lines = [f"Means over the first and the last {num} steps of each run, and the looks in them."]
+    over = {arm.interval_over for arm in found.arms if _has_interval(arm)}
+    if "seeds" in over:
+        lines.append("± is half of the 95 % interval over seeds.")
+    if "steps" in over:
+        which = " of the other runs" if "seeds" in over else ""
+        lines.append(
+            f"± is half of the 95 % interval over steps{which}. Steps of one run are not "
+            f"independent, so it is too narrow; repeat with other seeds for one that is not."
+        )
+    steps = found.last_steps
+    if len(steps) > 1:
+        lines.append(
+            f"The runs end at different steps, from {min(steps)} to {max(steps)}; --until "
+            f"{min(steps)} compares all of them there."
+        )
+    return lines
+
+
+def option_cell(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _has_interval(arm: Arm) -> bool:
+    return any(figure.half_width is not None for figure in arm.figures().values())

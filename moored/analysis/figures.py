@@ -1,0 +1,428 @@
+"""Every figure of a report, as Plotly data: curves, plane, heat maps, histogram, bars.
+
+A figure is a dict of `data` and `layout`, ready for JSON, so nothing is imported to make one:
+`plotly.graph_objects.Figure(chart)` takes it in Python and `Plotly.newPlot` in a browser. Colours
+are readable on white and on black; the page sets the colour of the text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from moored.analysis.svg import Cuts
+from moored.diagnostics.report import Regime
+
+Chart = dict[str, Any]
+Numbers = Sequence[float]
+
+PALETTE = ("#3b82f6", "#e07b28", "#1f9d6b", "#d64561", "#8b6fd6", "#0f9aa8", "#b08a1e", "#c2569b")
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
+GOOD, BAD, WARNING, SOFT = "#1f9d6b", "#d8434e", "#c98a1b", "#8792a2"
+KIND_COLORS = {"good": GOOD, "bad": BAD, "warning": WARNING, "plain": SOFT}
+GRID = "rgba(128,138,152,0.25)"
+CLEAR = "rgba(0,0,0,0)"
+HEIGHT = 270
+DIGITS = 4
+"""Significant digits of a number in a figure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """A line over steps, and the band around it."""
+
+    name: str
+    x: Numbers
+    y: Numbers
+    low: Numbers = ()
+    """Lower edge of the band; empty without one."""
+    high: Numbers = ()
+    style: int = 0
+    """Number of its colour, and beyond the palette of its dashes."""
+    is_faint: bool = False
+    """Stands behind the smoothed line of the same name."""
+    has_dots: bool = False
+    """Measured now and then, so that the places matter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanePath:
+    """Where a run was on the plane of diversity and input dependence, look by look."""
+
+    name: str
+    entropy: Numbers
+    mi: Numbers
+    texts: Sequence[str]
+    """What to show for each look."""
+    kinds: Sequence[str] = ()
+    """`good`, `bad` or `warning` for each look; empty to colour by `style`."""
+    style: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bars:
+    """One bar for each category, with its interval."""
+
+    name: str
+    values: Sequence[float | None]
+    low: Sequence[float | None]
+    high: Sequence[float | None]
+
+
+def line_chart(
+    curves: Sequence[Curve],
+    *,
+    y_title: str,
+    alarm_step: int | None = None,
+    level: tuple[str, float] | None = None,
+    share: bool = False,
+    show_names: bool | None = None,
+) -> Chart:
+    """Curves over steps; `share` fixes the axis to 0…1, `level` draws a dashed line across."""
+    data = [trace for curve in curves for trace in _traces(curve)]
+    named = [curve for curve in curves if not curve.is_faint]
+    layout = _layout("step", y_title)
+    layout["xaxis"]["range"] = [
+        0,
+        1.02 * max((max(curve.x, default=1) for curve in curves), default=1),
+    ]
+    layout["showlegend"] = len(named) > 1 if show_names is None else show_names
+    if share:
+        layout["yaxis"] |= {"range": [-0.03, 1.03]}
+    if level is not None:
+        _add_level(layout, *level)
+    if alarm_step is not None:
+        _add_alarm(layout, alarm_step)
+    return {"data": data, "layout": layout}
+
+
+def plane_chart(paths: Sequence[PlanePath], cuts: Cuts | None = None) -> Chart:
+    """MI over H(Z|X), the path of each run; with cuts the four regimes."""
+    data = [trace for path in paths for trace in _path_traces(path)]
+    layout = _layout("H(Z|X) per token, nats", "MI per token, nats", height=400)
+    layout |= {"hovermode": "closest", "showlegend": len(paths) > 1}
+    xs = [value for path in paths for value in path.entropy]
+    ys = [value for path in paths for value in path.mi]
+    if cuts is not None and xs:
+        x_range = _padded([*xs, cuts.entropy])
+        y_range = _padded([*ys, cuts.mi])
+        layout["xaxis"]["range"], layout["yaxis"]["range"] = x_range, y_range
+        layout["shapes"] = _regime_shapes(cuts, x_range, y_range)
+        layout["annotations"] = _regime_names(cuts, x_range, y_range)
+    return {"data": data, "layout": layout}
+
+
+def phase_chart(steps: Numbers, seconds: Mapping[str, Numbers], alarm_step: int | None) -> Chart:
+    """Seconds of each step, its phases on top of each other."""
+    data = [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": phase,
+            "x": _whole(steps),
+            "y": _short(values),
+            "stackgroup": "phases",
+            "line": {"width": 0.5, "color": PALETTE[number % len(PALETTE)]},
+            "hovertemplate": "%{y:.3g} s",
+        }
+        for number, (phase, values) in enumerate(seconds.items())
+    ]
+    layout = _layout("step", "seconds")
+    layout["yaxis"] |= {"rangemode": "tozero"}
+    if alarm_step is not None:
+        _add_alarm(layout, alarm_step)
+    return {"data": data, "layout": layout}
+
+
+def reward_map(
+    rewards_PG: np.ndarray,
+    variance_P: np.ndarray,
+    *,
+    labels: Sequence[str],
+    is_kept: Sequence[bool],
+    reward_range: tuple[float, float],
+    variance_max: float,
+) -> Chart:
+    """Rewards of the trajectories of each prompt beside the RV of the prompt, largest RV on top.
+
+    The ranges are those of all maps that are shown together, so that colours compare.
+    """
+    order = np.argsort(variance_P, kind="stable")
+    rewards_PG = np.sort(rewards_PG[order], axis=1)[:, ::-1]
+    rows = list(range(len(order)))
+    texts = [[labels[p]] * rewards_PG.shape[1] for p in order]
+    bar = {"orientation": "h", "y": -0.06, "yanchor": "top", "thickness": 8, "nticks": 4}
+    data = [
+        {
+            "type": "heatmap",
+            "z": [_short(row) for row in rewards_PG],
+            "x": list(range(1, rewards_PG.shape[1] + 1)),
+            "y": rows,
+            "text": texts,
+            "zmin": reward_range[0],
+            "zmax": reward_range[1],
+            "colorscale": "Cividis",
+            "hovertemplate": "%{text}<br>reward %{z}<extra></extra>",
+            "colorbar": bar | {"x": 0.3, "len": 0.6, "title": {"text": "reward", "side": "bottom"}},
+        },
+        {
+            "type": "heatmap",
+            "z": [[value] for value in _short(variance_P[order])],
+            "x": ["RV"],
+            "y": rows,
+            "text": [[labels[p]] for p in order],
+            "xaxis": "x2",
+            "zmin": 0.0,
+            "zmax": variance_max,
+            "colorscale": "Viridis",
+            "hovertemplate": "%{text}<br>RV %{z}<extra></extra>",
+            "colorbar": bar | {"x": 0.84, "len": 0.32, "title": {"text": "RV", "side": "bottom"}},
+        },
+    ]
+    plain = {"showgrid": False, "zeroline": False, "showticklabels": False, "ticks": ""}
+    layout = _layout("", "", height=340)
+    layout |= {"hovermode": "closest", "xaxis": plain | {"domain": [0.0, 0.66]}}
+    layout["xaxis2"] = plain | {"domain": [0.74, 0.94]}
+    kept = ["kept" if is_kept[p] else "" for p in order]
+    layout["yaxis"] = plain | {
+        "showticklabels": not all(is_kept) and len(rows) <= 32,
+        "tickvals": rows,
+        "ticktext": kept,
+        "tickfont": {"size": 10},
+        "automargin": True,
+    }
+    return {"data": data, "layout": layout}
+
+
+def variance_histogram(kept: np.ndarray, dropped: np.ndarray, num_bins: int = 30) -> Chart:
+    """How many groups have which RV, and which of them the filter kept."""
+    everything = np.concatenate([kept, dropped])
+    top = float(everything.max(initial=0.0)) or 1.0
+    edges = np.linspace(0.0, top, num_bins + 1)
+    middles = _short((edges[:-1] + edges[1:]) / 2)
+    parts = (("kept", kept, GOOD), ("dropped", dropped, SOFT))
+    data = [
+        {
+            "type": "bar",
+            "name": f"{name} ({len(values):,})",
+            "x": middles,
+            "y": np.histogram(values, edges)[0].tolist(),
+            "width": float(f"{top / num_bins:.6g}"),
+            "marker": {"color": color, "line": {"width": 0}},
+            "hovertemplate": "RV about %{x}: %{y} groups",
+        }
+        for name, values, color in parts
+        if len(values)
+    ]
+    layout = _layout("reward variance of the group (RV)", "groups")
+    layout |= {"barmode": "stack", "bargap": 0.0, "showlegend": True}
+    return {"data": data, "layout": layout}
+
+
+def bar_chart(
+    categories: Sequence[str], bars: Sequence[Bars], *, x_title: str, y_title: str
+) -> Chart:
+    """Bars side by side in each category, with error bars where an interval is known."""
+    data = []
+    for number, each in enumerate(bars):
+        up = [_gap(high, value) for high, value in zip(each.high, each.values, strict=True)]
+        down = [_gap(value, low) for low, value in zip(each.low, each.values, strict=True)]
+        data.append(
+            {
+                "type": "bar",
+                "name": each.name,
+                "x": list(categories),
+                "y": _short(each.values),
+                "marker": {"color": PALETTE[number % len(PALETTE)]},
+                "error_y": {
+                    "type": "data",
+                    "symmetric": False,
+                    "array": up,
+                    "arrayminus": down,
+                    "color": SOFT,
+                    "thickness": 1.2,
+                    "width": 3,
+                },
+            }
+        )
+    layout = _layout(x_title, y_title)
+    layout |= {"barmode": "group", "showlegend": True}
+    layout["xaxis"] |= {"type": "category"}
+    return {"data": data, "layout": layout}
+
+
+def color_of(style: int) -> str:
+    return PALETTE[style % len(PALETTE)]
+
+
+def dash_of(style: int) -> str:
+    return DASHES[style // len(PALETTE) % len(DASHES)]
+
+
+def _traces(curve: Curve) -> list[Chart]:
+    color = color_of(curve.style)
+    line = {
+        "type": "scatter",
+        "mode": "lines+markers" if curve.has_dots else "lines",
+        "name": curve.name,
+        "legendgroup": curve.name,
+        "showlegend": not curve.is_faint,
+        "x": _whole(curve.x),
+        "y": _short(curve.y),
+        "line": {"color": color, "width": 1 if curve.is_faint else 2, "dash": dash_of(curve.style)},
+        "hovertemplate": "%{y:.4g}",
+    }
+    if curve.has_dots:
+        line["marker"] = {"size": 4}
+    if curve.is_faint:
+        line |= {"opacity": 0.35, "hoverinfo": "skip"}
+        del line["hovertemplate"]
+    if len(curve.low) == 0:
+        return [line]
+    band = {
+        "type": "scatter",
+        "mode": "lines",
+        "name": curve.name,
+        "legendgroup": curve.name,
+        "showlegend": False,
+        "x": [*line["x"], *reversed(line["x"])],
+        "y": [*_short(curve.high), *reversed(_short(curve.low))],
+        "fill": "toself",
+        "fillcolor": color,
+        "opacity": 0.18,
+        "line": {"width": 0},
+        "hoverinfo": "skip",
+    }
+    return [band, line]
+
+
+def _path_traces(path: PlanePath) -> list[Chart]:
+    color = color_of(path.style)
+    colors = [KIND_COLORS[kind] for kind in path.kinds] or [color] * len(path.mi)
+    last = len(path.mi) - 1
+    is_judged = bool(path.kinds)
+    return [
+        {
+            "type": "scatter",
+            "mode": "lines+markers",
+            "name": path.name,
+            "x": _short(path.entropy),
+            "y": _short(path.mi),
+            "text": list(path.texts),
+            "hovertemplate": "%{text}<extra></extra>",
+            "line": {"width": 1, "color": SOFT if is_judged else color},
+            "marker": {
+                "color": colors,
+                "symbol": ["circle-open" if k == 0 else "circle" for k in range(last + 1)],
+                "size": [14 if k == last else 10 if k == 0 else 6 for k in range(last + 1)],
+            },
+        }
+    ]
+
+
+def _regime_shapes(cuts: Cuts, x_range: Numbers, y_range: Numbers) -> list[Chart]:
+    dashed = {"color": SOFT, "width": 1, "dash": "dash"}
+    (x0, x1), (y0, y1) = x_range, y_range
+    lost = {"x0": x0, "x1": x1, "y0": y0, "y1": cuts.mi, "layer": "below", "line": {"width": 0}}
+    return [
+        {"type": "rect", "fillcolor": BAD, "opacity": 0.08, **lost},
+        {"type": "line", "x0": x0, "x1": x1, "y0": cuts.mi, "y1": cuts.mi, "line": dashed},
+        {"type": "line", "x0": cuts.entropy, "x1": cuts.entropy, "y0": y0, "y1": y1}
+        | {"line": dashed},
+    ]
+
+
+def _regime_names(cuts: Cuts, x_range: Numbers, y_range: Numbers) -> list[Chart]:
+    """The name of each regime in the outer corner of its part of the plane."""
+    places = {
+        Regime.COMPRESSED: (x_range[0], y_range[1], "left", "top"),
+        Regime.DIVERSE: (x_range[1], y_range[1], "right", "top"),
+        Regime.LOW_ENTROPY_COLLAPSE: (x_range[0], y_range[0], "left", "bottom"),
+        Regime.TEMPLATE_COLLAPSE: (x_range[1], y_range[0], "right", "bottom"),
+    }
+    return [
+        {
+            "x": x,
+            "y": y,
+            "xanchor": x_side,
+            "yanchor": y_side,
+            "text": f"<i>{regime.replace('_', ' ')}</i>",
+            "showarrow": False,
+            "font": {"size": 11, "color": SOFT},
+        }
+        for regime, (x, y, x_side, y_side) in places.items()
+    ]
+
+
+def _layout(x_title: str, y_title: str, *, height: int = HEIGHT) -> Chart:
+    axis = {"gridcolor": GRID, "zeroline": False, "automargin": True, "linecolor": GRID}
+    return {
+        "height": height,
+        "margin": {"l": 10, "r": 12, "t": 22, "b": 10},
+        "paper_bgcolor": CLEAR,
+        "plot_bgcolor": CLEAR,
+        "font": {"size": 12, "color": SOFT},
+        "hovermode": "x unified",
+        "legend": {
+            "orientation": "h",
+            "y": 1.08,
+            "yanchor": "bottom",
+            "x": 0,
+            "font": {"size": 11},
+            "traceorder": "normal",
+        },
+        "xaxis": axis | {"title": {"text": x_title, "standoff": 6}},
+        "yaxis": axis | {"title": {"text": y_title, "standoff": 6}},
+    }
+
+
+def _add_alarm(layout: Chart, step: int) -> None:
+    across = {"x0": step, "x1": step, "yref": "paper", "y0": 0, "y1": 1}
+    line = {"color": BAD, "width": 1.5, "dash": "dash"}
+    layout.setdefault("shapes", []).append({"type": "line", **across, "line": line})
+    note = {
+        "x": step,
+        "yref": "paper",
+        "y": 1,
+        "yanchor": "bottom",
+        "text": "alarm",
+    }
+    note |= {"showarrow": False, "font": {"size": 11, "color": BAD}}
+    layout.setdefault("annotations", []).append(note)
+
+
+def _add_level(layout: Chart, name: str, value: float) -> None:
+    across = {"xref": "paper", "x0": 0, "x1": 1, "y0": value, "y1": value}
+    line = {"color": SOFT, "width": 1, "dash": "dot"}
+    layout.setdefault("shapes", []).append({"type": "line", **across, "line": line})
+    if name:
+        note = {"xref": "paper", "x": 1, "xanchor": "right", "y": value, "yanchor": "bottom"}
+        note |= {"text": name, "showarrow": False, "font": {"size": 11, "color": SOFT}}
+        layout.setdefault("annotations", []).append(note)
+
+
+def _padded(values: Numbers) -> list[float]:
+    low, high = min(values), max(values)
+    room = 0.08 * (high - low) or 0.1
+    return [low - room, high + room]
+
+
+def _gap(high: float | None, low: float | None) -> float:
+    return 0.0 if high is None or low is None else max(float(f"{high - low:.{DIGITS}g}"), 0.0)
+
+
+def _whole(values: Numbers) -> list[float]:
+    """Steps: whole numbers without a decimal point."""
+    return [int(value) if value == int(value) else value for value in values]
+
+
+def _short(values: Sequence[float | None] | np.ndarray) -> list[float | None]:
+    """Rounded to `DIGITS`; null where there is no finite number, which JSON cannot hold."""
+    return [
+        float(f"{value:.{DIGITS}g}") if value is not None and math.isfinite(value) else None
+        for value in (values.tolist() if isinstance(values, np.ndarray) else values)
+    ]

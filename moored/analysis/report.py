@@ -1,0 +1,151 @@
+"""A report on one run or on several: its headline, and sections of figures, tables and texts.
+
+`build_report` reads run directories only, no model. `report_page` makes it an HTML page,
+`report_markdown` Markdown; both show the same `Report`.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from moored import __version__
+from moored.analysis.figures import Chart
+from moored.analysis.findings import Finding, Grid, Kind
+from moored.analysis.report_rollouts import ShownTrajectory
+from moored.errors import ConfigError, MooredError
+
+PACKAGES = ("torch", "transformers", "numpy", "pyarrow", "plotly")
+"""Whose versions are named, where they are installed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """A figure with its name."""
+
+    slug: str
+    """Unique in the report; the name of its PNG."""
+    title: str
+    chart: Chart
+    caption: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LegendEntry:
+    """What a colour and its dashes stand for."""
+
+    color: str
+    dash: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A part of the report under its own heading; whatever is empty is not shown."""
+
+    title: str
+    text: str = ""
+    legend: tuple[LegendEntry, ...] = ()
+    figures: tuple[Drawn, ...] = ()
+    columns: int = 2
+    """Figures side by side, where there is room."""
+    grids: Mapping[str, Grid] = field(default_factory=dict)
+    """Caption -> table."""
+    is_folded: bool = False
+    """The tables and the block are shown on demand."""
+    trajectories: tuple[ShownTrajectory, ...] = ()
+    block: str = ""
+    """Text as it is, such as a configuration."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Everything the page shows, in order."""
+
+    kind: Kind
+    title: str
+    meaning: tuple[str, ...]
+    """Why, in sentences."""
+    facts: Mapping[str, str]
+    notes: tuple[Finding, ...]
+    sections: tuple[Section, ...]
+    left_out: Mapping[str, str]
+    """Run directory -> why it cannot be shown."""
+    command: str
+    versions: str
+
+    @property
+    def figures(self) -> dict[str, Drawn]:
+        found = {drawn.slug: drawn for section in self.sections for drawn in section.figures}
+        assert len(found) == sum(len(section.figures) for section in self.sections)
+        return found
+
+
+def build_report(
+    runs: Sequence[Path],
+    *,
+    command: str,
+    until: int | None = None,
+    on_run: Callable[[], None] | None = None,
+) -> Report:
+    """Read the runs; those that cannot be shown are named in the report.
+
+    One run is shown in full, several are compared. `until` ignores later steps when comparing;
+    `on_run` is called after each run that was read.
+    """
+    from moored.analysis.report_run import report_of_run
+    from moored.analysis.report_runs import report_of_runs
+
+    paths = list(dict.fromkeys(runs))
+    missing = [path for path in paths if not path.is_dir()]
+    if missing:
+        raise ConfigError(f"there is no folder {str(missing[0])!r}; give run directories")
+    about = About(command=command, versions=installed_versions())
+    if len(paths) > 1:
+        return report_of_runs(paths, about, until=until, on_run=on_run)
+    if until is not None:
+        raise ConfigError("--until is for comparing several runs; one is shown in full")
+    try:
+        return report_of_run(paths[0], about)
+    except (MooredError, OSError) as error:
+        return empty_report({str(paths[0]): str(error)}, about)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """How a report was made."""
+
+    command: str
+    versions: str
+
+
+def empty_report(left_out: Mapping[str, str], about: About) -> Report:
+    """When no run can be shown."""
+    what = "The run" if len(left_out) == 1 else f"None of the {len(left_out)} runs"
+    can = "cannot" if len(left_out) == 1 else "can"
+    return Report(
+        kind=Kind.WARNING,
+        title=f"{what} {can} be shown",
+        meaning=(),
+        facts={},
+        notes=(),
+        sections=(),
+        left_out=left_out,
+        command=about.command,
+        versions=about.versions,
+    )
+
+
+def installed_versions() -> str:
+    """Of moored, Python and the packages that numbers depend on, without importing them."""
+    found = [f"moored {__version__}", f"Python {platform.python_version()}"]
+    for name in PACKAGES:
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            continue
+    return ", ".join([*found, f"{sys.platform} {platform.machine()}"])

@@ -1,0 +1,150 @@
+"""The curves of one run over its steps, with the alarm marked in each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from moored.analysis.diagnosis import Look, Series
+from moored.analysis.figures import Curve, line_chart, phase_chart
+from moored.analysis.findings import interval_of
+from moored.analysis.report import Drawn, Section
+from moored.analysis.report_data import (
+    Points,
+    RunData,
+    phase_seconds,
+    smoothed,
+    step_curves,
+    thinned,
+)
+
+WINDOWS = 30
+"""The running mean of a curve takes in one of this many parts of it."""
+MEASURED = {
+    "mi_estimate": ("MI of reasoning and prompt", "nats per token"),
+    "retrieval_accuracy": ("Retrieval of the prompt", "share"),
+    "conditional_entropy_est": ("Conditional entropy H(Z|X)", "nats per token"),
+}
+"""Field of a report -> title and axis of its figure."""
+
+
+def dynamics(run: RunData) -> Section:
+    """How the run went: success, reward, input dependence, form, filter, time."""
+    curves, alarm = step_curves(run.steps), run.alarm_step
+    window = max(len(run.steps) // WINDOWS, 1)
+    figures = [
+        *_step_figure("success", "Success", curves, ("success", "validation success"), alarm),
+        *_step_figure("reward", "Reward", curves, ("reward",), alarm),
+        *_look_figures(run, alarm),
+        *_step_figure("length", "Length of replies", curves, ("reply tokens",), alarm),
+        *_step_figure("validity", "Well-formed replies", curves, ("well-formed replies",), alarm),
+        *_step_figure(
+            "filter", "Filter", curves, ("kept groups", "groups without variance"), alarm
+        ),
+        *_step_figure(
+            "variance", "Reward variance in a group", curves, ("reward variance",), alarm
+        ),
+        *_time_figure(run, alarm),
+    ]
+    means = "" if window < 2 else f" Faint lines are single steps, strong ones means over {window}."
+    marked = "" if alarm is None else f" The dashed red line is the alarm of step {alarm}."
+    text = f"Bands are 95 % intervals over prompts.{means}{marked}"
+    return Section(title="Over the steps", text=text, figures=tuple(figures))
+
+
+AXES = {
+    "reward": "mean over trajectories",
+    "reply tokens": "tokens",
+    "reward variance": "mean over groups",
+}
+"""Of curves that are not shares."""
+
+
+def _step_figure(
+    slug: str, title: str, curves: Mapping[str, Points], names: Sequence[str], alarm: int | None
+) -> Iterator[Drawn]:
+    """One figure, if any of its curves is known."""
+    known = [name for name in names if name in curves]
+    if not known:
+        return
+    lines = [
+        line
+        for style, name in enumerate(known)
+        for line in _lines(name, curves[name], style, is_rare=name.startswith("validation"))
+    ]
+    axis = AXES.get(known[0])
+    chart = line_chart(
+        lines, y_title=axis or "share", alarm_step=alarm, share=axis is None and slug != "success"
+    )
+    if slug == "success":
+        chart["layout"]["yaxis"]["rangemode"] = "tozero"
+    yield Drawn(slug=slug, title=title, chart=chart)
+
+
+def _lines(name: str, points: Points, style: int, *, is_rare: bool) -> list[Curve]:
+    """Every step faintly and the running mean on top; now and then measured ones as they are."""
+    steps, values = points
+    if is_rare:
+        return [Curve(name=name, x=steps, y=values, style=style, has_dots=True)]
+    window = max(len(steps) // WINDOWS, 1)
+    x, y = thinned(steps, values)
+    if window < 2:
+        return [Curve(name=name, x=x, y=y, style=style)]
+    mean_x, mean_y = thinned(steps, smoothed(values, window))
+    return [
+        Curve(name=name, x=x, y=y, style=style, is_faint=True),
+        Curve(name=name, x=mean_x, y=mean_y, style=style),
+    ]
+
+
+def _look_figures(run: RunData, alarm: int | None) -> Iterator[Drawn]:
+    if run.diagnosis is None:
+        return
+    series = run.diagnosis.series
+    for name, (title, y_title) in MEASURED.items():
+        curves = [
+            _look_curve(label, looks, name, style)
+            for style, (label, looks) in enumerate(_views(series).items())
+        ]
+        level = None
+        if name == "mi_estimate":
+            level = ("", 0.0)
+        elif name == "retrieval_accuracy":
+            level = ("chance", 1 / series[0].looks[-1].report.num_prompts)
+        chart = line_chart(curves, y_title=y_title, alarm_step=alarm, level=level, show_names=True)
+        yield Drawn(slug=name, title=title, chart=chart)
+
+
+def _views(series: Sequence[Series]) -> dict[str, Sequence[Look]]:
+    """Looks of every view of every environment; turns of their own are left to `diagnose`."""
+    found: dict[str, Sequence[Look]] = {}
+    for each in series:
+        env = f"{each.env}: " if len(series) > 1 else ""
+        found[f"{env}{each.view.replace('_', ' ')}"] = each.looks
+        for view, looks in each.others.items():
+            found[f"{env}{view.replace('_', ' ')}"] = looks
+    return found
+
+
+def _look_curve(label: str, looks: Sequence[Look], name: str, style: int) -> Curve:
+    intervals = [interval_of(look.report, name) for look in looks]
+    known = [interval for interval in intervals if interval is not None]
+    has_band = len(known) == len(looks)
+    return Curve(
+        name=label,
+        x=[look.step or 0 for look in looks],
+        y=[getattr(look.report, name) for look in looks],
+        low=[interval.low for interval in known] if has_band else (),
+        high=[interval.high for interval in known] if has_band else (),
+        style=style,
+        has_dots=True,
+    )
+
+
+def _time_figure(run: RunData, alarm: int | None) -> Iterator[Drawn]:
+    seconds = phase_seconds(run.timing)
+    if not seconds:
+        return
+    steps = [record["step"] for record in run.timing]
+    thin = {phase: thinned(steps, values)[1] for phase, values in seconds.items()}
+    chart = phase_chart(thinned(steps, steps)[0], thin, alarm)
+    yield Drawn(slug="time", title="Time of a step by phase", chart=chart)

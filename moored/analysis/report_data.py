@@ -1,0 +1,191 @@
+"""One run directory, read for a report: what can be read, and what is wrong with the rest.
+
+Only a run without a single finished step is refused; any other part that is missing or damaged is
+named in `problems`, and the report goes on without it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from moored.analysis.compare import look_values
+from moored.analysis.diagnosis import Diagnosis
+from moored.analysis.report_rollouts import Rollouts, read_rollouts
+from moored.analysis.stored import read_diagnosis
+from moored.config_text import read_yaml
+from moored.errors import MooredError, RunLogError
+from moored.runlog.log import read_records
+
+Points = tuple[list[int], list[float]]
+"""Steps, and a number at each."""
+STEP_CURVES = {
+    "success": "rollout/success_rate",
+    "validation success": "evaluation/success_rate",
+    "reward": "rollout/reward_mean",
+    "reply tokens": "rollout/reply_tokens_mean",
+    "well-formed replies": "rollout/validity_rate",
+    "kept groups": "filter/kept_fraction",
+    "reward variance": "rollout/reward_variance_mean",
+}
+"""Name of a curve -> its key in metrics.jsonl."""
+MOST_POINTS = 500
+"""Of a curve; longer ones are averaged down, since a screen shows no more."""
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class RunData:
+    """All that a report shows of one run."""
+
+    path: Path
+    steps: Sequence[Mapping[str, Any]]
+    timing: Sequence[Mapping[str, Any]]
+    diagnosis: Diagnosis | None
+    """None when training measured nothing."""
+    rollouts: Rollouts | None
+    gradients: Sequence[Mapping[str, Any]]
+    """Measurements of `gradients.jsonl`, oldest first."""
+    options: Mapping[str, Any]
+    """config.yaml; empty when it cannot be read."""
+    config_text: str
+    problems: tuple[str, ...]
+
+    @property
+    def last_step(self) -> int:
+        return self.steps[-1]["step"]
+
+    @property
+    def num_steps(self) -> int | None:
+        """As many as the run was to have."""
+        found = self.options.get("num_steps")
+        return found if isinstance(found, int) else None
+
+    @property
+    def alarm_step(self) -> int | None:
+        """The first alarm of any environment."""
+        series = self.diagnosis.series if self.diagnosis is not None else ()
+        return min((each.alarm.step for each in series if each.alarm is not None), default=None)
+
+
+def read_run(path: Path) -> RunData:
+    """Everything; damaged parts become `problems`."""
+    steps = read_records(path)
+    if not steps:
+        raise RunLogError(f"{str(path)!r} has no finished step; there is nothing to show yet")
+    problems: list[str] = []
+    options = _attempt(problems, lambda: read_yaml(path / "config.yaml"), {})
+    rollouts = _attempt(problems, lambda: read_rollouts(path, ddof=_ddof(options)), None)
+    if rollouts is not None:
+        problems += rollouts.problems
+    return RunData(
+        path=path,
+        steps=steps,
+        timing=_attempt(problems, lambda: read_records(path, "timing"), []),
+        diagnosis=_attempt(problems, lambda: _diagnosis(path), None),
+        rollouts=rollouts,
+        gradients=_attempt(problems, lambda: _gradients(path), []),
+        options=options,
+        config_text=(path / "config.yaml").read_text(encoding="utf-8") if options else "",
+        problems=tuple(dict.fromkeys(problems)),
+    )
+
+
+def step_curves(steps: Sequence[Mapping[str, Any]]) -> dict[str, Points]:
+    """The curves of metrics.jsonl that have a number anywhere."""
+    found = {name: points(steps, key) for name, key in STEP_CURVES.items()}
+    found["groups without variance"] = _zero_share(steps)
+    return {name: curve for name, curve in found.items() if curve[0]}
+
+
+def look_curves(looks: Sequence[Mapping[str, Any]]) -> dict[str, Points]:
+    """MI, H(Z|X) and retrieval of every look, in the view that its verdict rests on."""
+    found: dict[str, Points] = {}
+    for look in looks:
+        for name, values in look_values([look]).items():
+            steps, numbers = found.setdefault(name, ([], []))
+            steps.append(look["step"])
+            numbers.append(values[0])
+    return found
+
+
+def phase_seconds(timing: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Seconds of each phase, one number for each record; 0 where a step had no such phase."""
+    keys = dict.fromkeys(key for record in timing for key in record if key.endswith("_s"))
+    return {
+        key.removesuffix("_s").replace("_", " "): [_or_zero(record.get(key)) for record in timing]
+        for key in keys
+    }
+
+
+def points(records: Sequence[Mapping[str, Any]], key: str) -> Points:
+    """Where a key has a number, and which."""
+    known = [(r["step"], r[key]) for r in records if isinstance(r.get(key), int | float)]
+    return [step for step, _ in known], [float(value) for _, value in known]
+
+
+def thinned(
+    x: Sequence[float], y: Sequence[float], most: int = MOST_POINTS
+) -> tuple[list[float], list[float]]:
+    """At most `most` points, each the mean of as many neighbours; a short curve as it is."""
+    if len(x) <= most:
+        return list(x), list(y)
+    size = math.ceil(len(x) / most)
+    starts = np.arange(0, len(x), size)
+    counts = np.diff(np.append(starts, len(x)))
+    middle = [x[int(s + (n - 1) // 2)] for s, n in zip(starts, counts, strict=True)]
+    return middle, (np.add.reduceat(np.asarray(y, dtype=float), starts) / counts).tolist()
+
+
+def smoothed(y: Sequence[float], window: int) -> list[float]:
+    """Centred running mean over `window` neighbours, fewer at the ends."""
+    values, half = np.asarray(y, dtype=float), window // 2
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    places = np.arange(len(values))
+    low, high = np.maximum(places - half, 0), np.minimum(places + half + 1, len(values))
+    return ((sums[high] - sums[low]) / (high - low)).tolist()
+
+
+def _zero_share(steps: Sequence[Mapping[str, Any]]) -> Points:
+    known = [
+        (record["step"], record["filter/num_zero"] / record["filter/num_groups"])
+        for record in steps
+        if record.get("filter/num_zero") is not None and record.get("filter/num_groups")
+    ]
+    return [step for step, _ in known], [share for _, share in known]
+
+
+def _or_zero(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _attempt(problems: list[str], read: Callable[[], Found], otherwise: Found) -> Found:
+    try:
+        return read()
+    except (MooredError, OSError) as error:
+        problems.append(str(error))
+        return otherwise
+
+
+def _diagnosis(path: Path) -> Diagnosis | None:
+    return read_diagnosis(path) if read_records(path, "collapse") else None
+
+
+def _ddof(options: Mapping[str, Any]) -> int:
+    chosen = options.get("filter")
+    return 1 if isinstance(chosen, Mapping) and chosen.get("ddof") == 1 else 0
+
+
+def _gradients(path: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = read_records(path, "gradients")
+    for record in found:
+        if not isinstance(record.get("buckets"), list):
+            raise RunLogError(
+                f"{str(path / 'gradients.jsonl')!r} has no buckets at step {record['step']}"
+            )
+    return found

@@ -1,0 +1,268 @@
+"""The report on one run: verdict, curves, plane, rewards, gradients, trajectories, options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+import numpy as np
+
+from moored.analysis.diagnosis import Look, Series
+from moored.analysis.figures import (
+    Bars,
+    PlanePath,
+    bar_chart,
+    plane_chart,
+    reward_map,
+    variance_histogram,
+)
+from moored.analysis.findings import (
+    KINDS,
+    Finding,
+    Kind,
+    curve_grid,
+    explanation,
+    headline,
+    named,
+    notes,
+)
+from moored.analysis.page import plane_caption, regime_cuts
+from moored.analysis.report import About, Drawn, Report, Section
+from moored.analysis.report_curves import dynamics
+from moored.analysis.report_data import RunData, read_run
+from moored.analysis.report_rollouts import MOST_PROMPTS, StepGroups
+
+TERMS = ("task", "kl", "entropy")
+"""Of a loss, in the order in which they are drawn."""
+
+
+def report_of_run(path: Path, about: About) -> Report:
+    """Everything about one run."""
+    run = read_run(path)
+    found = _headline(run)
+    sections = (
+        dynamics(run),
+        _plane(run),
+        _rewards(run),
+        _gradients(run),
+        _trajectories(run),
+        _looks(run),
+        Section(title="Configuration", block=run.config_text, is_folded=True),
+    )
+    meaning = explanation(run.diagnosis) if run.diagnosis is not None else []
+    return Report(
+        kind=found.kind,
+        title=found.text,
+        meaning=tuple(line.text for line in meaning),
+        facts=_facts(run),
+        notes=tuple(_notes(run)),
+        sections=tuple(s for s in sections if s.figures or s.grids or s.trajectories or s.block),
+        left_out={},
+        command=about.command,
+        versions=about.versions,
+    )
+
+
+def _headline(run: RunData) -> Finding:
+    if run.diagnosis is None:
+        return Finding("No verdict: input dependence was not measured")
+    found, alarm = headline(run.diagnosis), run.alarm_step
+    if alarm is None or "alarm" in found.text:
+        return found
+    return Finding(f"{found.text}, alarm at step {alarm}", found.kind)
+
+
+def _facts(run: RunData) -> dict[str, str]:
+    options = run.options
+    planned = "" if run.num_steps is None else f" of {run.num_steps}"
+    envs = options.get("env")
+    names = [str(e.get("name")) for e in envs if isinstance(e, Mapping)] if envs else []
+    facts = {
+        "run": str(run.path),
+        "steps": f"{run.last_step}{planned}",
+        "environment": ", ".join(names),
+        "model": str(options.get("model", "")),
+        "algorithm": _option(options, "algorithm", "name"),
+        "filter": _filter(options),
+        "seed": str(options.get("seed", "")),
+    }
+    return {name: value for name, value in facts.items() if value}
+
+
+def _filter(options: Mapping[str, Any]) -> str:
+    rule = _option(options, "filter", "rule")
+    return rule if rule == "none" else f"{rule} {_option(options, 'filter', 'value')}".strip()
+
+
+def _option(options: Mapping[str, Any], section: str, key: str) -> str:
+    chosen = options.get(section)
+    value = chosen.get(key) if isinstance(chosen, Mapping) else None
+    return "" if value is None else str(value)
+
+
+def _notes(run: RunData) -> Iterable[Finding]:
+    if run.num_steps is not None and run.last_step < run.num_steps:
+        text = f"The run is not complete: {run.last_step} of {run.num_steps} steps are finished."
+        yield Finding(text, Kind.WARNING)
+    for problem in run.problems:
+        yield Finding(f"Left out: {problem}", Kind.WARNING)
+    if run.diagnosis is not None:
+        yield from notes(run.diagnosis)
+        yield Finding(
+            "Training does not store score matrices, so they are not shown; moored diagnose "
+            f"{quote(str(run.path))} --rescore --html page.html scores the stored rollouts and "
+            f"draws them"
+        )
+
+
+def _plane(run: RunData) -> Section:
+    series = run.diagnosis.series if run.diagnosis is not None else ()
+    return Section(
+        title="Diversity and input dependence",
+        text="Every look of the run on the plane of H(Z|X) and MI; the open circle is the first, "
+        "the large one the last.",
+        figures=tuple(_plane_figure(each, len(series) == 1) for each in series),
+        columns=min(max(len(series), 1), 2),
+    )
+
+
+def _plane_figure(series: Series, is_one: bool) -> Drawn:
+    looks = series.looks
+    path = PlanePath(
+        name="looks",
+        entropy=[look.report.conditional_entropy_est for look in looks],
+        mi=[look.report.mi_estimate for look in looks],
+        texts=[_look_text(look) for look in looks],
+        kinds=[KINDS[look.verdict] for look in looks],
+    )
+    cuts = regime_cuts(looks[0].report) if len(looks) > 1 else None
+    return Drawn(
+        slug="plane" if is_one else f"plane_{series.env}",
+        title="H(Z|X) and MI" if is_one else f"{series.env}",
+        chart=plane_chart([path], cuts),
+        caption=plane_caption() if cuts else "One look has no start to be judged against.",
+    )
+
+
+def _look_text(look: Look) -> str:
+    report = look.report
+    return (
+        f"step {look.label}: {named(look.verdict)}<br>MI {report.mi_estimate:.3f}, "
+        f"H(Z|X) {report.conditional_entropy_est:.3f}"
+    )
+
+
+def _rewards(run: RunData) -> Section:
+    """Rewards and RV of every prompt early, in the middle and late; all RVs together."""
+    title = "Rewards of each prompt, and their variance (RV)"
+    rollouts = run.rollouts
+    if rollouts is None or not rollouts.stages:
+        return Section(title=title)
+    stages = {name: _largest(stage) for name, stage in rollouts.stages.items()}
+    rewards = np.concatenate([stage.rewards_PG.ravel() for stage in stages.values()])
+    finite = rewards[np.isfinite(rewards)]
+    low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
+    variance_max = max(float(stage.variance_P.max(initial=0.0)) for stage in stages.values())
+    figures = [
+        Drawn(
+            slug=f"rewards_{name}",
+            title=f"{name.capitalize()}: step {stage.step}",
+            chart=reward_map(
+                stage.rewards_PG,
+                stage.variance_P,
+                labels=stage.labels,
+                is_kept=stage.is_kept_P.tolist(),
+                reward_range=(low, high),
+                variance_max=variance_max or 1.0,
+            ),
+        )
+        for name, stage in stages.items()
+    ]
+    num = rollouts.num_files
+    histogram = Drawn(
+        slug="rv",
+        title=f"RV of all groups of {num} stored step{'s' if num > 1 else ''}",
+        chart=variance_histogram(rollouts.kept_variance, rollouts.dropped_variance),
+    )
+    return Section(
+        title=title,
+        text="A row is a prompt, largest RV on top, and its cells are the rewards of its "
+        "trajectories in descending order. Where all have the same reward, RV is 0 and the "
+        "prompt teaches nothing. RV is of task rewards, without penalties for form.",
+        figures=(*figures, histogram),
+        columns=3,
+    )
+
+
+def _largest(stage: StepGroups) -> StepGroups:
+    """A heat map of at most `MOST_PROMPTS`, spread evenly over the ranks of RV."""
+    if len(stage.labels) <= MOST_PROMPTS:
+        return stage
+    order = np.argsort(-stage.variance_P, kind="stable")
+    chosen = order[np.linspace(0, len(order) - 1, MOST_PROMPTS).round().astype(int)]
+    return StepGroups(
+        step=stage.step,
+        labels=tuple(stage.labels[p] for p in chosen),
+        rewards_PG=stage.rewards_PG[chosen],
+        variance_P=stage.variance_P[chosen],
+        is_kept_P=stage.is_kept_P[chosen],
+    )
+
+
+def _gradients(run: RunData) -> Section:
+    """The first and the last measurement: norm and SNR of each term by RV."""
+    measured = run.gradients
+    chosen = [measured[0], measured[-1]] if len(measured) > 1 else list(measured)
+    figures = [
+        _gradient_figure(record, key, title, f"gradient_{key}_{place}")
+        for key, title in (("norm", "Norm of the mean gradient"), ("snr", "Signal to noise"))
+        for place, record in zip(("first", "last"), chosen, strict=False)
+    ]
+    return Section(
+        title="Gradients by reward variance",
+        text="Each group of bars is a bucket of prompts with similar RV: the gradient of the task "
+        "term and of the regularisers, with intervals over groups.",
+        figures=tuple(drawn for drawn in figures if drawn is not None),
+    )
+
+
+def _gradient_figure(record: Mapping[str, Any], key: str, title: str, slug: str) -> Drawn | None:
+    buckets: Sequence[Mapping[str, Any]] = record["buckets"]
+    categories = [
+        f"{place}: {bucket.get('rv_low', 0):.3g}…{bucket.get('rv_high', 0):.3g}"
+        for place, bucket in enumerate(buckets, start=1)
+    ]
+    bars = []
+    for term in TERMS:
+        entries = [bucket.get("terms", {}).get(term, {}) for bucket in buckets]
+        values = [entry.get(key) for entry in entries]
+        if all(value is None for value in values):
+            continue
+        intervals = [entry.get(f"{key}_interval") or (None, None) for entry in entries]
+        low, high = [pair[0] for pair in intervals], [pair[1] for pair in intervals]
+        bars.append(Bars(name=term, values=values, low=low, high=high))
+    if not bars:
+        return None
+    step = f", step {record['step']}" if record.get("step") is not None else ""
+    chart = bar_chart(categories, bars, x_title="bucket: range of RV", y_title=title.lower())
+    return Drawn(slug=slug, title=f"{title}{step}", chart=chart)
+
+
+def _trajectories(run: RunData) -> Section:
+    found = run.rollouts.trajectories if run.rollouts is not None else ()
+    return Section(
+        title="Trajectories",
+        text="What the model saw and wrote. Long texts are cut, and prompts begin where those of "
+        "the step differ.",
+        trajectories=found,
+    )
+
+
+def _looks(run: RunData) -> Section:
+    series = run.diagnosis.series if run.diagnosis is not None else ()
+    grids = {
+        f"{each.env or 'looks'}, {each.view.replace('_', ' ')}": curve_grid(each) for each in series
+    }
+    return Section(title="All looks in figures", grids=grids, is_folded=True)

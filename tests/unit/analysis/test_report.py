@@ -1,0 +1,291 @@
+"""Reports: what stands in them, what damage does to them, and that a browser draws them."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import shutil
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from moored.analysis.findings import Kind
+from moored.analysis.report import Report, build_report
+from moored.analysis.report_data import smoothed, thinned
+from moored.analysis.report_markdown import render_markdown
+from moored.errors import ConfigError, MooredError
+
+ROOT = Path(__file__).parents[3]
+HOSTILE = "</script><script>alert('x')</script><img src=x onerror=y> & \"quoted\""
+CURVES = ["success", "reward", "mi_estimate", "retrieval_accuracy", "conditional_entropy_est"]
+CURVES += ["length", "validity", "filter", "variance", "time"]
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("report")
+
+
+@pytest.fixture
+def run(bench, tmp_path) -> Path:
+    """Collapsed in its second half, with rollouts of steps 1, 10 and 20."""
+    pytest.importorskip("pyarrow")
+    return bench.make_run(
+        tmp_path / "run", num_steps=20, look_every=4, rollouts_every=10, collapses=True
+    )
+
+
+def report_on(*runs: Path, **options) -> Report:
+    return build_report(list(runs), command="moored report x", **options)
+
+
+def page_of(report: Report) -> str:
+    pytest.importorskip("plotly")
+    from moored.analysis.report_page import render_report
+
+    return render_report(report, made=datetime(2026, 1, 1, tzinfo=UTC))
+
+
+def section(report: Report, title: str):
+    return next(each for each in report.sections if each.title.startswith(title))
+
+
+def test_the_headline_is_verdict_and_alarm_and_the_alarm_is_marked_in_every_curve(run):
+    report = report_on(run)
+    assert report.title == "Collapsed since step 12, alarm at step 12"
+    assert report.kind is Kind.BAD
+    drawn = section(report, "Over the steps").figures
+    assert [figure.slug for figure in drawn] == CURVES
+    for figure in drawn:
+        shapes = figure.chart["layout"]["shapes"]
+        assert [s["x0"] for s in shapes if "xref" not in s] == [12], figure.slug
+
+
+def test_mi_is_shown_in_both_views_with_bands_from_their_standard_errors(run):
+    chart = report_on(run).figures["mi_estimate"].chart
+    bands = [trace for trace in chart["data"] if trace.get("fill")]
+    assert [band["name"] for band in bands] == ["first turn", "observation swap"]
+    line = next(
+        trace for trace in chart["data"] if trace["name"] == "first turn" and trace != bands[0]
+    )
+    # t of 7 degrees of freedom is 2.365, the standard error 0.05.
+    assert bands[0]["y"][0] - line["y"][0] == pytest.approx(2.365 * 0.05, abs=2e-4)
+
+
+def test_rewards_are_mapped_early_in_the_middle_and_late_and_trajectories_shown(run):
+    report = report_on(run)
+    rewards = section(report, "Rewards")
+    assert [figure.title for figure in rewards.figures] == [
+        *("Early: step 1", "Middle: step 10", "Late: step 20"),
+        "RV of all groups of 3 stored steps",
+    ]
+    kept, dropped = (sum(trace["y"]) for trace in rewards.figures[-1].chart["data"])
+    assert (kept, dropped) == (9, 15)
+    shown = section(report, "Trajectories").trajectories
+    assert [each.kind for each in shown] == [
+        *("succeeded", "succeeded", "failed", "failed"),
+        *("dropped by the filter", "dropped by the filter"),
+    ]
+    assert "#####\n#P" in shown[0].turns[0].seen and len(shown[0].turns) == 2
+
+
+def test_gradients_are_bars_where_they_were_measured(run):
+    assert not any(s.title.startswith("Gradients") for s in report_on(run).sections)
+    term = {"norm": 2.0, "snr": 1.5, "norm_interval": [1.0, 2.5]}
+    buckets = [{"rv_low": 0.0, "rv_high": k, "terms": {"task": term, "kl": term}} for k in (1, 2)]
+    line = json.dumps({"schema": 1, "step": 10, "buckets": buckets}) + "\n"
+    (run / "gradients.jsonl").write_text(line + '{"step": 20, "buck')
+    figures = section(report_on(run), "Gradients").figures
+    assert [figure.title for figure in figures] == [
+        *("Norm of the mean gradient, step 10", "Signal to noise, step 10")
+    ]
+    assert [trace["name"] for trace in figures[0].chart["data"]] == ["task", "kl"]
+    assert figures[0].chart["data"][0]["error_y"]["arrayminus"] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "said"),
+    [
+        ("collapse.jsonl", "not JSON\n", "collapse.jsonl', line 1 is not JSON"),
+        ("timing.jsonl", "{}\n", "timing.jsonl', line 1 has schema None"),
+        ("config.yaml", "a: [", "config.yaml' is not valid YAML"),
+        ("gradients.jsonl", '{"schema": 1, "step": 4}\n', "has no buckets at step 4"),
+        ("rollouts/step_000020.parquet", "torn", "cannot read rollouts"),
+    ],
+)
+def test_a_damaged_part_is_named_and_the_rest_is_shown(run, file, text, said):
+    (run / file).write_text(text)
+    report = report_on(run)
+    assert any(said in note.text and note.kind is Kind.WARNING for note in report.notes)
+    assert "success" in report.figures
+
+
+def test_an_alarm_of_another_version_is_named_and_the_rest_is_shown(run):
+    text = (run / "collapse.jsonl").read_text().replace('"mi_level_se": 0.05, ', "")
+    (run / "collapse.jsonl").write_text(text)
+    report = report_on(run)
+    assert any("has no 'mi_level_se': another version" in note.text for note in report.notes)
+    assert "success" in report.figures
+
+
+def test_a_run_in_progress_is_shown_as_far_as_it_went(run):
+    with (run / "metrics.jsonl").open("r+") as file:
+        lines = file.readlines()
+        file.seek(0)
+        file.truncate()
+        file.writelines([*lines[:15], lines[15][:40]])
+    report = report_on(run)
+    assert report.notes[0].text == "The run is not complete: 15 of 20 steps are finished."
+    assert report.figures["success"].chart["data"][0]["x"] == list(range(1, 16))
+
+
+def test_broken_and_empty_runs_are_named_and_the_others_compared(bench, tmp_path):
+    runs = [bench.make_run(tmp_path / name, seed=k, num_steps=8) for k, name in enumerate("ab")]
+    empty, broken, bare = (tmp_path / name for name in ("empty", "broken", "bare"))
+    for folder in (empty, broken, bare):
+        folder.mkdir()
+    (empty / "config.yaml").write_text("seed: 0\n")
+    (broken / "metrics.jsonl").write_text("[1]\n")
+    (bare / "metrics.jsonl").write_text('{"schema": 1}\n')
+    report = report_on(*runs, empty, broken, bare)
+    assert list(report.left_out) == [str(broken), str(bare), str(empty)]
+    assert report.title == "2 runs of 1 settings" and "success" in report.figures
+    page = page_of(report)
+    assert all(f"Left out: {folder}" in page for folder in (empty, broken, bare))
+    assert report_on(empty, broken).title == "None of the 2 runs can be shown"
+    assert report_on(empty).title == "The run cannot be shown"
+    assert report_on(runs[0], empty).title == "Healthy"
+    with pytest.raises(ConfigError, match="there is no folder"):
+        report_on(tmp_path / "nowhere")
+
+
+def test_seeds_become_a_mean_and_the_interval_of_the_mean(bench, tmp_path):
+    runs = [tmp_path / "a", tmp_path / "b"]
+    for seed, (folder, rates) in enumerate(zip(runs, ([0.2, 0.4], [0.4, 0.4, 0.9]), strict=True)):
+        folder.mkdir()
+        (folder / "config.yaml").write_text(f"seed: {seed}\n")
+        records = [
+            {"schema": 1, "step": step, "rollout/success_rate": rate}
+            for step, rate in enumerate(rates, start=1)
+        ]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    band, line = report_on(*runs).figures["success"].chart["data"]
+    # Two seeds: t = 12.706, standard error 0.1. The curve ends with the shorter run.
+    assert line["x"] == [1, 2] and line["y"] == [0.3, 0.4]
+    assert band["y"] == [pytest.approx(1.571, abs=1e-3), 0.4, 0.4, pytest.approx(-0.9706, abs=1e-3)]
+    cut = report_on(*runs, until=1).figures["success"].chart["data"][1]
+    assert cut["x"] == [1]
+
+
+def test_settings_are_named_by_the_options_in_which_they_differ(bench, tmp_path):
+    runs = [
+        bench.make_run(tmp_path / f"{value}_{seed}", seed=seed, value=value, num_steps=8)
+        for value in (0.5, 0.9)
+        for seed in (0, 1)
+    ]
+    report = report_on(*runs)
+    assert report.title == "4 runs of 2 settings"
+    legend = section(report, "Over the steps").legend
+    assert [entry.text for entry in legend] == ["A: value 0.5 (2 seeds)", "B: value 0.9 (2 seeds)"]
+    (options,) = section(report, "Options").grids.values()
+    assert options.rows == (("filter.value", "0.5", "0.9"),)
+    ends, listed = section(report, "Start and end").grids.values()
+    assert "±" in ends.rows[0][2] and len(listed.rows) == 4
+
+
+def test_the_page_loads_nothing_holds_plotly_once_and_escapes_what_models_wrote(bench, tmp_path):
+    pytest.importorskip("pyarrow")
+    run = bench.make_run(tmp_path / "run", num_steps=3, rollouts_every=1)
+    (run / "config.yaml").write_text((run / "config.yaml").read_text() + f"# {HOSTILE}\n")
+    page = page_of(report_on(run))
+    assert HOSTILE not in page and "&lt;/script&gt;&lt;script&gt;alert" in page
+    assert page.count("plotly.js v") == 1
+    assert page.count("<script") == 3 + page.count('"<script')
+    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', page)
+    assert policy is not None
+    assert policy[1].startswith(
+        "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:;"
+    )
+    assert policy[1].count("sha256-") == 2
+    assert "moored report x" in page and "plotly " in page
+
+
+def test_forty_runs_of_four_hundred_steps_stay_under_fifteen_megabytes(bench, tmp_path):
+    runs = bench.make_runs(tmp_path, runs=40, steps=400, seeds=1)
+    report = report_on(*runs)
+    page = page_of(report)
+    assert report.title == "40 runs"
+    assert len(report.figures["success"].chart["data"]) == 40
+    assert len(page.encode()) < 15e6
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_browser_without_network_draws_every_figure_and_complains_about_nothing(
+    run, tmp_path, width
+):
+    browser = shutil.which("chromium") or pytest.skip("needs chromium")
+    report = report_on(run)
+    file = tmp_path / "report.html"
+    file.write_text(page_of(report))
+    from moored.analysis.report_png import FLAGS
+
+    words = [
+        browser,
+        *FLAGS,
+        f"--user-data-dir={tmp_path / 'profile'}",
+        f"--window-size={width},900",
+    ]
+    words += ["--enable-logging=stderr", "--host-resolver-rules=MAP * ~NOTFOUND"]
+    words += ["--virtual-time-budget=20000", "--dump-dom", file.as_uri()]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    assert "CONSOLE" not in done.stderr, done.stderr
+    assert done.stdout.count('class="plot js-plotly-plot"') == len(report.figures) == 15
+    assert len(re.findall(r'<svg class="main-svg"', done.stdout)) >= 15
+
+
+def test_every_figure_becomes_a_picture_that_markdown_links(run, tmp_path):
+    if shutil.which("chromium") is None:
+        pytest.skip("needs chromium")
+    from moored.analysis.report_png import write_pictures
+
+    pytest.importorskip("plotly")
+    report = report_on(run)
+    pictures = write_pictures(tmp_path / "png", report.figures)
+    assert len(pictures) == 15
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures.values())
+    text = render_markdown(
+        report, {slug: Path("png") / path.name for slug, path in pictures.items()}
+    )
+    assert "![Success](<png/success.png>)" in text
+
+
+def test_without_a_browser_one_sentence_says_what_to_install(monkeypatch):
+    from moored.analysis.report_png import find_browser
+
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(MooredError, match=r"needs Chromium or Chrome.*apt-get install chromium"):
+        find_browser()
+
+
+def test_markdown_has_headline_tables_and_options(run):
+    text = render_markdown(report_on(run))
+    assert text.startswith("# Collapsed since step 12, alarm at step 12\n")
+    assert "| step | MI/token | 95 % |" in text and "```yaml\nseed: 0\n" in text
+    assert "![" not in text
+
+
+def test_long_curves_become_means_of_neighbours():
+    assert thinned([1, 2, 3, 4, 5], [0.0, 2.0, 4.0, 6.0, 9.0], most=3) == (
+        [1, 3, 5],
+        [1.0, 5.0, 9.0],
+    )
+    assert thinned([1, 2], [0.0, 2.0], most=3) == ([1, 2], [0.0, 2.0])
+
+
+def test_a_running_mean_takes_fewer_neighbours_at_the_ends():
+    assert smoothed([0.0, 3.0, 6.0, 0.0], 3) == [1.5, 3.0, 3.0, 3.0]
+    assert smoothed([1.0, 5.0], 1) == [1.0, 5.0]

@@ -1,0 +1,104 @@
+"""`moored report` and the end of `moored train`: files, exit codes, sentences."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from moored.cli.main import main
+from moored.cli.train import _write_report
+
+
+@pytest.fixture
+def run(tmp_path) -> Path:
+    folder = tmp_path / "runs" / "one"
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text("seed: 0\nnum_steps: 2\n")
+    records = [{"schema": 1, "step": k, "rollout/success_rate": 0.5} for k in (1, 2)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    return folder
+
+
+@pytest.fixture
+def report(monkeypatch):
+    def command(*words: object) -> int:
+        monkeypatch.setattr(sys, "argv", ["moored", "report", *map(str, words)])
+        with pytest.raises(SystemExit) as left:
+            main()
+        return int(left.value.code or 0)
+
+    return command
+
+
+def test_the_page_lies_in_the_run_unless_told_otherwise(run, report, tmp_path, capsys):
+    pytest.importorskip("plotly")
+    assert report(run) == 0
+    assert f"report: {run / 'report.html'}" in capsys.readouterr().out
+    assert report(run, "-o", tmp_path / "page.html", "--markdown") == 0
+    assert (tmp_path / "page.html").is_file() and (tmp_path / "page.md").is_file()
+    assert f"moored report {run}" in (run / "report.html").read_text()
+
+
+def test_a_run_that_cannot_be_read_is_on_the_page_and_the_exit_code_is_1(
+    run, report, tmp_path, capsys
+):
+    pytest.importorskip("plotly")
+    (tmp_path / "empty").mkdir()
+    assert report(run, tmp_path / "empty", "-o", tmp_path / "page.html") == 1
+    said = f"left out: {tmp_path / 'empty'}: "
+    assert capsys.readouterr().err.startswith(said)
+    assert f"Left out: {tmp_path / 'empty'}: " in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nowhere", "-o", "x.html"], "there is no folder 'nowhere'; give run directories"),
+        (["nowhere"], "the folder 'nowhere' does not exist; make it first"),
+        ([".", "-o", "."], "-o needs a file, got the folder '.'"),
+        ([".", "--until", "3"], "--until is for comparing several runs"),
+    ],
+)
+def test_mistakes_are_one_line(report, words, said, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("plotly")
+    monkeypatch.chdir(tmp_path)
+    assert report(*words) == 2
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_plotly_report_and_train_say_how_to_get_it(run, report, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    said = (
+        "a report needs packages that are not installed (plotly); run: pip install 'moored[report]'"
+    )
+    assert report(run) == 2
+    assert said in capsys.readouterr().err
+    _write_report(run)
+    assert capsys.readouterr().out == f"no report: {said}\n"
+
+
+def test_a_report_that_fails_does_not_fail_the_run(run, monkeypatch, capsys):
+    def fail(*_, **__):
+        raise TypeError("a bug")
+
+    pytest.importorskip("plotly")
+    _write_report(run)
+    assert capsys.readouterr().out == f"report: {run / 'report.html'}\n"
+    monkeypatch.setattr("moored.analysis.report.build_report", fail)
+    _write_report(run)
+    assert "no report (TypeError: a bug); `moored report " in capsys.readouterr().out
+
+
+def test_help_does_not_import_plotly_or_jinja2(monkeypatch, capsys):
+    for name in [n for n in sys.modules if n.partition(".")[0] in ("plotly", "jinja2")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "argv", ["moored", "--help"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "report" in capsys.readouterr().out
+    assert not {"plotly", "jinja2"} & set(sys.modules)
