@@ -33,9 +33,9 @@ def arms(options: argparse.Namespace) -> dict[str, list[str]]:
     """Words of `moored gradients` for each line."""
     kl = "algorithm.kl_coef=0.001"
     found = {
-        "GRPO, start": [*START],
-        "Dr. GRPO, start": [*START, "algorithm.name=dr_grpo"],
-        "PPO, start": [*START, "algorithm.name=ppo"],
+        f"{label}, start, seed {seed}": [*START, f"algorithm.name={name}", f"seed={seed}"]
+        for seed in options.seeds
+        for label, name in {"GRPO": "grpo", "Dr. GRPO": "dr_grpo", "PPO": "ppo"}.items()
     }
     for name, run in {
         "GRPO, top-p": options.grpo,
@@ -78,6 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name in ("--grpo", "--ppo", "--no-filter"):
         parser.add_argument(name, type=Path, help="a finished run; left out: not measured")
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0], help="of tasks, at the start")
     parser.add_argument("--groups", type=int, default=48)
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--buckets", type=int, default=6)
