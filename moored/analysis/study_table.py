@@ -236,7 +236,7 @@ def table_lines(table: StudyTable, *, differences: bool = False) -> list[list[st
 def _cell(mean: Mean | None, sign: str = "") -> str:
     if mean is None:
         return "–"
-    digits = 0 if abs(mean.mean) >= 1000 else 3
+    digits = 0 if abs(mean.mean) >= 100 else 3
     spread = "" if mean.half_width is None else f" ± {mean.half_width:.{digits}f}"
     return f"{mean.mean:{sign}.{digits}f}{spread}"
 

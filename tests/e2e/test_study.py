@@ -112,6 +112,8 @@ def test_a_study_killed_three_times_ends_with_the_same_files_as_one_that_was_not
         same_files(study / run.name, train_here(run, folder / "whole"))
     table = json.loads((study / "results.json").read_text())
     assert [len(row["runs"]) for row in table["rows"]] == [2, 2]
+    assert out.endswith("report: runs/tiny/report.html\n")
+    assert not list(study.glob("*/*/report.html"))
     # Nothing is left to do, and the table is there again.
     out, _ = finish(launch("tiny.yaml"))
     assert "4 runs, 4 of them finished" in out and "started" not in out

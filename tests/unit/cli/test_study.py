@@ -112,5 +112,5 @@ def test_on_a_small_terminal_the_live_table_has_only_the_arms_under_way(tmp_path
             progress.on_poll([runs[4]])
         shown = {" ".join(line.split()) for line in console.export_text().splitlines()}
         assert "0 of 96 runs finished" in shown
-        assert "ppo sokoban top_p 0 of 3 seed 1: step 7 of 100, success 0.25" in shown
+        assert "ppo sokoban top_p 0 of 3 seed 1: step 7 of 50, success 0.25" in shown
         assert sum(" 0 of 3" in line for line in shown) == num_rows
