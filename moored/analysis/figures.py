@@ -83,7 +83,10 @@ def line_chart(
     show_names: bool | None = None,
 ) -> Chart:
     """Curves over steps; `share` fixes the axis to 0…1, `level` draws a dashed line across."""
-    data = [trace for curve in curves for trace in _traces(curve)]
+    # Bands first: a band of one curve must not hide the line of another.
+    banded = [curve for curve in curves if len(curve.low)]
+    data = [_band(curve, 0.18 if len(banded) <= 3 else 0.09) for curve in banded]
+    data += [_line(curve) for curve in curves]
     named = [curve for curve in curves if not curve.is_faint]
     layout = _layout("step", y_title)
     layout["xaxis"]["range"] = [
@@ -263,7 +266,7 @@ def dash_of(style: int) -> str:
     return DASHES[style // len(PALETTE) % len(DASHES)]
 
 
-def _traces(curve: Curve) -> list[Chart]:
+def _line(curve: Curve) -> Chart:
     color = color_of(curve.style)
     line = {
         "type": "scatter",
@@ -281,23 +284,25 @@ def _traces(curve: Curve) -> list[Chart]:
     if curve.is_faint:
         line |= {"opacity": 0.35, "hoverinfo": "skip"}
         del line["hovertemplate"]
-    if len(curve.low) == 0:
-        return [line]
-    band = {
+    return line
+
+
+def _band(curve: Curve, opacity: float) -> Chart:
+    steps = _whole(curve.x)
+    return {
         "type": "scatter",
         "mode": "lines",
         "name": curve.name,
         "legendgroup": curve.name,
         "showlegend": False,
-        "x": [*line["x"], *reversed(line["x"])],
+        "x": [*steps, *reversed(steps)],
         "y": [*_short(curve.high), *reversed(_short(curve.low))],
         "fill": "toself",
-        "fillcolor": color,
-        "opacity": 0.18,
+        "fillcolor": color_of(curve.style),
+        "opacity": opacity,
         "line": {"width": 0},
         "hoverinfo": "skip",
     }
-    return [band, line]
 
 
 def _path_traces(path: PlanePath) -> list[Chart]:

@@ -223,7 +223,8 @@ def _gradients(run: RunData) -> Section:
     return Section(
         title="Gradients by reward variance",
         text="Each group of bars is a bucket of prompts with similar RV: the gradient of the task "
-        "term and of the regularisers, with intervals over groups.",
+        "term and of the regularisers, with intervals over groups. The mean of noise alone has a "
+        "signal-to-noise ratio of about 1.",
         figures=tuple(drawn for drawn in figures if drawn is not None),
     )
 

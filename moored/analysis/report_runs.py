@@ -43,6 +43,8 @@ MOST_POINTS = 200
 """Of a curve, where there are many."""
 WINDOWS = 40
 """The running mean of a curve takes in one of this many parts of it."""
+MOST_LISTED = 12
+"""Runs; more of them are listed on demand."""
 NAMED_OPTIONS = 3
 """An arm is called by the options that differ, up to this many."""
 FIGURES = {
@@ -100,17 +102,18 @@ def _compared(
 ) -> Report:
     num_runs = sum(len(arm.runs) for arm in found.arms)
     arms = len(found.arms)
-    title = f"{num_runs} runs" if arms == num_runs else f"{num_runs} runs of {arms} settings"
+    of = "" if arms == num_runs else f" of {arms} setting{'s' if arms > 1 else ''}"
     names = {arm.label: _name_of(arm, found) for arm in found.arms}
     sections = (
         _legend_and_curves(found, curves, names),
         _plane(found, curves, names),
         _table(found, names),
         _options(found),
+        _runs(found),
     )
     return Report(
         kind=Kind.PLAIN,
-        title=title,
+        title=f"{num_runs} runs{of}",
         meaning=tuple(_verdict_line(found)),
         facts={"settings": "; ".join(names.values())} if arms <= 6 else {},
         notes=(),
@@ -189,7 +192,8 @@ def _figure(
     for style, arm in enumerate(found.arms):
         members = [c[name] for run in arm.runs if name in (c := curves[run.path])]
         if members:
-            lines.append(_mean_curve(members, names[arm.label], style))
+            is_share = y_title.startswith("share")
+            lines.append(_mean_curve(members, names[arm.label], style, is_share=is_share))
     chart = line_chart(lines, y_title=y_title, show_names=False)
     slug = base.lower().replace(" ", "_").replace("(z|x)", "_z_x").replace("-", "_")
     return Drawn(
@@ -199,8 +203,10 @@ def _figure(
     )
 
 
-def _mean_curve(members: Sequence[Points], label: str, style: int) -> Curve:
-    """Mean and band over runs at the steps that all of them have."""
+def _mean_curve(
+    members: Sequence[Points], label: str, style: int, *, is_share: bool = False
+) -> Curve:
+    """Mean and band over runs at the steps that all of them have; a share stays within 0…1."""
     smooth = [_smooth(member) for member in members]
     shared = [step for step in smooth[0] if all(step in other for other in smooth[1:])]
     values = [[member[step] for member in smooth] for step in shared]
@@ -208,12 +214,13 @@ def _mean_curve(members: Sequence[Points], label: str, style: int) -> Curve:
     if len(members) == 1:
         return Curve(name=label, x=x, y=y, style=style)
     halves = thinned(shared, [half_width(each) or 0.0 for each in values], MOST_POINTS)[1]
+    least, most = (0.0, 1.0) if is_share else (-math.inf, math.inf)
     return Curve(
         name=label,
         x=x,
         y=y,
-        low=[mean - half for mean, half in zip(y, halves, strict=True)],
-        high=[mean + half for mean, half in zip(y, halves, strict=True)],
+        low=[max(mean - half, least) for mean, half in zip(y, halves, strict=True)],
+        high=[min(mean + half, most) for mean, half in zip(y, halves, strict=True)],
         style=style,
     )
 
@@ -279,19 +286,21 @@ def _table(found: Comparison, names: Mapping[str, str]) -> Section:
         for arm, each in zip(found.arms, figures, strict=True)
     ]
     header = ("start → end", "runs", *columns, "verdict", "alarm at step")
-    runs = tuple(
+    return Section(
+        title="Start and end",
+        text=" ".join(explanation(found)),
+        grids={"": Grid(header, tuple(rows))},
+    )
+
+
+def _runs(found: Comparison) -> Section:
+    rows = tuple(
         (arm.label, str(run.path), option_cell(run.options.get("seed", "–")), str(run.last_step))
         for arm in found.arms
         for run in arm.runs
     )
-    return Section(
-        title="Start and end",
-        text=" ".join(explanation(found)),
-        grids={
-            "": Grid(header, tuple(rows)),
-            "Runs": Grid(("setting", "run", "seed", "steps"), runs),
-        },
-    )
+    grid = Grid(("setting", "run", "seed", "steps"), rows)
+    return Section(title="Runs", grids={"": grid}, is_folded=len(rows) > MOST_LISTED)
 
 
 def _options(found: Comparison) -> Section:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moored.cli.console import make_console, print_line
-from moored.errors import ConfigError
+from moored.errors import ConfigError, MooredError
 
 if TYPE_CHECKING:
     from moored.analysis.report import Report
@@ -77,6 +77,24 @@ def report_command(
         print_line(make_console(stderr=True), f"left out: {path}: {reason}")
     if report.left_out:
         raise typer.Exit(1)
+
+
+def write_or_explain(runs: Sequence[Path], file: Path, command: str) -> None:
+    """Report on runs that are over and stored: a report that cannot be made is only one line."""
+    from moored.analysis.report import build_report
+    from moored.analysis.report_page import check_can_draw, write_report
+
+    console = make_console()
+    try:
+        check_can_draw()
+        write_report(file, build_report(runs, command=command))
+    except MooredError as error:
+        print_line(console, f"no report: {error}")
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        print_line(console, f"no report ({what}); `{command}` shows where it fails")
+    else:
+        print_line(console, f"report: {file}")
 
 
 def _build(runs: Sequence[Path], until: int | None) -> Report:

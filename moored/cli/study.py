@@ -10,15 +10,16 @@ import json
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from shlex import quote
+from shlex import join, quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from moored.cli.console import make_console, print_line
 from moored.cli.options import check_config, split_words
+from moored.cli.report import write_or_explain
 from moored.cli.stopping import StopRequest
-from moored.errors import ConfigError, MooredError
+from moored.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -188,27 +189,14 @@ def _finish(
     write_atomically(folder.path / "results.md", page)
     show_table(console, study, table)
     print_line(console, f"table: {folder.path / 'results.md'}, {folder.path / 'results.json'}")
-    _write_report(console, folder.path, [run.path for row in table.rows for run in row.runs])
+    ended = [run.path for row in table.rows for run in row.runs]
+    if ended:
+        file = folder.path / "report.html"
+        again = join(["moored", "report", *map(str, ended), "-o", str(file)])
+        write_or_explain(ended, file, again)
     if failed:
         stderr = make_console(stderr=True)
         print_line(stderr, f"{len(failed)} of {len(runs)} runs failed:")
         for run in failed:
             print_line(stderr, f"  {run.name}: {failure(folder, run)}")
         raise typer.Exit(1)
-
-
-def _write_report(console: Console, folder: Path, runs: Sequence[Path]) -> None:
-    """A page with the curves of all runs; the table is there even if it cannot be drawn."""
-    from moored.analysis.report import build_report
-    from moored.analysis.report_page import check_can_draw, write_report
-
-    if not runs:
-        return
-    try:
-        check_can_draw()
-        command = " ".join(map(quote, ["moored", "report", *map(str, runs)]))
-        write_report(folder / "report.html", build_report(runs, command=command))
-    except MooredError as error:
-        print_line(console, f"no report: {error}")
-    else:
-        print_line(console, f"report: {folder / 'report.html'}")

@@ -15,8 +15,9 @@ import typer
 
 from moored.cli.console import make_console, print_line
 from moored.cli.options import ConfigWords, check_config, read_config, split_words
+from moored.cli.report import write_or_explain
 from moored.cli.stopping import StopRequest
-from moored.errors import ConfigError, MooredError, RunLogError
+from moored.errors import ConfigError, RunLogError
 
 if TYPE_CHECKING:
     from moored.train import Run, StepRecord
@@ -52,7 +53,10 @@ def train_command(
         stop.wait_for_step()
         _run_loop(made, stop)
         if report:
-            _write_report(made.log.path)
+            folder = made.log.path
+            write_or_explain(
+                [folder], folder / "report.html", f"moored report {quote(str(folder))}"
+            )
 
 
 def _show_help(context: typer.Context) -> None:
@@ -166,21 +170,3 @@ def _run_loop(run: Run, stop: StopRequest) -> None:
     if stop.is_made and run.next_step <= run.config.num_steps:
         print_line(console, f"go on with: moored train --resume {quote(str(run.log.path))}")
         raise typer.Exit(stop.exit_code)
-
-
-def _write_report(folder: Path) -> None:
-    """The run is over and its files are written: a report that cannot be made is one line."""
-    from moored.analysis.report import build_report
-    from moored.analysis.report_page import check_can_draw, write_report
-
-    file, again = folder / "report.html", f"moored report {quote(str(folder))}"
-    try:
-        check_can_draw()
-        write_report(file, build_report([folder], command=again))
-    except MooredError as error:
-        print_line(make_console(), f"no report: {error}")
-    except Exception as error:
-        what = f"{type(error).__name__}: {error}"
-        print_line(make_console(), f"no report ({what}); `{again}` shows where it fails")
-    else:
-        print_line(make_console(), f"report: {file}")

@@ -148,6 +148,9 @@ def test_a_run_that_fails_is_listed_with_its_log_and_the_others_go_on(folder):
     log = Path("runs", "tiny", "none", "seed-0.log")
     assert f"1 of 2 runs failed:\n  none/seed-0: exit code 1: no power (log: {log})\n" in said
     assert "[1/2] all/seed-0 finished in " in out
+    # What did not fail is reported on, as a whole and not run by run.
+    assert f"report: {Path('runs', 'tiny', 'report.html')}\n" in out
+    assert [file.parent.name for file in folder.rglob("report.html")] == ["tiny"]
     assert log.read_text().endswith("no power\n")
     results = json.loads(Path("runs/tiny/results.json").read_text())
     assert [len(row["runs"]) for row in results["rows"]] == [0, 1]

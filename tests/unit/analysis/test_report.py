@@ -153,7 +153,7 @@ def test_broken_and_empty_runs_are_named_and_the_others_compared(bench, tmp_path
     (bare / "metrics.jsonl").write_text('{"schema": 1}\n')
     report = report_on(*runs, empty, broken, bare)
     assert list(report.left_out) == [str(broken), str(bare), str(empty)]
-    assert report.title == "2 runs of 1 settings" and "success" in report.figures
+    assert report.title == "2 runs of 1 setting" and "success" in report.figures
     page = page_of(report)
     assert all(f"Left out: {folder}" in page for folder in (empty, broken, bare))
     assert report_on(empty, broken).title == "None of the 2 runs can be shown"
@@ -169,14 +169,18 @@ def test_seeds_become_a_mean_and_the_interval_of_the_mean(bench, tmp_path):
         folder.mkdir()
         (folder / "config.yaml").write_text(f"seed: {seed}\n")
         records = [
-            {"schema": 1, "step": step, "rollout/success_rate": rate}
+            {"schema": 1, "step": step}
+            | {"rollout/success_rate": rate, "rollout/reward_mean": 2 * rate}
             for step, rate in enumerate(rates, start=1)
         ]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     band, line = report_on(*runs).figures["success"].chart["data"]
     # Two seeds: t = 12.706, standard error 0.1. The curve ends with the shorter run.
     assert line["x"] == [1, 2] and line["y"] == [0.3, 0.4]
-    assert band["y"] == [pytest.approx(1.571, abs=1e-3), 0.4, 0.4, pytest.approx(-0.9706, abs=1e-3)]
+    assert band["y"] == [1.0, 0.4, 0.4, 0.0]  # 0.3 ± 1.2706, but a share
+    band, line = report_on(*runs).figures["reward"].chart["data"]
+    assert line["y"] == [0.6, 0.8]
+    assert band["y"] == [pytest.approx(3.141, abs=1e-3), 0.8, 0.8, pytest.approx(-1.941, abs=1e-3)]
     cut = report_on(*runs, until=1).figures["success"].chart["data"][1]
     assert cut["x"] == [1]
 
@@ -193,7 +197,8 @@ def test_settings_are_named_by_the_options_in_which_they_differ(bench, tmp_path)
     assert [entry.text for entry in legend] == ["A: value 0.5 (2 seeds)", "B: value 0.9 (2 seeds)"]
     (options,) = section(report, "Options").grids.values()
     assert options.rows == (("filter.value", "0.5", "0.9"),)
-    ends, listed = section(report, "Start and end").grids.values()
+    (ends,) = section(report, "Start and end").grids.values()
+    (listed,) = section(report, "Runs").grids.values()
     assert "±" in ends.rows[0][2] and len(listed.rows) == 4
 
 

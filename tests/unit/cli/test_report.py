@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from moored.cli.main import main
-from moored.cli.train import _write_report
+from moored.cli.report import write_or_explain
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_without_plotly_report_and_train_say_how_to_get_it(run, report, monkeypa
     )
     assert report(run) == 2
     assert said in capsys.readouterr().err
-    _write_report(run)
+    write_or_explain([run], run / "report.html", "moored report x")
     assert capsys.readouterr().out == f"no report: {said}\n"
 
 
@@ -87,10 +87,10 @@ def test_a_report_that_fails_does_not_fail_the_run(run, monkeypatch, capsys):
         raise TypeError("a bug")
 
     pytest.importorskip("plotly")
-    _write_report(run)
+    write_or_explain([run], run / "report.html", "moored report x")
     assert capsys.readouterr().out == f"report: {run / 'report.html'}\n"
     monkeypatch.setattr("moored.analysis.report.build_report", fail)
-    _write_report(run)
+    write_or_explain([run], run / "report.html", "moored report x")
     assert "no report (TypeError: a bug); `moored report " in capsys.readouterr().out
 
 
