@@ -75,7 +75,7 @@ def table_of(records: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="gradients of nano by reward variance")
     for name in ("--grpo", "--ppo", "--no-filter"):
         parser.add_argument(name, type=Path, help="a finished run; left out: not measured")
     parser.add_argument("--seeds", type=int, nargs="*", default=[0], help="of tasks, at the start")

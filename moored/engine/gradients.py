@@ -127,8 +127,7 @@ class ProjectedGradients:
         self._sums = torch.zeros(num_terms, num_groups, dimensions, dtype=kind, device=device)
 
     def add(self, term: int, group: int, gradients: Gradients) -> None:
-        if len(gradients) != self._num_weights:
-            raise AssertionError(f"{len(gradients)} gradients for {self._num_weights} weights")
+        assert len(gradients) == self._num_weights
         sums = self._sums[term, group]
         for index, gradient in enumerate(gradients):
             if gradient is None:
