@@ -19,7 +19,7 @@ from moored.cli.console import make_console, print_line
 from moored.cli.options import check_config, split_words
 from moored.cli.report import write_or_explain
 from moored.cli.stopping import StopRequest
-from moored.errors import ConfigError
+from moored.errors import ConfigError, require_packages
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -115,6 +115,7 @@ def _run(
     if is_plan:
         show_plan(console, study, runs, path, chosen)
         return
+    require_packages("running a study", ("torch", "transformers"))
     seeds = ",".join(map(str, study.seeds))
     again = f"{again} --seeds {seeds}" + ("" if jobs == "auto" else f" --jobs {jobs}")
     with closing(StudyFolder(path, study)) as folder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -88,6 +89,17 @@ def test_correlation_reads_all_runs_of_the_folders_and_names_those_it_leaves_out
     assert validity["spearman"]["value"] == pytest.approx(-1.0)
     assert len(found["runs"]) == 6
     assert "| validity | -1.00 [-1.00, -1.00] |" in (tmp_path / "found" / "results.md").read_text()
+
+
+def test_without_torch_a_study_is_refused_before_its_first_run(command, tmp_path, monkeypatch):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: None if name == "torch" else find_spec(name)
+    )
+    code, _, said = command("bottle")
+    assert code == 2
+    assert said.startswith("moored: running a study needs packages that are not installed (torch)")
+    assert not list(tmp_path.iterdir())
 
 
 def test_planning_imports_no_torch():
