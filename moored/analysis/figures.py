@@ -27,6 +27,8 @@ KIND_COLORS = {"good": GOOD, "bad": BAD, "warning": WARNING, "plain": SOFT}
 GRID = "rgba(128,138,152,0.25)"
 CLEAR = "rgba(0,0,0,0)"
 HEIGHT = 270
+LEGEND_ROW = 20
+"""Height of two more names above a figure."""
 DIGITS = 4
 """Significant digits of a number in a figure."""
 
@@ -94,6 +96,8 @@ def line_chart(
         1.02 * max((max(curve.x, default=1) for curve in curves), default=1),
     ]
     layout["showlegend"] = len(named) > 1 if show_names is None else show_names
+    if layout["showlegend"]:
+        layout["height"] += LEGEND_ROW * ((len(named) - 1) // 2)
     if share:
         layout["yaxis"] |= {"range": [-0.03, 1.03]}
     if level is not None:

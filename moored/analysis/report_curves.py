@@ -101,15 +101,16 @@ def _look_figures(run: RunData, alarm: int | None) -> Iterator[Drawn]:
         return
     series = run.diagnosis.series
     for name, (title, y_title) in MEASURED.items():
+        views = _views(series)
         curves = [
             _look_curve(label, looks, name, style)
-            for style, (label, looks) in enumerate(_views(series).items())
+            for style, (label, looks) in enumerate(views.items())
         ]
         level = None
         if name == "mi_estimate":
             level = ("", 0.0)
         elif name == "retrieval_accuracy":
-            level = ("chance", 1 / series[0].looks[-1].report.num_prompts)
+            level = _chance(views)
         chart = line_chart(curves, y_title=y_title, alarm_step=alarm, level=level, show_names=True)
         yield Drawn(slug=name, title=title, chart=chart)
 
@@ -123,6 +124,13 @@ def _views(series: Sequence[Series]) -> dict[str, Sequence[Look]]:
         for view, looks in each.others.items():
             found[f"{env}{view.replace('_', ' ')}"] = looks
     return found
+
+
+def _chance(views: Mapping[str, Sequence[Look]]) -> tuple[str, float]:
+    """1/N of the last looks; where views compare different numbers of prompts, of the first."""
+    nums = [looks[-1].report.num_prompts for looks in views.values()]
+    name = "chance" if len(set(nums)) == 1 else f"chance, {next(iter(views))}"
+    return name, 1 / nums[0]
 
 
 def _look_curve(label: str, looks: Sequence[Look], name: str, style: int) -> Curve:

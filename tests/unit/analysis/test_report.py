@@ -76,6 +76,19 @@ def test_mi_is_shown_in_both_views_with_bands_from_their_standard_errors(run):
     assert bands[0]["y"][0] - line["y"][0] == pytest.approx(2.365 * 0.05, abs=2e-4)
 
 
+def test_chance_names_its_view_where_views_compare_different_numbers_of_prompts(run):
+    def notes() -> dict[str, float]:
+        layout = report_on(run).figures["retrieval_accuracy"].chart["layout"]
+        return {note["text"]: note["y"] for note in layout["annotations"]}
+
+    assert notes() == {"chance": 0.125, "alarm": 1}
+    records = [json.loads(line) for line in (run / "collapse.jsonl").read_text().splitlines()]
+    for record in records:
+        record["reports"]["observation_swap"]["num_prompts"] = 3
+    (run / "collapse.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    assert notes() == {"chance, first turn": 0.125, "alarm": 1}
+
+
 def test_rewards_are_mapped_early_in_the_middle_and_late_and_trajectories_shown(run):
     report = report_on(run)
     rewards = section(report, "Rewards")
