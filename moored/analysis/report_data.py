@@ -188,4 +188,4 @@ def _gradients(path: Path) -> list[dict[str, Any]]:
             raise RunLogError(
                 f"{str(path / 'gradients.jsonl')!r} has no buckets at step {record['step']}"
             )
-    return found
+    return sorted(found, key=lambda record: record["step"])
