@@ -118,7 +118,10 @@ def test_on_a_small_terminal_the_live_table_has_only_the_arms_under_way(tmp_path
     folder = StudyFolder(tmp_path / "a", study)
     RunLog(folder.run_folder(runs[4])).append("metrics", 7, {"rollout/success_rate": 0.25})
     for height, num_rows in ((24, 1), (60, 32)):
-        console = Console(force_terminal=True, width=120, height=height, record=True)
+        environ = {"TERM": "xterm"}  # a dumb terminal shows no live table
+        console = Console(
+            force_terminal=True, width=120, height=height, record=True, _environ=environ
+        )
         progress = StudyProgress(console, folder, runs)
         with progress:
             progress.on_poll([runs[4]])
