@@ -127,7 +127,7 @@ def diagnose_command(
 ) -> None:
     """Tell from a run or from rollouts whether reasoning still depends on its prompt."""
     from moored.analysis.models import Device
-    from moored.analysis.page import check_can_write, write_page
+    from moored.analysis.page import check_can_write
     from moored.analysis.reading import DrawOptions
     from moored.analysis.scoring import Size
     from moored.cli.diagnosing import Request, Server
@@ -166,16 +166,23 @@ def diagnose_command(
         wants_page=html is not None,
     )
     found = request.answer(rescore=rescore)
+    _present(found, list(map(str, paths)), html=html, as_json=as_json)
+    if check:
+        raise typer.Exit(EXIT_CODES[found.verdict])
+
+
+def _present(found: Diagnosis, files: list[str], *, html: Path | None, as_json: bool) -> None:
+    """Print a diagnosis, and write its page."""
+    from moored.analysis.page import write_page
+
     if as_json:
-        print(json.dumps({"files": list(map(str, paths))} | found.to_dict(), indent=2))
+        print(json.dumps({"files": files} | found.to_dict(), indent=2))
     else:
         _show(found)
     if html is not None:
         command = shlex.join(["moored", *sys.argv[1:]])
-        write_page(html, found, files=list(map(str, paths)), command=command)
+        write_page(html, found, files=files, command=command)
         typer.echo(f"page: {html}", err=True)
-    if check:
-        raise typer.Exit(EXIT_CODES[found.verdict])
 
 
 def _show(found: Diagnosis) -> None:

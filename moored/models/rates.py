@@ -6,20 +6,17 @@ change within hundreds of steps.
 
 from __future__ import annotations
 
-import json
 import math
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 
 from moored.config import Config, OptimizerConfig
+from moored.models.folder import read_header
 from moored.models.load import embedded_models
 
 SMALL_MODEL_PARAMETERS = 50_000_000
 """A model below this size is small: `nano` has 1.2 million, `mini` 5.4, SmolLM2 135."""
 SMOLLM_PARAMETERS = 134_515_008
-MAX_HEADER_BYTES = 100_000_000
-"""Longest header that safetensors itself reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +61,8 @@ def count_parameters(model: str) -> int | None:
 
 
 def _count_in(file: Path) -> int | None:
-    """Numbers in a safetensors file; None when its header is damaged (loading it says how)."""
+    """Numbers in a safetensors file; None when it is damaged (loading it says how)."""
     try:
-        with file.open("rb") as handle:
-            (length,) = struct.unpack("<Q", handle.read(8))
-            if length > MAX_HEADER_BYTES:
-                return None
-            header = json.loads(handle.read(length))
-        return sum(math.prod(x["shape"]) for key, x in header.items() if key != "__metadata__")
-    except (OSError, ValueError, struct.error, AttributeError, KeyError, TypeError):
+        return sum(math.prod(tensor["shape"]) for tensor in read_header(file).values())
+    except (OSError, ValueError, AttributeError, KeyError, TypeError):
         return None

@@ -1,8 +1,9 @@
-"""The toy model, and TRL without a network."""
+"""The toy model, TRL without a network, and commands in this process."""
 
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ import transformers
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
+
+from moored.cli.main import main
 
 CHAT = (
     "{% for m in messages %}{{ m.role }} {{ m.content }} end {% endfor %}"
@@ -69,3 +72,18 @@ def trl_offline():
         patch.setenv("HF_HUB_OFFLINE", "1")
         patch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
         yield
+
+
+@pytest.fixture
+def here(monkeypatch, capsys):
+    """Runs a command in this process, which is quicker; returns what it shows."""
+
+    def run(*arguments: str | Path, expect: int = 0) -> str:
+        monkeypatch.setattr(sys, "argv", ["moored", *map(str, arguments)])
+        with pytest.raises(SystemExit) as left:
+            main()
+        shown = capsys.readouterr()
+        assert (left.value.code or 0) == expect, shown.err
+        return shown.err if expect else shown.out
+
+    return run

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from moored.cli.main import main
 from moored.config import load_config
 from moored.presets import preset_names, read_presets
 from moored.runlog.log import read_records
@@ -31,21 +30,6 @@ def moored(*arguments: str | Path) -> str:
     done = subprocess.run(command, capture_output=True, text=True, env=environ())
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-@pytest.fixture
-def here(monkeypatch, capsys):
-    """Runs a command in this process, which is quicker; returns what it shows."""
-
-    def run(*arguments: str | Path, expect: int = 0) -> str:
-        monkeypatch.setattr(sys, "argv", ["moored", *map(str, arguments)])
-        with pytest.raises(SystemExit) as left:
-            main()
-        shown = capsys.readouterr()
-        assert (left.value.code or 0) == expect, shown.err
-        return shown.err if expect else shown.out
-
-    return run
 
 
 def test_a_profile_shows_the_phases_and_leaves_a_trace(tmp_path):

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from moored.cli.main import main
 from moored.config import dump_config, load_config
 from moored.errors import ConfigError, MooredError
 from moored.runlog.log import read_records
@@ -26,21 +24,6 @@ MEASURED = ["gradients.every=2", "gradients.num_buckets=3"]
 @pytest.fixture(autouse=True)
 def one_thread():
     torch.set_num_threads(1)
-
-
-@pytest.fixture
-def moored(monkeypatch, capsys):
-    """Runs a command in this process; returns what it shows."""
-
-    def run(*arguments: str | Path, expect: int = 0) -> str:
-        monkeypatch.setattr(sys, "argv", ["moored", *map(str, arguments)])
-        with pytest.raises(SystemExit) as left:
-            main()
-        shown = capsys.readouterr()
-        assert (left.value.code or 0) == expect, shown.err
-        return shown.err if expect else shown.out
-
-    return run
 
 
 def trained(folder: Path, model: Path, *overrides: str):
@@ -111,22 +94,22 @@ def test_a_resumed_run_has_the_gradients_of_one_that_never_stopped(toy_folder, t
 
 
 def test_a_checkpoint_measured_afresh_gives_what_training_measures_in_the_next_step(
-    toy_folder, tmp_path, moored
+    toy_folder, tmp_path, here
 ):
     run = tmp_path / "run"
     options = ["num_steps=3", "gradients.every=3", "checkpoint_every=2", "gradients.num_buckets=3"]
     trained(run, toy_folder, "algorithm.name=ppo", *options)
     same = ["--checkpoint", "2", "--groups", "6", "--group-size", "4", "--buckets", "3"]
-    found = json.loads(moored("gradients", run, *same, "--json"))
+    found = json.loads(here("gradients", run, *same, "--json"))
     of_training = read_records(run, "gradients")[1]
     assert of_training["step"] == 3 and found["step"] == 2
     assert found["buckets"] == of_training["buckets"]
     assert found["whole"] == of_training["whole"]
 
 
-def test_the_command_measures_the_newest_checkpoint_and_writes_beside_it(a_run, moored):
+def test_the_command_measures_the_newest_checkpoint_and_writes_beside_it(a_run, here):
     few = ["--groups", "4", "--group-size", "4", "--buckets", "2"]
-    shown = moored("gradients", a_run, *few, "--params", "last-block")
+    shown = here("gradients", a_run, *few, "--params", "last-block")
     assert "grpo at step 5: 4 groups of 4" in shown and "task SNR" in shown
     assert f"written to {a_run / 'gradients.jsonl'}" in shown
     (record,) = read_records(a_run, "gradients")
@@ -142,21 +125,21 @@ def test_the_command_measures_the_newest_checkpoint_and_writes_beside_it(a_run, 
 
 
 def test_a_preset_is_measured_at_its_start_and_written_where_it_is_asked_for(
-    toy_folder, tmp_path, moored, monkeypatch
+    toy_folder, tmp_path, here, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
     config = tmp_path / "toy.yaml"
     config.write_text(dump_config(toy_config(toy_folder, *OPTIONS, "algorithm.name=grpo")))
     few = ["--groups", "4", "--group-size", "4", "--buckets", "2"]
-    shown = moored("gradients", config, "algorithm.entropy_coef=0.5", *few, "-o", tmp_path / "out")
+    shown = here("gradients", config, "algorithm.entropy_coef=0.5", *few, "-o", tmp_path / "out")
     assert "grpo at the start" in shown
     (record,) = read_records(tmp_path / "out", "gradients")
     assert record["step"] == 0
-    moored("gradients", config, *few)
+    here("gradients", config, *few)
     assert not (tmp_path / "runs").exists() and not (tmp_path / "gradients.jsonl").exists()
 
 
-def test_bad_input_is_refused_in_one_sentence_before_torch_is_asked(a_run, moored, monkeypatch):
+def test_bad_input_is_refused_in_one_sentence_before_torch_is_asked(a_run, here, monkeypatch):
     monkeypatch.setattr("moored.engine.build.build_engine", lambda *_, **__: pytest.fail("built"))
     before = sorted(file.name for file in a_run.iterdir())
     for words, sentence in {
@@ -166,12 +149,12 @@ def test_bad_input_is_refused_in_one_sentence_before_torch_is_asked(a_run, moore
         ("--checkpoint", "3"): "has no checkpoint of step 3; it has those of steps 4, 5",
         ("model=mini",): "model cannot change",
     }.items():
-        shown = moored("gradients", a_run, *words, expect=2)
+        shown = here("gradients", a_run, *words, expect=2)
         assert sentence in shown and shown.count("\n") == 1
-    shown = moored("gradients", "smoke", "--checkpoint", "3", expect=2)
+    shown = here("gradients", "smoke", "--checkpoint", "3", expect=2)
     assert "--checkpoint 3 needs a run directory, got 'smoke'" in shown
     shutil.rmtree(a_run / "checkpoints")
-    assert "has no checkpoint yet" in moored("gradients", a_run, expect=2)
+    assert "has no checkpoint yet" in here("gradients", a_run, expect=2)
     assert sorted(f.name for f in a_run.iterdir()) == [n for n in before if n != "checkpoints"]
 
 
