@@ -85,6 +85,13 @@ class Report:
         return found
 
 
+def check_folders(paths: Sequence[Path]) -> None:
+    """Raise before anything is read when a path is not a folder."""
+    missing = [path for path in paths if not path.is_dir()]
+    if missing:
+        raise ConfigError(f"there is no folder {str(missing[0])!r}; give run directories")
+
+
 def build_report(
     runs: Sequence[Path],
     *,
@@ -101,9 +108,7 @@ def build_report(
     from moored.analysis.report_runs import report_of_runs
 
     paths = list(dict.fromkeys(runs))
-    missing = [path for path in paths if not path.is_dir()]
-    if missing:
-        raise ConfigError(f"there is no folder {str(missing[0])!r}; give run directories")
+    check_folders(paths)
     about = About(command=command, versions=installed_versions())
     if len(paths) > 1:
         return report_of_runs(paths, about, until=until, on_run=on_run)

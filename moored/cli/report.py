@@ -51,8 +51,10 @@ def report_command(
     The page holds everything it needs and opens offline. Nothing is measured again, so no model is
     needed. Runs that cannot be read are named on the page; the exit code is then 1.
     """
+    from moored.analysis.report import check_folders
     from moored.analysis.report_page import check_can_draw, write_report
 
+    check_folders(runs)
     file = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
     _check_can_write(file)
     check_can_draw()

@@ -57,7 +57,7 @@ def test_a_run_that_cannot_be_read_is_on_the_page_and_the_exit_code_is_1(
     ("words", "said"),
     [
         (["nowhere", "-o", "x.html"], "there is no folder 'nowhere'; give run directories"),
-        (["nowhere"], "the folder 'nowhere' does not exist; make it first"),
+        (["nowhere"], "there is no folder 'nowhere'; give run directories"),
         ([".", "-o", "."], "-o needs a file, got the folder '.'"),
         ([".", "--until", "3"], "--until is for comparing several runs"),
     ],
