@@ -14,9 +14,7 @@ import pytest
 KEY = "sk-very-secret"
 # No torch: endpoints are for the slim install too.
 COMMAND = """\
-import signal, sys
-# A test run in the background inherits an ignored Ctrl-C.
-signal.signal(signal.SIGINT, signal.default_int_handler)
+import sys
 sys.modules["torch"] = None
 from moored.cli.main import main
 main()

@@ -40,10 +40,8 @@ class SlowEngine:
 
 def launch(folder: Path, *words: str) -> subprocess.Popen[str]:
     """`moored train words…` in `folder`, as a process of its own."""
-    # A test run in the background inherits an ignored Ctrl-C.
-    default = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     return subprocess.Popen(
-        [sys.executable, "-c", f"{default}; {ENTRY}", "train", *words],
+        [sys.executable, "-c", ENTRY, "train", *words],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

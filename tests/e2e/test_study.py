@@ -20,8 +20,7 @@ from moored.studies.grid import PlannedRun, plan_runs
 from moored.train import build_run, start, train
 
 ROOT = Path(__file__).parent.parent.parent
-ENTRY = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-ENTRY += "from moored.cli.main import main; main()"
+ENTRY = "from moored.cli.main import main; main()"
 TINY = """
 question: Does a study survive?
 base: [smoke, rollout.group_size=2, rollout.max_response_tokens=8, evaluation.every=0,

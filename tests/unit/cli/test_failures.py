@@ -141,9 +141,8 @@ def test_a_full_disk_ends_diagnose_with_one_sentence(tmp_path):
 
 
 def test_ctrl_c_ends_an_evaluation_without_a_traceback(tmp_path):
-    entry = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
     # It says when the episodes begin.
-    entry += "import moored.evaluate, sys; old = moored.evaluate.roll_out\n"
+    entry = "import moored.evaluate, sys; old = moored.evaluate.roll_out\n"
     entry += "def told(*a, **k):\n    print('playing', flush=True)\n    return old(*a, **k)\n"
     entry += "moored.evaluate.roll_out = told\n"
     model = Path(shutil.copytree(embedded_models()["nano"], tmp_path / "model"))
