@@ -21,7 +21,7 @@ VERL_NEEDS := aiohttp cachetools codetiming fastapi hydra-core msgspec orjson pr
 	touch $@
 
 test: .venv/installed
-	$(BIN)/pytest -n auto
+	$(BIN)/pytest -n auto --dist worksteal
 
 # Tests that need a GPU: one process, since there may be only one GPU.
 test-gpu: .venv/installed

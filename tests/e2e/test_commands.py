@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,20 +11,14 @@ import yaml
 from moored.config import load_config
 from moored.presets import preset_names, read_presets
 from moored.runlog.log import read_records
+from tests.warm import MAIN, run_warm
 
 TINY = ["rollout.group_size=2", "collapse.every=0", "evaluation.every=0"]
-ENTRY = "from moored.cli.main import main; main()"
-ROOT = Path(__file__).parent.parent.parent
-
-
-def environ() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 
 def moored(*arguments: str | Path) -> str:
     """What a command shows, run in a process of its own."""
-    command = [sys.executable, "-c", ENTRY, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environ())
+    done = run_warm(arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -114,8 +105,7 @@ def test_a_run_killed_at_five_random_moments_ends_like_one_that_was_not(tmp_path
     options += ["env=bandit", "rollout.max_response_tokens=32"]
     options += ["filter.rule=none", "stop.low_variance=0"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    command = [sys.executable, "-c", KILL, str(whole), str(killed), *options]
-    done = subprocess.run(command, capture_output=True, text=True, env=environ())
+    done = run_warm([whole, killed, *options], code=KILL)
     assert done.returncode == 0, done.stderr
     assert len(read_records(whole)) == 16
     for stream in ("metrics.jsonl", "collapse.jsonl"):
@@ -142,15 +132,13 @@ def test_mistakes_are_one_helpful_line(arguments, message, here, tmp_path, monke
     assert message in said
 
 
-FULL = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000)); {ENTRY}"
+FULL = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000)); {MAIN}"
 
 
 def test_a_disk_that_is_full_ends_a_run_with_one_sentence(tmp_path):
     # A limit on file sizes stands for the disk: config and logs fit, weights of 4 MB do not.
-    command = [sys.executable, "-c", FULL, "train", "smoke", "num_steps=1", *TINY]
-    done = subprocess.run(
-        [*command, "--run", str(tmp_path / "run")], capture_output=True, text=True, env=environ()
-    )
+    words = ["train", "smoke", "num_steps=1", *TINY, "--run", tmp_path / "run"]
+    done = run_warm(words, code=FULL)
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith("moored: cannot write ") and done.stderr.count("\n") == 1
 

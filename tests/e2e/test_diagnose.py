@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import pytest
 from moored.cli.main import main
 from moored.models.load import embedded_models
 from moored.runlog.log import read_records
+from tests.warm import run_warm
 
 ROW = '{"prompt": "x", "response": "y"}\n'
 IDS = (
@@ -23,13 +23,7 @@ IDS = (
 
 
 def moored(*arguments: str | Path, expect: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, "-c", "from moored.cli.main import main; main()", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "130"},
-        check=False,
-    )
+    done = run_warm(arguments, env={"COLUMNS": "130"})
     assert done.returncode == expect, done.stderr
     assert "Traceback" not in done.stderr
     return done

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from moored.runlog.log import read_records
+from tests.warm import WarmProcess
 
 SERVED = '''
 """Everything a user adds lives in this one file."""
@@ -96,8 +94,6 @@ class Served:
         pass
 '''
 
-COMMAND = "from moored.cli.main import main; main()"
-
 
 @pytest.fixture
 def here(tmp_path) -> Path:
@@ -105,18 +101,12 @@ def here(tmp_path) -> Path:
     return tmp_path
 
 
-def launch(here: Path, *options: str, hang_at: int = 0) -> subprocess.Popen[str]:
+def launch(here: Path, *options: str, hang_at: int = 0) -> WarmProcess:
     """`moored train smoke` in the folder of the user's module."""
     env = f"env={{name: 'mine:Served', options: {{hang_at: {hang_at}}}}}"
     small = ["rollout.max_response_tokens=8", "collapse.every=0"]
-    return subprocess.Popen(
-        [sys.executable, "-c", COMMAND, "train", "smoke", env, *small, *options, "--run", "run"],
-        cwd=here,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    words = ["train", "smoke", env, *small, *options, "--run", "run"]
+    return WarmProcess(words, cwd=here, merge_stderr=True)
 
 
 def events(here: Path) -> list[str]:
@@ -124,13 +114,13 @@ def events(here: Path) -> list[str]:
     return file.read_text().split() if file.exists() else []
 
 
-def wait_for(what: str, here: Path, process: subprocess.Popen[str]) -> None:
+def wait_for(what: str, here: Path, process: WarmProcess) -> None:
     while what not in events(here):
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.05)
 
 
-def interrupt(process: subprocess.Popen[str]) -> None:
+def interrupt(process: WarmProcess) -> None:
     process.send_signal(signal.SIGINT)
 
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from moored.runlog.log import read_records
-
-ROOT = Path(__file__).parent.parent.parent
-ENTRY = "from moored.cli.main import main; main()"
+from tests.warm import MAIN, run_warm
 
 MY_ENV = '''
 from moored.envs.base import StepResult
@@ -53,14 +49,8 @@ SMALL += ["rollout.env_workers=2", "evaluation.every=0", "collapse.every=0", "ro
 
 
 def moored(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """The command as it is installed: the current folder is not on Python's path (-P)."""
-    return subprocess.run(
-        [sys.executable, "-P", "-c", ENTRY, *words],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    """The command as it is installed: the current folder is not on Python's path."""
+    return run_warm(words, code=f"import sys; sys.path.remove(''); {MAIN}", cwd=folder)
 
 
 def test_train_resume_and_eval_find_an_environment_of_the_current_folder(tmp_path):

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,9 +10,8 @@ import pytest
 import yaml
 
 from moored.runlog.log import read_records
+from tests.warm import WarmProcess
 
-ROOT = Path(__file__).parent.parent.parent
-ENTRY = "from moored.cli.main import main; main()"
 TINY = ["rollout.group_size=2", "rollout.max_response_tokens=8", "evaluation.every=0"]
 TINY += ["filter.rule=none", "stop.low_variance=0", "collapse.every=2"]
 
@@ -38,25 +34,18 @@ class SlowEngine:
 """
 
 
-def launch(folder: Path, *words: str) -> subprocess.Popen[str]:
+def launch(folder: Path, *words: str) -> WarmProcess:
     """`moored train words…` in `folder`, as a process of its own."""
-    return subprocess.Popen(
-        [sys.executable, "-c", ENTRY, "train", *words],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-    )
+    return WarmProcess(["train", *words], cwd=folder)
 
 
-def finish(process: subprocess.Popen[str], expect: int = 0) -> tuple[str, str]:
+def finish(process: WarmProcess, expect: int = 0) -> tuple[str, str]:
     out, err = process.communicate()
     assert process.returncode == expect, err
     return out, err
 
 
-def wait_for_steps(run: Path, count: int, process: subprocess.Popen[str]) -> None:
+def wait_for_steps(run: Path, count: int, process: WarmProcess) -> None:
     log = run / "metrics.jsonl"
     while not log.exists() or log.read_bytes().count(b"\n") < count:
         assert process.poll() is None, process.communicate()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.warm import run_warm
 
 TOY = '''
 """Everything a user adds lives in this one file: no model, no tokenizer, no torch."""
@@ -93,7 +92,6 @@ class ToyEngine:
 '''
 
 OPTIONS = ["engine.kind=toy_engine:ToyEngine", "algorithm.name=grpo", "filter.rule=none"]
-COMMAND = "from moored.cli.main import main; main()"
 
 
 @pytest.fixture
@@ -104,14 +102,7 @@ def here(tmp_path: Path) -> Path:
 
 def moored(here: Path, *words: str) -> str:
     """Runs the command in the folder of the user's module; returns what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-c", COMMAND, *words],
-        cwd=here,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=False,
-    )
+    done = run_warm(words, cwd=here)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
+
+from tests.warm import run_warm
 
 MINE = '''
 """Everything a user adds lives in this one file."""
@@ -48,14 +47,7 @@ def here(tmp_path) -> Path:
 
 def train(here: Path, *options: str, expect: int = 0) -> str:
     """`moored train smoke` in the folder of the user's module; returns what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-c", COMMAND, "train", "smoke", *SMALL, *options, "--run", "run"],
-        cwd=here,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=False,
-    )
+    done = run_warm(["train", "smoke", *SMALL, *options, "--run", "run"], cwd=here)
     assert done.returncode == expect, done.stderr
     return " ".join((done.stdout + done.stderr).split())
 

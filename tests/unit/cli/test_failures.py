@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -20,6 +19,7 @@ from moored.engine.checkpoint import load_checkpoint
 from moored.errors import RunLogError
 from moored.models.load import embedded_models
 from moored.runlog.log import check_folder
+from tests.warm import MAIN, WarmProcess, run_warm
 
 ROOT = Path(__file__).parents[3]
 
@@ -133,7 +133,7 @@ def test_a_full_disk_ends_diagnose_with_one_sentence(tmp_path):
     # A limit on file sizes stands for the disk.
     entry = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)); "
     words = ["diagnose", "a.jsonl", "--model", "nano", "--html", "page.html"]
-    done = _moored(words, tmp_path, entry)
+    done = run_warm(words, code=entry + MAIN, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     last = done.stderr.splitlines()[-1]
     assert last.startswith("moored: ") and "page.html" in last
@@ -147,23 +147,9 @@ def test_ctrl_c_ends_an_evaluation_without_a_traceback(tmp_path):
     entry += "moored.evaluate.roll_out = told\n"
     model = Path(shutil.copytree(embedded_models()["nano"], tmp_path / "model"))
     words = ["eval", str(model), "--env", "sokoban", "-n", "4000"]
-    process = subprocess.Popen(
-        [sys.executable, "-c", f"{entry}from moored.cli.main import main; main()", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        cwd=tmp_path,
-    )
-    assert process.stdout is not None
+    process = WarmProcess(words, code=entry + MAIN, cwd=tmp_path)
     assert process.stdout.readline() == "playing\n"
     time.sleep(0.2)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate()
     assert (process.returncode, out, err) == (130, "", "stopped; nothing was measured\n")
-
-
-def _moored(words: list[str], folder: Path, before: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", f"{before}from moored.cli.main import main; main()", *words]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environ)

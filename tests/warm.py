@@ -1,0 +1,137 @@
+"""Processes that start with torch and transformers imported, for tests of real commands.
+
+A command imports them for four seconds, most of the time of a test that runs it. One server per
+test process imports them once and forks; a fork is a process of its own, with its own signals,
+working directory, environment and exit code. Tests about imports need `subprocess`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+ROOT = Path(__file__).parent.parent
+MAIN = "from moored.cli.main import main; main()"
+POLL_S = 0.005
+
+
+class WarmProcess:
+    """`python -c code words…` as a fork of the server; used like `subprocess.Popen`."""
+
+    def __init__(
+        self,
+        words: Sequence[str | Path],
+        *,
+        code: str = MAIN,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        merge_stderr: bool = False,
+    ) -> None:
+        out, out_end = os.pipe()
+        err, err_end = (None, out_end) if merge_stderr else os.pipe()
+        request = {
+            "code": code,
+            "words": [str(word) for word in words],
+            "cwd": str(cwd or Path.cwd()),
+            "env": {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
+        }
+        with open(os.devnull, "rb") as nothing:
+            files = [nothing.fileno(), out_end, err_end]
+            self.pid: int = _Server.only().ask(request, files)
+        for end in {out_end, err_end}:
+            os.close(end)
+        self.stdout: IO[str] = os.fdopen(out, encoding="utf-8")
+        self.stderr: IO[str] | None = None if err is None else os.fdopen(err, encoding="utf-8")
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Exit code, or None while it runs."""
+        if self.returncode is None:
+            self.returncode = _Server.only().ask({"wait": self.pid})
+        return self.returncode
+
+    def wait(self) -> int:
+        while (code := self.poll()) is None:
+            time.sleep(POLL_S)
+        return code
+
+    def communicate(self) -> tuple[str, str]:
+        """All that it prints until it ends, and its exit code in `returncode`."""
+        errors: list[str] = []
+        stderr = self.stderr
+        reader = threading.Thread(target=lambda: errors.append(stderr.read() if stderr else ""))
+        reader.start()
+        with self.stdout:
+            printed = self.stdout.read()
+        reader.join()
+        if stderr is not None:
+            stderr.close()
+        self.wait()
+        return printed, errors[0]
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def run_warm(
+    words: Sequence[str | Path],
+    *,
+    code: str = MAIN,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """A command run to its end."""
+    process = WarmProcess(words, code=code, cwd=cwd, env=env)
+    out, err = process.communicate()
+    return subprocess.CompletedProcess(list(words), process.wait(), out, err)
+
+
+class _Server:
+    """The process that forks, and the socket to it."""
+
+    _only: _Server | None = None
+
+    @classmethod
+    def only(cls) -> _Server:
+        if cls._only is None:
+            cls._only = cls()
+            atexit.register(cls._only.close)
+        return cls._only
+
+    def __init__(self) -> None:
+        self.channel, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with other:
+            self.process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-P",
+                    Path(__file__).with_name("warm_server.py"),
+                    str(other.fileno()),
+                ],
+                pass_fds=[other.fileno()],
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+            )
+
+    def ask(self, request: Mapping[str, object], files: Sequence[int] = ()) -> Any:
+        socket.send_fds(self.channel, [json.dumps(request).encode()], list(files))
+        answer = self.channel.recv(100)
+        assert answer, "the server of warm processes died"
+        return json.loads(answer)
+
+    def close(self) -> None:
+        self.channel.close()
+        self.process.wait()

@@ -1,0 +1,54 @@
+"""Imports what a training command needs, then forks a process per request; see `warm.py`."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import socket
+import sys
+
+import moored.analysis.diagnosis
+import moored.cli.main
+import moored.engine.build
+import moored.engine.local.engine
+import moored.evaluate
+import moored.train  # noqa: F401
+
+MAX_REQUEST_BYTES = 200_000
+
+
+def serve(channel: socket.socket) -> tuple[dict, list[int]]:
+    """Answer requests until the other end is closed; returns, in a child, what it is to do."""
+    # pyarrow, for one, starts threads when it is imported.
+    assert len(os.listdir("/proc/self/task")) == 1, "a fork would lose the other threads"
+    while True:
+        message, files, _, _ = socket.recv_fds(channel, MAX_REQUEST_BYTES, 3)
+        if not message:
+            os._exit(0)
+        request = json.loads(message)
+        if "wait" in request:
+            pid, status = os.waitpid(request["wait"], os.WNOHANG)
+            answer = os.waitstatus_to_exitcode(status) if pid else None
+        else:
+            answer = os.fork()
+            if not answer:
+                channel.close()
+                return request, files
+            for file in files:
+                os.close(file)
+        channel.send(json.dumps(answer).encode())
+
+
+if __name__ == "__main__":
+    request, files = serve(socket.socket(fileno=int(sys.argv[1])))
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    sys.argv = ["-c", *request["words"]]
+    sys.path.insert(0, "")
+    importlib.invalidate_caches()
+    exec(request["code"], {"__name__": "__main__"})
