@@ -57,7 +57,7 @@ class EnvConfig(Section):
     """One environment of the mix."""
 
     name: str = Field(min_length=1)
-    """Registered name or `module:Class`."""
+    """Registered name, also with a main option (`textarena:TicTacToe-v0`), or `module:Class`."""
     weight: float = Field(default=1.0, gt=0.0, allow_inf_nan=False)
     """Relative share of the groups."""
     options: dict[str, object] = {}

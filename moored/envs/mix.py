@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from moored.config import EnvConfig
 
 EnvSource = str | Callable[..., object]
-"""A registered name, `"module:Class"`, a class, or a function that makes an environment."""
+"""A registered name, `"module:Class"`, a class, or a function that makes an environment. Some
+registered names may be followed by the value of their main option: `"textarena:TicTacToe-v0"`."""
 
 REQUIRED = inspect.Parameter.empty
 """Stands for the default of an option that has none."""
@@ -71,7 +72,7 @@ def open_env(source: EnvSource, /, **options: object) -> Iterator[Environment]:
 
 def env_maker(source: EnvSource, options: Mapping[str, object]) -> Callable[[], object]:
     """A function that builds `source`; the options' names and kinds are checked here and now."""
-    factory = ENVIRONMENTS.get_object(source) if isinstance(source, str) else source
+    factory, options = resolve_source(source, options)
     name = source_name(source)
     if not callable(factory):
         raise EnvError(
@@ -87,6 +88,28 @@ def env_maker(source: EnvSource, options: Mapping[str, object]) -> Callable[[], 
         raise ConfigError(f"{name} needs the option {missing[0]!r}; give it a value")
     fitted = {key: _fit(name, key, value, known[key].kind) for key, value in options.items()}
     return functools.partial(_construct, factory, fitted)
+
+
+def resolve_source(
+    source: EnvSource, options: Mapping[str, object]
+) -> tuple[object, Mapping[str, object]]:
+    """What makes `source`, and its options; `textarena:ID` is `textarena` with the option `id`."""
+    if not isinstance(source, str):
+        return source, options
+    name, _, value = source.partition(":")
+    is_registered = bool(value) and name in ENVIRONMENTS
+    factory = ENVIRONMENTS.get_object(name if is_registered else source)
+    option = getattr(factory, "main_option", "") if is_registered else ""
+    if not is_registered:
+        return factory, options
+    if not option:
+        raise ConfigError(f"{source}: {name} takes nothing after its name; write {name!r}")
+    if option in options:
+        raise ConfigError(
+            f"{source}: the part after {name}: is the option {option!r}, which is given as "
+            f"{options[option]!r} too; give it once"
+        )
+    return factory, {option: value, **options}
 
 
 def options_of(factory: Callable[..., object]) -> dict[str, Option]:

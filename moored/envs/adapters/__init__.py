@@ -2,5 +2,6 @@
 
 from moored.envs.adapters.gymnasium import GymnasiumEnv
 from moored.envs.adapters.reasoning_gym import ReasoningGym
+from moored.envs.adapters.textarena import TextArena
 
-__all__ = ["GymnasiumEnv", "ReasoningGym"]
+__all__ = ["GymnasiumEnv", "ReasoningGym", "TextArena"]

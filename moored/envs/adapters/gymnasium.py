@@ -77,6 +77,7 @@ class GymnasiumEnv:
     """
 
     name: ClassVar[str] = "gymnasium"
+    main_option: ClassVar[str] = "env"
 
     def __init__(
         self,

@@ -52,6 +52,7 @@ class ReasoningGym:
     """
 
     name: ClassVar[str] = "reasoning_gym"
+    main_option: ClassVar[str] = "dataset"
     is_stochastic: ClassVar[bool] = False
     max_turns: ClassVar[int] = 1
 
