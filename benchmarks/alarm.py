@@ -25,11 +25,11 @@ from statistics import median
 
 import numpy as np
 from alarm_figure import draw
-from bottle import up_to_shortest
 from rich.console import Console
 from rich.table import Table
 
 from moored import __version__
+from moored.analysis.curve_files import Curve, StoredRun, read_curve_file, up_to_shortest
 from moored.diagnostics.alarm import MIN_LOOKS, AlarmRule, CollapseAlarm
 
 ROOT = Path(__file__).parent.parent
@@ -39,8 +39,6 @@ FALLS_AT = (15, 40)
 """Looks before a fall begins."""
 LAST_LOOKS, COLLAPSED, FALLEN_MI = 4, 1 / 3, 1 / 2
 WINDOW, FALLEN, STAYS = 20, 0.6, 0.8
-
-Curve = Sequence[Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,23 +214,20 @@ def success_fell(curve: Curve) -> int | None:
     return None
 
 
-def outcome(study: str, arm: str, run: dict) -> Outcome:
+def outcome(study: str, arm: str, run: StoredRun) -> Outcome:
     """Judge a run in the view that its alarm follows: observation swap where it was measured."""
-    curves = run["curves"]
-    swap = ", swap" if curves.get("MI, swap") else ""
-    entropies = dict(map(tuple, curves[f"H(Z|X){swap}"]))
-    errors = dict(map(tuple, curves.get(f"MI{swap}, error", [])))
+    entropies, errors = dict(run.followed("H(Z|X)")), dict(run.followed("MI, error"))
     alarm = CollapseAlarm()
-    for step, mi in curves[f"MI{swap}"]:
-        alarm.update(int(step), mi, entropies[step], errors.get(step))
-    values = [mi for _, mi in curves[f"MI{swap}"]]
+    for step, mi in run.followed("MI"):
+        alarm.update(step, mi, entropies[step], errors.get(step))
+    values = [mi for _, mi in run.followed("MI")]
     return Outcome(
         study=study,
         arm=arm,
-        seed=run["seed"],
+        seed=run.seed,
         collapsed=bool(np.mean(values[-LAST_LOOKS:]) < COLLAPSED * max(values)),
-        mi_fell=mi_fell(curves[f"MI{swap}"]),
-        success_fell=success_fell(curves["success"]),
+        mi_fell=mi_fell(run.followed("MI")),
+        success_fell=success_fell(run.curves["success"]),
         alarm=None if alarm.alarm is None else alarm.alarm.step,
     )
 
@@ -295,7 +290,7 @@ def main() -> None:
     found = {
         file.stem: [
             outcome(file.stem, arm, run)
-            for arm, runs in up_to_shortest(json.loads(file.read_text())["runs"]).items()
+            for arm, runs in up_to_shortest(read_curve_file(file)).items()
             for run in runs
         ]
         for file in given.records or sorted(RESULTS.glob("bottle_*.json"))

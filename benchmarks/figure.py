@@ -1,4 +1,4 @@
-"""Draw the curves of `benchmarks/bottle.py`: means over seeds with their 95 % intervals.
+"""Draw the curves of a curve file: means over seeds with their 95 % intervals.
 
     python benchmarks/figure.py benchmarks/results/bottle_cpu_task.json --out curves.svg
 
@@ -8,21 +8,25 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from statistics import mean
 
-from bottle import FIGURES, interval, up_to_shortest
-
+from moored.analysis.compare import half_width
+from moored.analysis.curve_files import (
+    Curve,
+    StoredRun,
+    read_curve_file,
+    up_to_shortest,
+)
 from moored.analysis.svg import Axis
 
 ARMS = {
-    "no filter": ("without filter", "red"),
-    "top-p 0.9": ("with top-p filter", "blue"),
-    "lowest half": ("lowest half only", "orange"),
+    "none": ("without filter", "red"),
+    "top_p": ("with top-p filter", "blue"),
+    "lowest_half": ("lowest half only", "orange"),
 }
 """The label of an arm, and its colour; others keep their name and are grey."""
 PANELS = {
@@ -57,7 +61,6 @@ STYLE = """
 }
 """
 
-Curve = Sequence[Sequence[float]]
 Points = list[tuple[float, float, float]]
 """Step, mean over seeds, half the width of its interval."""
 
@@ -67,6 +70,12 @@ def thin(curve: Curve) -> list[tuple[float, float]]:
     size = math.ceil(len(curve) / NUM_POINTS)
     parts = [curve[end - size : end] for end in range(size, len(curve) + 1, size)]
     return [(mean(s for s, _ in part), mean(v for _, v in part)) for part in parts]
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and half the width of its 95 % interval; nan with one seed."""
+    half = half_width(values)
+    return mean(values), math.nan if half is None else half
 
 
 def over_seeds(curves: Sequence[Curve]) -> Points:
@@ -97,14 +106,16 @@ def panel(name: str, arms: dict[str, Points], left: float, top: float) -> str:
     return "".join([*drawn, "</g>"])
 
 
-def figure(record: dict, panels: Sequence[str], arms: Sequence[str]) -> str:
+def figure(runs: Mapping[str, Sequence[StoredRun]], panels: Sequence[str]) -> str:
     """The panels in rows under a legend."""
-    runs = up_to_shortest({arm: record["runs"][arm] for arm in arms})
+    runs = up_to_shortest(runs)
     width = min(PER_ROW, len(panels)) * PANEL_WIDTH
     height = math.ceil(len(panels) / PER_ROW) * PANEL_HEIGHT + LEGEND_HEIGHT
     drawn = [f'<rect class="page" width="{width}" height="{height}" rx="6"/>', _legend(runs)]
     for place, name in enumerate(panels):
-        found = {arm: over_seeds([run["curves"][name] for run in runs[arm]]) for arm in arms}
+        found = {
+            arm: over_seeds([run.curves[name] for run in of_arm]) for arm, of_arm in runs.items()
+        }
         row, column = divmod(place, PER_ROW)
         drawn.append(panel(name, found, column * PANEL_WIDTH, LEGEND_HEIGHT + row * PANEL_HEIGHT))
     size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
@@ -135,7 +146,7 @@ def _curve(arm: str, found: Points, x_axis: Axis, y_axis: Axis) -> str:
     )
 
 
-def _legend(runs: dict[str, list[dict]]) -> str:
+def _legend(runs: Mapping[str, Sequence[StoredRun]]) -> str:
     """The arms by colour, and how many seeds each has."""
     drawn, x = [], LEFT
     for arm, found in runs.items():
@@ -153,17 +164,20 @@ def _text(x: float, y: float, text: str, anchor: str, kind: str = "tick") -> str
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Draw the bottle's curves.")
-    parser.add_argument("record", type=Path)
+    parser = argparse.ArgumentParser(description="Draw the curves of a curve file.")
+    parser.add_argument("file", type=Path)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--panels", nargs="+", choices=FIGURES, default=list(PANELS))
-    parser.add_argument("--arms", nargs="+", help="default: all that the record has")
+    parser.add_argument("--panels", nargs="+", default=list(PANELS))
+    parser.add_argument("--arms", nargs="+", help="default: all that the file has")
     given = parser.parse_args(words)
-    record = json.loads(given.record.read_text())
-    arms = given.arms or list(record["runs"])
-    if unknown := sorted(set(arms) - set(record["runs"])):
-        parser.error(f"no arm {unknown} in {given.record}; it has {list(record['runs'])}")
-    given.out.write_text(figure(record, given.panels, arms))
+    runs = read_curve_file(given.file)
+    arms = given.arms or list(runs)
+    if unknown := sorted(set(arms) - set(runs)):
+        parser.error(f"no arm {unknown} in {given.file}; it has {list(runs)}")
+    measured = set.intersection(*(set(run.curves) for arm in arms for run in runs[arm]))
+    if unknown := sorted(set(given.panels) - measured):
+        parser.error(f"no curve {unknown} in {given.file}; it has {sorted(measured)}")
+    given.out.write_text(figure({arm: runs[arm] for arm in arms}, given.panels))
 
 
 if __name__ == "__main__":

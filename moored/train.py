@@ -136,8 +136,7 @@ def train_step(run: Run, step: int) -> StepRecord:
     with run.timed("rollout"):
         groups = _roll_out(run, _plan(run, step, 0, config.rollout.num_groups), step)
     collapse, gradients = _measure(run, groups, step)
-    with run.timed("rollout"):
-        groups, selection = _select(run, groups, step)
+    groups, selection = _select(run, groups, step)
     if _is_due(step, config.log.rollouts_every):
         with run.timed("log"):
             write_groups(run.log.rollouts_file(step), groups, step=step, kept=selection.group_mask)
@@ -305,16 +304,19 @@ def _roll_out(run: Run, tasks: Sequence[Task], step: int) -> list[Group]:
 def _select(run: Run, groups: list[Group], step: int) -> tuple[list[Group], Selection]:
     """Score and select groups; under `refill`, sample new ones for those that were dropped."""
     config = run.config
-    selection = score_groups(config.filter, groups)
+    with run.timed("filter"):
+        selection = score_groups(config.filter, groups)
     used = len(groups)
     for _ in range(config.filter.max_refills if config.filter.action == "refill" else 0):
         missing = config.rollout.num_groups - len(selection.kept)
         if missing <= 0:
             break
-        fresh = _roll_out(run, _plan(run, step, used, missing), step)
+        with run.timed("rollout"):
+            fresh = _roll_out(run, _plan(run, step, used, missing), step)
         used += missing
         groups = [*groups, *fresh]
-        selection = score_groups(config.filter, groups)
+        with run.timed("filter"):
+            selection = score_groups(config.filter, groups)
     return groups, selection
 
 

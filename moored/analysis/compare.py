@@ -169,7 +169,7 @@ def read_ends(path: Path, *, last: int = LAST, until: int | None = None) -> RunE
         ends=ends,
         verdict=None if verdict is None else str(verdict).replace("_", " "),
         alarm_step=alarms[0] if alarms else None,
-        options=_options(path),
+        options=read_options(path),
     )
 
 
@@ -209,7 +209,8 @@ def _numbers(records: Sequence[Record], key: str) -> list[float]:
     return [float(value) for value in values if isinstance(value, int | float)]
 
 
-def _options(path: Path) -> dict[str, object]:
+def read_options(path: Path) -> dict[str, object]:
+    """Every option of a run by its dotted name; empty without a readable config.yaml."""
     try:
         return dict(_flatten(read_yaml(path / "config.yaml")))
     except MooredError:
@@ -232,7 +233,8 @@ def _repeats(runs: Sequence[RunEnds]) -> list[list[RunEnds]]:
     for run in runs:
         for group in groups:
             seeds = [other.options.get("seed") for other in group]
-            alike = bool(run.options) and _compared(run) == _compared(group[0])
+            compared = [compared_options(each.options) for each in (run, group[0])]
+            alike = bool(run.options) and compared[0] == compared[1]
             if alike and run.options.get("seed") not in seeds:
                 group.append(run)
                 break
@@ -241,11 +243,10 @@ def _repeats(runs: Sequence[RunEnds]) -> list[list[RunEnds]]:
     return groups
 
 
-def _compared(run: RunEnds) -> dict[str, object]:
+def compared_options(options: Mapping[str, object]) -> dict[str, object]:
+    """Those that are equal in repeats of a run."""
     return {
-        key: value
-        for key, value in run.options.items()
-        if key.partition(".")[0] not in NOT_COMPARED
+        key: value for key, value in options.items() if key.partition(".")[0] not in NOT_COMPARED
     }
 
 

@@ -1,67 +1,36 @@
 """Which diagnostics go with success, over many runs, and which of them come first.
 
-Over runs: each diagnostic at the end of a run against the run's final success. Over time: within
-each run, a diagnostic at one look against success some steps later or earlier. Intervals are 95 %
-percentile intervals of a bootstrap that draws whole runs. Reads run directories only.
+Over runs: each diagnostic at the end of a run against the run's final success, over all runs, in
+each arm, and between seeds of one setting. Over time: within each run, a diagnostic at one look
+against success some steps later or earlier. Runs of one setting resemble each other, so the 95 %
+percentile intervals come from a bootstrap that draws whole settings.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 
-from moored.analysis.compare import LAST
+from moored.analysis.run_curves import RunCurves
 from moored.errors import MooredError
-from moored.runlog.log import read_records
 
-SUCCESS = "rollout/success_rate"
-LOOK_DIAGNOSTICS = (
-    *("mi_estimate", "mi_seq_estimate", "mi_zscore", "mi_zscore_seq", "mi_zscore_ema"),
-    *("conditional_entropy_est", "conditional_entropy_seq_est", "reasoning_entropy_est"),
-    *("reasoning_entropy_seq_est", "retrieval_accuracy"),
-)
-"""Of the view that regime and alarm follow."""
-STEP_DIAGNOSTICS = {
-    "reward_variance": "rollout/reward_variance_mean",
-    "std_over_mean_of_rv": "rollout/reward_variance_std_over_mean",
-    "validity": "rollout/validity_rate",
-    "reply_tokens": "rollout/reply_tokens_mean",
-    "kept_fraction": "filter/kept_fraction",
-    "token_entropy": "learner/entropy",
-}
 LAGS = (-20, -15, -10, -5, 0, 5, 10, 15, 20)
 """Steps from the look to success; positive: success is later, the diagnostic leads."""
 MIN_RUNS = 4
 """Fewer give no interval worth the name."""
+MIN_SETTINGS = 5
+"""With fewer settings, single runs are drawn instead, each in its setting."""
+MIN_SEEDS = 3
+"""Runs that a setting needs to count between seeds."""
 MIN_LOOKS = 4
 """Pairs of look and success that a run needs to count at a lag."""
 
 Floats = np.ndarray
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunCurves:
-    """One run: success by step, and each diagnostic by the step of its look."""
-
-    path: Path
-    success: Mapping[int, float]
-    diagnostics: Mapping[str, Mapping[int, float]]
-
-    def final(self, name: str) -> float | None:
-        """Mean of a diagnostic over the last steps; None when it was not measured there."""
-        last = max(self.success)
-        values = [v for step, v in self.diagnostics.get(name, {}).items() if step > last - LAST]
-        return fmean(values) if values else None
-
-    @property
-    def final_success(self) -> float:
-        last = max(self.success)
-        return fmean(v for step, v in self.success.items() if step > last - LAST)
+Measure = Callable[[Floats, Floats, Floats], Floats]
+"""Of x_R and y_R over R runs, for each of D draws by the weights w_DR of the runs in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +40,7 @@ class Estimate:
     value: float
     low: float
     high: float
+    num_runs: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +49,13 @@ class Correlation:
 
     name: str
     num_runs: int
+    num_settings: int
     spearman: Estimate
     pearson: Estimate
+    by_arm: Mapping[str, Estimate]
+    """Spearman over the runs of each arm."""
+    between_seeds: Estimate | None
+    """Of ranks inside each setting: which seed of a setting is better."""
     by_lag: Mapping[int, Estimate]
     """Mean over runs of Spearman within the run."""
 
@@ -91,32 +66,24 @@ class Correlation:
         return found[0] if found else None
 
 
-def read_curves(path: Path) -> RunCurves:
-    """Curves of one run; raises where it has no finished step."""
-    steps: Sequence[Any] = read_records(path)
-    looks: Sequence[Any] = read_records(path, "collapse")
-    success = _curve(steps, SUCCESS)
-    if not success:
-        raise MooredError(f"{str(path)!r} has no finished step")
-    found = {name: _curve(steps, key) for name, key in STEP_DIAGNOSTICS.items()}
-    followed = [{"step": look["step"], **_followed(look)} for look in looks]
-    found |= {name: _curve(followed, name) for name in LOOK_DIAGNOSTICS}
-    return RunCurves(path=path, success=success, diagnostics={n: c for n, c in found.items() if c})
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Final values of a diagnostic and of success, and the settings of their runs."""
 
+    values: Floats
+    success: Floats
+    settings: Floats
+    """A number for each run, equal in runs of one setting."""
 
-def _followed(look: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The report that the verdict rests on; of several environments, the first one's."""
-    for environment in look.get("environments", {}).values():
-        return look["reports"].get(environment["view"], {})
-    return {}
+    def __len__(self) -> int:
+        return len(self.values)
 
+    def of(self, chosen: Floats) -> Ends:
+        return Ends(self.values[chosen], self.success[chosen], self.settings[chosen])
 
-def _curve(records: Sequence[Any], key: str) -> dict[int, float]:
-    return {
-        int(record["step"]): float(record[key])
-        for record in records
-        if isinstance(record.get(key), int | float)
-    }
+    @property
+    def vary(self) -> bool:
+        return len(self) >= MIN_RUNS and np.ptp(self.values) > 0 and np.ptp(self.success) > 0
 
 
 def correlate(runs: Sequence[RunCurves], *, draws: int = 2000, seed: int = 0) -> list[Correlation]:
@@ -137,66 +104,122 @@ def _correlation(
     name: str, runs: Sequence[RunCurves], draws: int, rng: np.random.Generator
 ) -> Correlation | None:
     having = [(run, value) for run in runs if (value := run.final(name)) is not None]
-    values = np.array([value for _, value in having])
-    success = np.array([run.final_success for run, _ in having])
-    if len(having) < MIN_RUNS or np.ptp(values) == 0 or np.ptp(success) == 0:
+    members = [run for run, _ in having]
+    ends = Ends(
+        np.array([value for _, value in having]),
+        np.array([run.final_success for run in members]),
+        _numbered([run.setting for run in members]),
+    )
+    if not ends.vary:
         return None
-    by_lag = {lag: _at_lag(name, [run for run, _ in having], lag, draws, rng) for lag in LAGS}
+    arms = dict.fromkeys(run.arm for run in members)
+    of_arm = {arm: ends.of(np.array([run.arm == arm for run in members])) for arm in arms}
+    by_lag = {lag: _at_lag(name, members, lag, draws, rng) for lag in LAGS}
     return Correlation(
         name=name,
         num_runs=len(having),
-        spearman=_bootstrap(spearman, values, success, draws, rng),
-        pearson=_bootstrap(pearson, values, success, draws, rng),
+        num_settings=len(set(ends.settings)),
+        spearman=_bootstrap(weighted_spearman, ends, draws, rng),
+        pearson=_bootstrap(weighted_pearson, ends, draws, rng),
+        by_arm={
+            arm: _bootstrap(weighted_spearman, part, draws, rng)
+            for arm, part in of_arm.items()
+            if part.vary
+        },
+        between_seeds=_between_seeds(ends, draws, rng),
         by_lag={lag: estimate for lag, estimate in by_lag.items() if estimate is not None},
     )
 
 
 def pearson(x: Floats, y: Floats) -> float:
     """Linear correlation; nan when one of them does not vary."""
-    x, y = x - x.mean(), y - y.mean()
-    scale = float(np.sqrt((x * x).sum() * (y * y).sum()))
-    return float((x * y).sum()) / scale if scale > 0 else float("nan")
+    return float(weighted_pearson(x, y, np.ones((1, len(x))))[0])
 
 
 def spearman(x: Floats, y: Floats) -> float:
     """Correlation of ranks; equal values share their mean rank."""
-    return pearson(ranks(x), ranks(y))
+    return float(weighted_spearman(x, y, np.ones((1, len(x))))[0])
 
 
-def ranks(values: Floats) -> Floats:
-    """Ranks from 1; equal values share their mean rank."""
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    return (last - (counts - 1) / 2)[inverse]
+def weighted_pearson(x: Floats, y: Floats, w_DR: Floats) -> Floats:
+    """(D,) correlations when run r is there w times; x and y are (R,) or (D, R)."""
+    total = w_DR.sum(axis=1, keepdims=True)
+    x = x - (w_DR * x).sum(axis=1, keepdims=True) / total
+    y = y - (w_DR * y).sum(axis=1, keepdims=True) / total
+    scale = np.sqrt((w_DR * x * x).sum(axis=1) * (w_DR * y * y).sum(axis=1))
+    products = (w_DR * x * y).sum(axis=1)
+    is_varied = scale > 1e-12
+    return np.where(is_varied, products / np.where(is_varied, scale, 1.0), np.nan)
 
 
-def _bootstrap(
-    measure: Callable[[Floats, Floats], float],
-    x: Floats,
-    y: Floats,
-    draws: int,
-    rng: np.random.Generator,
-) -> Estimate:
-    picks = rng.integers(len(x), size=(draws, len(x)))
-    return _estimate(measure(x, y), np.array([measure(x[pick], y[pick]) for pick in picks]))
+def weighted_spearman(x: Floats, y: Floats, w_DR: Floats) -> Floats:
+    return weighted_pearson(weighted_ranks(x, w_DR), weighted_ranks(y, w_DR), w_DR)
 
 
-def _estimate(value: float, drawn: Floats) -> Estimate:
-    # A draw of one run only has no correlation.
+def weighted_ranks(values: Floats, w_DR: Floats) -> Floats:
+    """(D, R) ranks from 1 when run r is there w times; equal values share their mean rank."""
+    # below[s, r]: how far run s pushes the rank of run r up.
+    below = (values[:, None] < values) + 0.5 * (values[:, None] == values)
+    return w_DR @ below + 0.5
+
+
+def _between_seeds(ends: Ends, draws: int, rng: np.random.Generator) -> Estimate | None:
+    """Pearson of ranks inside each setting, over settings with enough seeds that differ."""
+    values, success, is_told = np.zeros(len(ends)), np.zeros(len(ends)), np.zeros(len(ends), bool)
+    for setting in set(ends.settings):
+        here = ends.settings == setting
+        inside = ends.of(here)
+        # Seeds that all end alike do not say which is better.
+        if here.sum() >= MIN_SEEDS and np.ptp(inside.values) > 0 and np.ptp(inside.success) > 0:
+            values[here], success[here] = _shares(inside.values), _shares(inside.success)
+            is_told |= here
+    inside = Ends(values, success, ends.settings).of(is_told)
+    return _bootstrap(weighted_pearson, inside, draws, rng) if inside.vary else None
+
+
+def _shares(values: Floats) -> Floats:
+    """Ranks as shares of their number, around 0."""
+    ranks = weighted_ranks(values, np.ones((1, len(values))))[0]
+    return ranks / (len(values) + 1) - 0.5
+
+
+def _bootstrap(measure: Measure, ends: Ends, draws: int, rng: np.random.Generator) -> Estimate:
+    (value,) = measure(ends.values, ends.success, np.ones((1, len(ends))))
+    drawn = measure(ends.values, ends.success, _draw(ends.settings, draws, rng))
+    return _estimate(float(value), drawn, len(ends))
+
+
+def _draw(settings: Floats, draws: int, rng: np.random.Generator) -> Floats:
+    """(D, R) how often each run is drawn: by whole settings, or, where those are few, by runs
+    inside each setting."""
+    _, numbers, sizes = np.unique(settings, return_inverse=True, return_counts=True)
+    if len(sizes) >= MIN_SETTINGS:
+        return rng.multinomial(len(sizes), np.full(len(sizes), 1 / len(sizes)), draws)[:, numbers]
+    weights = np.zeros((draws, len(settings)))
+    for number, size in enumerate(sizes):
+        weights[:, numbers == number] = rng.multinomial(size, np.full(size, 1 / size), draws)
+    return weights
+
+
+def _estimate(value: float, drawn: Floats, num_runs: int) -> Estimate:
+    # A draw in which nothing varies has no correlation.
     drawn = drawn[np.isfinite(drawn)]
     low, high = np.percentile(drawn, [2.5, 97.5]) if len(drawn) else (value, value)
-    return Estimate(value=value, low=float(low), high=float(high))
+    return Estimate(value=value, low=float(low), high=float(high), num_runs=num_runs)
 
 
 def _at_lag(
     name: str, runs: Sequence[RunCurves], lag: int, draws: int, rng: np.random.Generator
 ) -> Estimate | None:
     """Mean over runs of the correlation between a look and success `lag` steps later."""
-    within = np.array([value for run in runs if np.isfinite(value := _within(run, name, lag))])
-    if len(within) < MIN_RUNS:
+    found = [(run.setting, value) for run in runs if np.isfinite(value := _within(run, name, lag))]
+    if len(found) < MIN_RUNS:
         return None
-    picks = rng.integers(len(within), size=(draws, len(within)))
-    return _estimate(float(within.mean()), within[picks].mean(axis=1))
+    within = np.array([value for _, value in found])
+    settings = _numbered([setting for setting, _ in found])
+    weights = _draw(settings, draws, rng)
+    drawn = weights @ within / weights.sum(axis=1)
+    return _estimate(float(within.mean()), drawn, len(within))
 
 
 def _within(run: RunCurves, name: str, lag: int) -> float:
@@ -211,3 +234,7 @@ def _within(run: RunCurves, name: str, lag: int) -> float:
         return float("nan")
     x, y = np.array(pairs).T
     return spearman(x, y)
+
+
+def _numbered(names: Sequence[str]) -> Floats:
+    return np.unique(names, return_inverse=True)[1]

@@ -18,7 +18,7 @@ from moored.analysis.compare import LAST, half_width, read_ends
 from moored.errors import MooredError
 from moored.runlog.log import read_records
 
-PHASES = ("rollout", "collapse", "advantages", "update", "publish", "evaluation", "log")
+PHASES = ("rollout", "filter", "collapse", "advantages", "update", "publish", "evaluation", "log")
 END_FIGURES = (
     *("success", "reward", "well-formed replies", "validation success"),
     *("MI", "H(Z|X)", "retrieval"),
@@ -33,7 +33,7 @@ STEP_MEANS = {
     "tokens trained": "tokens/trained",
 }
 """Means over all steps except the first."""
-TIMES = ("seconds a step", *(f"seconds: {phase}" for phase in PHASES))
+TIMES = ("seconds a step", *(f"seconds: {phase}" for phase in PHASES), "filter, % of a step")
 FIGURES = (*END_FIGURES, "peak success", *STEP_MEANS, *TIMES)
 DEFAULT_FIGURES = ("success", "reward", "MI", "H(Z|X)", "retrieval", "seconds a step")
 
@@ -164,7 +164,9 @@ def _times(timing: Sequence[Any]) -> dict[str, float]:
         f"seconds: {phase}": fmean(_number(record, f"{phase}_s") or 0.0 for record in timing)
         for phase in PHASES
     }
-    return {"seconds a step": sum(found.values()), **found}
+    step_s = sum(found.values())
+    share = {"filter, % of a step": 100.0 * found["seconds: filter"] / step_s} if step_s else {}
+    return {"seconds a step": step_s, **found, **share}
 
 
 def _number(record: Mapping[str, object], key: str) -> float | None:

@@ -37,7 +37,8 @@ def study_command(
         list[str] | None,
         typer.Argument(
             metavar="[KEY=VALUE]…",
-            help="Options for every run: num_steps=20. For an analysis: folders of studies.",
+            help="Options for every run: num_steps=20. For an analysis: folders of studies, or "
+            "curve files.",
         ),
     ] = None,
     seeds: Annotated[
@@ -48,6 +49,10 @@ def study_command(
     only: Annotated[
         list[str] | None,
         typer.Option(metavar="FACTOR=ARM,…", help="Fewer arms; may be given several times."),
+    ] = None,
+    curves: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Also store the curves of all runs in one JSON file."),
     ] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Print the grid and run nothing.")] = False,
 ) -> None:
@@ -69,10 +74,10 @@ def study_command(
     if study.is_analysis:
         from moored.cli.study_analysis import analyse
 
-        if seeds is not None or plan or jobs != "auto":
+        if seeds is not None or plan or jobs != "auto" or curves is not None:
             raise ConfigError(
                 f"{study.name} reads the runs of other studies and runs nothing itself; leave out "
-                f"--seeds, --jobs and --plan"
+                f"--seeds, --jobs, --curves and --plan"
             )
         analyse(study, [Path(word) for word in what or []], folder)
         return
@@ -86,21 +91,36 @@ def study_command(
         from dataclasses import replace
 
         study = replace(study, seeds=parse_seeds(seeds))
-    _run(study, overrides, folder, jobs=jobs, is_plan=plan, again=_again(name, what, out, only))
+    if curves is not None and not curves.parent.is_dir():
+        raise ConfigError(f"--curves: the folder {str(curves.parent)!r} does not exist; make it")
+    again = _again(name, what, out, only, curves)
+    _run(study, overrides, folder, jobs=jobs, is_plan=plan, curves=curves, again=again)
 
 
 def _again(
-    name: str, what: Sequence[str] | None, out: Path | None, only: Sequence[str] | None
+    name: str,
+    what: Sequence[str] | None,
+    out: Path | None,
+    only: Sequence[str] | None,
+    curves: Path | None,
 ) -> str:
     """The command that goes on with this study, without seeds and jobs."""
     words = ["moored", "study", name, *(what or [])]
     words += ["--out", str(out)] if out else []
+    words += ["--curves", str(curves)] if curves else []
     words += [word for choice in only or [] for word in ("--only", choice)]
     return " ".join(map(quote, words))
 
 
 def _run(
-    study: Study, overrides: Sequence[str], path: Path, *, jobs: str, is_plan: bool, again: str
+    study: Study,
+    overrides: Sequence[str],
+    path: Path,
+    *,
+    jobs: str,
+    is_plan: bool,
+    curves: Path | None,
+    again: str,
 ) -> None:
     from moored.cli.study_progress import show_plan
     from moored.studies.folder import StudyFolder, check_owner, check_runs
@@ -129,6 +149,8 @@ def _run(
             f"({chosen.reason}); folder: {path}",
         )
         _execute(console, folder, runs, todo, jobs=chosen.count, again=again)
+        if curves is not None:
+            _store_curves(console, study, folder, runs, curves)
         _finish(console, study, folder, runs)
 
 
@@ -161,6 +183,27 @@ def _execute(
     if stop.is_made and any(folder.status(run) in ("waiting", "begun") for run in runs):
         print_line(console, f"go on with: {again}")
         raise typer.Exit(stop.exit_code)
+
+
+def _store_curves(
+    console: Console, study: Study, folder: StudyFolder, runs: Sequence[PlannedRun], file: Path
+) -> None:
+    """One curve file of all finished runs, by the arms of the factors that have several."""
+    from moored.analysis.curve_files import StoredRun, read_run_curves, write_curve_file
+    from moored.studies.folder import provenance
+
+    varied = [k for k, factor in enumerate(study.factors) if len(factor.arms) > 1]
+    found: dict[str, list[StoredRun]] = {}
+    for run in runs:
+        if folder.status(run) == "finished":
+            name = "/".join(run.arms[k] for k in varied) or run.label
+            stored = read_run_curves(folder.run_folder(run), run.seed)
+            found.setdefault(name, []).append(stored)
+    if not found:
+        print_line(console, f"no run has finished, so {file} is not written")
+        return
+    write_curve_file(file, found, {"study": study.name, **provenance()})
+    print_line(console, f"curves: {file}")
 
 
 def _finish(

@@ -9,63 +9,110 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moored.cli.console import make_console, print_line
-from moored.errors import ConfigError, MooredError
+from moored.errors import ConfigError
 
 if TYPE_CHECKING:
     from moored.analysis.correlate import Correlation, Estimate
     from moored.studies.declaration import Study
 
 
-def analyse(study: Study, folders: Sequence[Path], out: Path) -> None:
-    """Correlate every diagnostic with success over the runs of studies; print and store."""
+def analyse(study: Study, given: Sequence[Path], out: Path) -> None:
+    """Correlate every diagnostic with success over runs of studies; print and store."""
     from rich import box
     from rich.table import Table
 
     from moored.analysis.correlate import correlate
-    from moored.runlog.log import write_atomically
-    from moored.studies.folder import check_owner, provenance
+    from moored.analysis.run_curves import read_all
+    from moored.studies.folder import check_owner
 
     check_owner(out, study)
-    sources = list(folders) or _existing([Path("runs") / name for name in study.of])
-    curves, left_out = _read(sources)
+    sources = list(given) or _existing([Path("runs") / name for name in study.of])
+    curves, left_out = read_all(sources)
     found = correlate(curves)
-    lines = [["diagnostic", "Spearman", "Pearson", "within runs, lag 0", "strongest lag", "runs"]]
-    lines += [_line(each) for each in found]
+    tables = [_over_runs(found), _over_time(found)]
     console = make_console()
     print_line(console, f"{study.name}: {study.question}")
-    table = Table(*lines[0], box=box.SIMPLE_HEAD, header_style="bold")
-    for line in lines[1:]:
-        table.add_row(*line)
-    console.print(table)
-    print_line(console, "Against final success; brackets are 95 % bootstrap intervals over runs.")
+    for header, *lines in tables:
+        table = Table(*header, box=box.SIMPLE_HEAD, header_style="bold")
+        for line in lines:
+            table.add_row(*line)
+        console.print(table)
+    print_line(console, _explanation(found))
     for path, reason in left_out.items():
         print_line(console, f"left out: {path}: {reason}")
-    out.mkdir(parents=True, exist_ok=True)
-    runs = [str(run.path) for run in curves]
-    head = {"schema": 1, "study": study.name, "paper": study.paper, **provenance(), "runs": runs}
-    write_atomically(out / "study.json", json.dumps(head, indent=1) + "\n")
-    values = {**head, "correlations": [asdict(each) for each in found], "left_out": left_out}
-    write_atomically(out / "results.json", json.dumps(values, indent=1) + "\n")
-    rows = [lines[0], ["---"] * len(lines[0]), *lines[1:]]
-    text = "".join(f"| {' | '.join(row)} |\n" for row in rows)
-    write_atomically(out / "results.md", f"# {study.name}\n\n{study.question}\n\n{text}")
+    _store(study, out, [run.name for run in curves], found, left_out)
     print_line(console, f"table: {out / 'results.md'}, {out / 'results.json'}")
 
 
-def _line(found: Correlation) -> list[str]:
-    at_once = found.by_lag.get(0)
-    return [
-        found.name,
-        _cell(found.spearman),
-        _cell(found.pearson),
-        "–" if at_once is None else _cell(at_once),
-        "–" if found.best_lag is None else f"{found.best_lag:+d}",
-        str(found.num_runs),
-    ]
+def _store(
+    study: Study,
+    out: Path,
+    runs: Sequence[str],
+    found: Sequence[Correlation],
+    left_out: dict[str, str],
+) -> None:
+    from moored.runlog.log import write_atomically
+    from moored.studies.folder import provenance
+
+    out.mkdir(parents=True, exist_ok=True)
+    head = {"schema": 1, "study": study.name, "paper": study.paper, **provenance()}
+    head |= {"runs": list(runs)}
+    write_atomically(out / "study.json", json.dumps(head, indent=1) + "\n")
+    values = {**head, "correlations": [asdict(each) for each in found], "left_out": left_out}
+    write_atomically(out / "results.json", json.dumps(values, indent=1) + "\n")
+    tables = "\n".join(_markdown(table) for table in (_over_runs(found), _over_time(found)))
+    page = f"# {study.name}\n\n{study.question}\n\n{tables}\n{_explanation(found)}\n"
+    write_atomically(
+        out / "results.md", page + (f"\nThe paper: {study.paper}\n" * bool(study.paper))
+    )
 
 
-def _cell(estimate: Estimate) -> str:
+def _over_runs(found: Sequence[Correlation]) -> list[list[str]]:
+    """The end of a run against its final success: header, then a line for each diagnostic."""
+    arms = list(dict.fromkeys(arm for each in found for arm in each.by_arm))
+    shown = arms if len(arms) > 1 else []
+    header = ["diagnostic", "Spearman", "Pearson", *(f"arm {arm}" for arm in shown)]
+    lines = [[*header, "between seeds", "runs"]]
+    for each in found:
+        of_arms = [_cell(each.by_arm.get(arm)) for arm in shown]
+        cells = [each.name, _cell(each.spearman), _cell(each.pearson), *of_arms]
+        lines.append([*cells, _cell(each.between_seeds), str(each.num_runs)])
+    return lines
+
+
+def _over_time(found: Sequence[Correlation]) -> list[list[str]]:
+    """Within runs, by the steps from a look to success."""
+    lags = sorted({lag for each in found for lag in each.by_lag if lag % 10 == 0})
+    lines = [["within runs", *(f"{lag:+d} steps" for lag in lags), "strongest lag"]]
+    for each in found:
+        cells = [_cell(each.by_lag.get(lag)) for lag in lags]
+        best = "–" if each.best_lag is None else f"{each.best_lag:+d}"
+        lines.append([each.name, *cells, best])
+    return lines
+
+
+def _explanation(found: Sequence[Correlation]) -> str:
+    from moored.analysis.correlate import MIN_SETTINGS
+
+    num_settings = max((each.num_settings for each in found), default=0)
+    drawn = "settings" if num_settings >= MIN_SETTINGS else "runs inside their settings"
+    return (
+        f"Against final success; {num_settings} settings (runs of one setting differ in their seed "
+        f"only). Brackets are 95 % bootstrap intervals that draw {drawn}. Arms and between seeds: "
+        f"Spearman. Within runs: positive steps mean that the diagnostic comes first."
+    )
+
+
+def _cell(estimate: Estimate | None) -> str:
+    if estimate is None:
+        return "–"
     return f"{estimate.value:+.2f} [{estimate.low:+.2f}, {estimate.high:+.2f}]"
+
+
+def _markdown(lines: Sequence[Sequence[str]]) -> str:
+    rows = [lines[0], ["---"] * len(lines[0]), *lines[1:]]
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    return "".join(f"| {' | '.join(row)} |\n" for row in cells)
 
 
 def _existing(folders: Sequence[Path]) -> list[Path]:
@@ -73,23 +120,7 @@ def _existing(folders: Sequence[Path]) -> list[Path]:
     if not found:
         names = ", ".join(str(folder) for folder in folders)
         raise ConfigError(
-            f"none of {names} exists; run one of these studies first, or name folders of studies"
+            f"none of {names} exists; run one of these studies first, or name folders of studies "
+            f"or curve files"
         )
     return found
-
-
-def _read(folders: Sequence[Path]) -> tuple[list, dict[str, str]]:
-    """The curves of all run directories in the folders."""
-    from moored.analysis.correlate import read_curves
-
-    curves, left_out = [], {}
-    for folder in folders:
-        configs = sorted(folder.rglob("config.yaml"))
-        if not configs:
-            raise ConfigError(f"{str(folder)!r} holds no run; give the folder of a study")
-        for config in configs:
-            try:
-                curves.append(read_curves(config.parent))
-            except MooredError as error:
-                left_out[str(config.parent)] = str(error)
-    return curves, left_out

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from moored.analysis.correlate import RunCurves, correlate, pearson, ranks, read_curves, spearman
+from moored.analysis.correlate import (
+    correlate,
+    pearson,
+    spearman,
+    weighted_pearson,
+    weighted_ranks,
+    weighted_spearman,
+)
+from moored.analysis.run_curves import RunCurves
 from moored.errors import MooredError
-from moored.runlog.log import RunLog
 
 
 def test_equal_values_share_their_mean_rank():
-    assert ranks(np.array([3.0, 1.0, 3.0, 2.0])).tolist() == [3.5, 1.0, 3.5, 2.0]
+    once = weighted_ranks(np.array([3.0, 1.0, 3.0, 2.0]), np.ones((1, 4)))
+    assert once.tolist() == [[3.5, 1.0, 3.5, 2.0]]
 
 
 def test_correlations_worked_out_by_hand():
@@ -30,7 +38,9 @@ def made(level: float, *, leads_by: int = 0, rng: np.random.Generator) -> RunCur
     walk = np.cumsum(rng.normal(size=140)) + level
     success = {step: float(walk[step]) for step in range(1, 101)}
     mi = {step: float(walk[step + leads_by]) for step in range(5, 101, 5)}
-    return RunCurves(path=Path("x"), success=success, diagnostics={"mi_estimate": mi})
+    return RunCurves(
+        name="x", setting=str(level), arm="none", success=success, diagnostics={"MI": mi}
+    )
 
 
 def test_a_diagnostic_that_follows_success_over_runs_is_found_with_its_interval():
@@ -54,8 +64,8 @@ def test_noise_has_an_interval_that_holds_zero():
     runs = []
     for _ in range(40):
         run = made(0.0, rng=rng)
-        noise = dict.fromkeys(run.diagnostics["mi_estimate"], float(rng.normal()))
-        runs.append(RunCurves(path=run.path, success=run.success, diagnostics={"noise": noise}))
+        noise = dict.fromkeys(run.diagnostics["MI"], float(rng.normal()))
+        runs.append(replace(run, diagnostics={"noise": noise}))
     (found,) = correlate(runs, draws=500)
     assert found.spearman.low < 0 < found.spearman.high
 
@@ -66,15 +76,56 @@ def test_a_few_runs_are_refused():
         correlate([made(k, rng=rng) for k in range(3)])
 
 
-def test_diagnostics_are_read_in_the_view_that_the_verdict_rests_on(tmp_path):
-    log = RunLog(tmp_path / "run")
-    log.append("metrics", 1, {"rollout/success_rate": 0.5, "learner/entropy": 0.7})
-    reports = {"swap": {"mi_estimate": 0.2}, "first": {"mi_estimate": 0.9}}
-    look = {"environments": {"sokoban": {"view": "swap"}}, "reports": reports}
-    log.append("collapse", 1, look)
-    run = read_curves(tmp_path / "run")
-    assert run.final("mi_estimate") == 0.2
-    assert (run.final("token_entropy"), run.final("validity")) == (0.7, None)
-    RunLog(tmp_path / "empty").write_config("seed: 0\n")
-    with pytest.raises(MooredError, match="has no finished step"):
-        read_curves(tmp_path / "empty")
+def test_a_run_drawn_twice_counts_as_two():
+    x, y = np.array([1.0, 5.0, 2.0, 2.0]), np.array([3.0, 1.0, 2.0, 4.0])
+    drawn = np.array([[2, 0, 1, 1], [1, 1, 1, 1]])
+    twice = [0, 0, 2, 3]
+    found = weighted_spearman(x, y, drawn)
+    assert found == pytest.approx([spearman(x[twice], y[twice]), spearman(x, y)])
+    assert weighted_pearson(x, y, drawn)[0] == pytest.approx(pearson(x[twice], y[twice]))
+
+
+def flat(setting: str, arm: str, mi: float, success: float) -> RunCurves:
+    return RunCurves(
+        name=setting,
+        setting=setting,
+        arm=arm,
+        success=dict.fromkeys(range(1, 11), success),
+        diagnostics={"MI": {10: mi}},
+    )
+
+
+def test_pooled_arms_can_correlate_where_no_arm_does():
+    # In each arm success falls with MI; the arms lie far apart, and so the pool rises.
+    runs = [flat(f"{arm}{k}", arm, at + k / 10, at - k / 10) for arm, at in ARMS for k in range(6)]
+    (found,) = correlate(runs, draws=200)
+    assert found.spearman.value > 0.3
+    assert [each.value for each in found.by_arm.values()] == pytest.approx([-1.0, -1.0])
+
+
+ARMS = (("none", 0.0), ("top_p", 5.0))
+
+
+def test_between_seeds_ignores_what_settings_differ_in():
+    # Each setting has its own level; inside it the seed with more MI has less success.
+    runs = [
+        flat(f"s{level}", "none", level + seed / 10, level - seed / 10)
+        for level in range(6)
+        for seed in range(3)
+    ]
+    (found,) = correlate(runs, draws=200)
+    assert found.spearman.value > 0.7
+    assert found.between_seeds is not None
+    assert found.between_seeds.value == pytest.approx(-1.0)
+    assert found.between_seeds.num_runs == 18
+    assert found.num_settings == 6
+
+
+def test_equal_runs_of_one_setting_do_not_narrow_the_interval():
+    rng = np.random.default_rng(3)
+    ends = rng.normal(size=(8, 2))
+    alone = [flat(f"s{k}", "none", *end) for k, end in enumerate(ends)]
+    (once,), (copied,) = (correlate(runs, draws=2000) for runs in (alone, alone * 5))
+    assert copied.spearman.value == pytest.approx(once.spearman.value)
+    width, widths = (e.spearman.high - e.spearman.low for e in (once, copied))
+    assert widths == pytest.approx(width, rel=0.1)

@@ -22,7 +22,9 @@ def write_run(path: Path, success: list[float], *, seconds: float = 1.0, alarm: 
     log.write_config("seed: 0\n")
     for step, value in enumerate(success, start=1):
         log.append("metrics", step, {"rollout/success_rate": value, "tokens/trained": 10.0 * step})
-        log.append("timing", step, {"rollout_s": 9.0 if step == 1 else seconds, "update_s": 0.5})
+        rollout_s = 9.0 if step == 1 else seconds
+        timing = {"rollout_s": rollout_s, "filter_s": 0.25, "update_s": 0.25}
+        log.append("timing", step, timing)
     report = {"mi_estimate": 0.25, "conditional_entropy_est": 2.0}
     log.append(
         "collapse",
@@ -41,6 +43,7 @@ def test_times_leave_out_the_first_step_and_sum_the_phases(tmp_path):
     figures = read_result(tmp_path / "a", 0).figures
     assert figures["seconds: rollout"] == 2.0
     assert figures["seconds a step"] == 2.5
+    assert figures["filter, % of a step"] == 10.0
     assert figures["tokens trained"] == 25.0
     assert figures["success"] == 1.0  # the last third of three steps
     assert (figures["MI"], figures["H(Z|X)"]) == (0.25, 2.0)

@@ -52,4 +52,4 @@ def test_an_unknown_arm_is_refused_with_those_that_exist(figure, tmp_path, capsy
     words = ["benchmarks/results/bottle_cpu.json", "--arms", "top-p", "--out", str(tmp_path / "x")]
     with pytest.raises(SystemExit):
         figure.main(words)
-    assert "it has ['no filter', 'top-p 0.9', 'lowest half']" in capsys.readouterr().err
+    assert "it has ['none', 'top_p', 'lowest_half']" in capsys.readouterr().err

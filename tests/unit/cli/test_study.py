@@ -10,10 +10,12 @@ import sys
 import pytest
 from rich.console import Console
 
+from moored.analysis.curve_files import read_curve_file
 from moored.cli.main import main
 from moored.cli.study_progress import StudyProgress
+from moored.config import dump_config
 from moored.runlog.log import RunLog
-from moored.studies.declaration import read_study, study_names
+from moored.studies.declaration import read_study, restricted, study_names
 from moored.studies.folder import StudyFolder
 from moored.studies.grid import plan_runs
 
@@ -60,8 +62,10 @@ def test_the_plan_tells_runs_and_time_and_makes_nothing(command, tmp_path):
         (["bottle", "--jobs", "x"], "--jobs takes auto or a number >= 1, got 'x'"),
         (["bottle", "model=nan"], "arm 'none' cannot run: model 'nan' is neither embedded nor a"),
         (["bottle", "env.0.options.max_turn=1"], "arm 'none' cannot run: "),
-        (["correlation"], "none of runs/bottle, runs/main_table, "),
-        (["correlation", "gone"], "'gone' holds no run; give the folder of a study"),
+        (["correlation"], "none of runs/bottle, runs/bottle_mini, runs/main_table, "),
+        (["correlation", "gone"], "'gone' holds no run; give the folder of a study or a curve f"),
+        (["correlation", "--curves", "x.json"], "leave out --seeds, --jobs, --curves and --plan"),
+        (["bottle", "--curves", "gone/x.json"], "--curves: the folder 'gone' does not exist; make"),
         (["correlation", "--plan"], "correlation reads the runs of other studies and runs nothing"),
     ],
 )
@@ -85,10 +89,41 @@ def test_correlation_reads_all_runs_of_the_folders_and_names_those_it_leaves_out
     assert "left out: mine/arm/empty: 'mine/arm/empty' has no finished step\n" in out
     found = json.loads((tmp_path / "found" / "results.json").read_text())
     (validity,) = found["correlations"]
+    assert validity["num_settings"] == 1 and "draw runs inside their settings" in out
     assert validity["name"] == "validity"
     assert validity["spearman"]["value"] == pytest.approx(-1.0)
     assert len(found["runs"]) == 6
     assert "| validity | -1.00 [-1.00, -1.00] |" in (tmp_path / "found" / "results.md").read_text()
+
+
+def test_a_finished_study_becomes_a_curve_file_that_correlation_reads(command, tmp_path):
+    study = restricted(read_study("bottle"), ["filter=none,top_p"])
+    runs = plan_runs(study)
+    folder = StudyFolder(tmp_path / "runs" / "bottle", study)
+    for number, run in enumerate(runs):
+        log = RunLog(folder.run_folder(run))
+        log.write_config(dump_config(run.config))
+        for step in (1, 2):
+            metrics = {"rollout/success_rate": number / 10, "rollout/validity_rate": step - number}
+            log.append("metrics", step, metrics)
+        folder.note_end(run, 1 if number == 7 else 0, 1.0)
+    folder.write_study(study, [])
+    folder.close()
+    words = ["bottle", "--only", "filter=none,top_p", "--seeds", "3", "--curves", "curves.json"]
+    code, out, said = command(*words)
+    assert code == 0, said
+    assert "curves: curves.json\n" in out
+    stored = read_curve_file(tmp_path / "curves.json")
+    assert {arm: [run.seed for run in of_arm] for arm, of_arm in stored.items()} == {
+        "none": [0, 1, 2],
+        "top_p": [0, 1, 2],
+    }
+    assert stored["top_p"][1].curves["success"] == [(1, 0.5), (2, 0.5)]
+    code, _, said = command("correlation", "curves.json")
+    assert code == 0, said
+    found = json.loads((tmp_path / "runs" / "correlation" / "results.json").read_text())
+    assert found["runs"][3] == "curves/top_p/seed-0"
+    assert found["correlations"][0]["num_settings"] == 2
 
 
 def test_without_torch_a_study_is_refused_before_its_first_run(command, tmp_path, monkeypatch):

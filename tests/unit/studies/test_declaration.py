@@ -121,9 +121,11 @@ def test_the_studies_of_the_paper_can_be_planned():
         num_runs[name] = len(plan_runs(study)) if not study.is_analysis else 0
     assert num_runs == {
         "bottle": 12,
+        "bottle_mini": 60,
         "budget": 18,
         "compute": 6,
         "correlation": 0,
+        "engines": 4,
         "filters": 24,
         "interventions": 39,
         "main_table": 96,

@@ -1,0 +1,175 @@
+"""Curves of finished runs for `correlate`: success by step, and diagnostics by look.
+
+They come from run directories or from curve files; a run that is there twice counts once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from moored.analysis.compare import LAST, compared_options, read_options
+from moored.analysis.curve_files import STEP_CURVES, StoredRun, read_curve_file
+from moored.errors import ConfigError, MooredError
+from moored.runlog.log import read_records
+
+SUCCESS = STEP_CURVES["success"]
+LOOK_DIAGNOSTICS = {
+    "MI": "mi_estimate",
+    "MI of sequences": "mi_seq_estimate",
+    "MI z-score": "mi_zscore",
+    "MI z-score of sequences": "mi_zscore_seq",
+    "MI z-score, smoothed": "mi_zscore_ema",
+    "H(Z|X)": "conditional_entropy_est",
+    "H(Z|X) of sequences": "conditional_entropy_seq_est",
+    "H(Z)": "reasoning_entropy_est",
+    "H(Z) of sequences": "reasoning_entropy_seq_est",
+    "retrieval": "retrieval_accuracy",
+}
+"""Of the view that regime and alarm follow."""
+STEP_DIAGNOSTICS = {name: key for name, key in STEP_CURVES.items() if name != "success"}
+
+ByStep = Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCurves:
+    """One run: success by step, and each diagnostic by the step of its look."""
+
+    name: str
+    setting: str
+    """Equal in runs that differ in their seed only."""
+    arm: str
+    """How groups were filtered."""
+    success: ByStep
+    diagnostics: Mapping[str, ByStep]
+
+    def final(self, name: str) -> float | None:
+        """Mean of a diagnostic over the last steps; None when it was not measured there."""
+        last = max(self.success)
+        values = [v for step, v in self.diagnostics.get(name, {}).items() if step > last - LAST]
+        return fmean(values) if values else None
+
+    @property
+    def final_success(self) -> float:
+        last = max(self.success)
+        return fmean(v for step, v in self.success.items() if step > last - LAST)
+
+
+def read_all(sources: Sequence[Path]) -> tuple[list[RunCurves], dict[str, str]]:
+    """All runs in folders and curve files; and which were left out, and why."""
+    curves, left_out = [], {}
+    for source in sources:
+        if source.is_file():
+            curves += read_stored(source)
+            continue
+        configs = sorted(source.rglob("config.yaml"))
+        if not configs:
+            raise ConfigError(
+                f"{str(source)!r} holds no run; give the folder of a study or a curve file"
+            )
+        for config in configs:
+            try:
+                curves.append(read_curves(config.parent))
+            except MooredError as error:
+                left_out[str(config.parent)] = str(error)
+    kept, repeats = without_repeats(curves)
+    return kept, left_out | repeats
+
+
+def read_curves(path: Path) -> RunCurves:
+    """Curves of one run directory; raises where it has no finished step."""
+    steps: Sequence[Any] = read_records(path)
+    looks: Sequence[Any] = read_records(path, "collapse")
+    success = _curve(steps, SUCCESS)
+    if not success:
+        raise MooredError(f"{str(path)!r} has no finished step")
+    found = {name: _curve(steps, key) for name, key in STEP_DIAGNOSTICS.items()}
+    followed = [{"step": look["step"], **_followed(look)} for look in looks]
+    found |= {name: _curve(followed, key) for name, key in LOOK_DIAGNOSTICS.items()}
+    options = read_options(path)
+    return RunCurves(
+        name=str(path),
+        setting=json.dumps(compared_options(options), sort_keys=True, default=str),
+        arm=_arm(options),
+        success=success,
+        diagnostics={name: curve for name, curve in found.items() if curve},
+    )
+
+
+def read_stored(file: Path) -> list[RunCurves]:
+    """Curves of all runs in a curve file; the runs of an arm are one setting."""
+    return [
+        RunCurves(
+            name=f"{file.stem}/{arm}/seed-{run.seed}",
+            setting=f"{file.stem}/{arm}",
+            arm=arm,
+            success=dict(run.curves["success"]),
+            diagnostics=_stored_diagnostics(run),
+        )
+        for arm, runs in read_curve_file(file).items()
+        for run in runs
+    ]
+
+
+def _stored_diagnostics(run: StoredRun) -> dict[str, ByStep]:
+    found = {name: dict(run.curves.get(name, ())) for name in STEP_DIAGNOSTICS}
+    found |= {name: dict(run.followed(name)) for name in LOOK_DIAGNOSTICS}
+    # Older files have retrieval of the first turn only, and not H(Z), which is a sum.
+    found["retrieval"] = found["retrieval"] or dict(run.curves.get("retrieval", ()))
+    if not found["H(Z)"]:
+        found["H(Z)"] = {
+            step: mi + found["H(Z|X)"][step]
+            for step, mi in found["MI"].items()
+            if step in found["H(Z|X)"]
+        }
+    return {name: curve for name, curve in found.items() if curve}
+
+
+def without_repeats(runs: Sequence[RunCurves]) -> tuple[list[RunCurves], dict[str, str]]:
+    """Leave out a run that is the beginning of another, step by step: the same run, made twice."""
+    kept: list[RunCurves] = []
+    repeats = {}
+    for run in sorted(runs, key=lambda run: -len(run.success)):
+        longer = next((other for other in kept if _begins(other, run)), None)
+        if longer is None:
+            kept.append(run)
+        else:
+            repeats[run.name] = f"the same run as {longer.name}, up to step {max(run.success)}"
+    order = {id(run): place for place, run in enumerate(runs)}
+    return sorted(kept, key=lambda run: order[id(run)]), repeats
+
+
+def _begins(longer: RunCurves, run: RunCurves) -> bool:
+    """Success and the other figures of all steps are equal; all zeros say nothing."""
+    if len(set(run.success.values())) < 2:
+        return False
+    names = STEP_DIAGNOSTICS.keys() & run.diagnostics.keys() & longer.diagnostics.keys()
+    pairs = [(run.success, longer.success)]
+    pairs += [(run.diagnostics[name], longer.diagnostics[name]) for name in names]
+    return all(part.items() <= whole.items() for part, whole in pairs)
+
+
+def _arm(options: Mapping[str, object]) -> str:
+    """The rule of the filter, as studies name their arms."""
+    rule = str(options.get("filter.rule", "unknown"))
+    return rule if options.get("filter.largest", True) else f"{rule}_smallest"
+
+
+def _followed(look: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The report that the verdict rests on; of several environments, the first one's."""
+    for environment in look.get("environments", {}).values():
+        return look["reports"].get(environment["view"], {})
+    return {}
+
+
+def _curve(records: Sequence[Any], key: str) -> dict[int, float]:
+    return {
+        int(record["step"]): float(record[key])
+        for record in records
+        if isinstance(record.get(key), int | float)
+    }
