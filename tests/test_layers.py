@@ -1,6 +1,6 @@
 """Import layers: a module may import only what stands to its left, never a sibling.
 
-`types errors names config reply` <- `algo diagnostics envs runlog files` <-
+`types errors names config reply json_http` <- `algo diagnostics envs runlog files` <-
 `rollout training models engine/base engine/checkpoint` <- `engine/*` <- `train evaluate` <- `cli`.
 `analysis` reads `runlog` and `files`; `studies` start runs as processes of their own and read them
 with `analysis`; `integrations` use `algo` and `diagnostics` alone.
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "moored"
-BASE = {"types", "errors", "names", "reply"}
+BASE = {"types", "errors", "names", "reply", "json_http"}
 BASE |= {"config", "config_rules", "config_errors", "config_text"}
 MATHS = BASE | {"algo", "diagnostics", "envs", "runlog", "files"}
 PARTS = MATHS | {"rollout", "training", "models", "engine.base"}

@@ -23,8 +23,8 @@ from moored.engine.endpoint.chat_api import (
     parse_chat_reply,
     parse_model_names,
 )
-from moored.engine.endpoint.json_http import HttpError, JsonClient
 from moored.errors import MooredError, close_match_hint
+from moored.json_http import HttpError, JsonClient
 from moored.reply import find_parts
 from moored.rollout.render import Spans
 from moored.types import Completion, Content, FinishReason, Message, Prompt, content_images

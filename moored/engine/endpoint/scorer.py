@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from moored.config import EndpointConfig
-from moored.engine.endpoint.json_http import HttpError, JsonClient
 from moored.errors import MooredError
+from moored.json_http import HttpError, JsonClient
 from moored.types import ScoreRequest
 
 NUM_ATTEMPTS = 4

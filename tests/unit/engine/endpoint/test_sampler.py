@@ -17,11 +17,11 @@ import pytest
 from moored.config import EndpointConfig, load_config
 from moored.engine.base import Request, SamplingParams, write_replies
 from moored.engine.endpoint.chat_api import message_to_json
-from moored.engine.endpoint.json_http import server_message
 from moored.engine.endpoint.sampler import NUM_ATTEMPTS, EndpointSampler, TextRenderer, read_api_key
 from moored.envs.mix import EnvMix
 from moored.errors import MooredError
 from moored.evaluate import Evaluation, evaluate
+from moored.json_http import server_message
 from moored.types import Completion, FinishReason, Message, Prompt
 
 KEY = "sk-very-secret"

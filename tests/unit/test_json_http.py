@@ -10,14 +10,14 @@ from email.utils import formatdate
 
 import pytest
 
-from moored.engine.endpoint import json_http
-from moored.engine.endpoint.json_http import (
+from moored import json_http
+from moored.errors import MooredError
+from moored.json_http import (
     MAX_RETRY_AFTER_S,
     HttpError,
     JsonClient,
     parse_retry_after,
 )
-from moored.errors import MooredError
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 
