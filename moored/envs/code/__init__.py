@@ -1,0 +1,1 @@
+"""DeepCoder: write a program that passes hidden tests; programs run in a sandbox."""

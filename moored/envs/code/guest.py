@@ -1,0 +1,272 @@
+"""The other side of the sandbox: limits itself, waits for a program, runs it on its tests.
+
+Started as a script by `moored.envs.code.sandbox`, it imports the standard library alone. A message
+is four bytes of length, one of status, and content. The job comes in on descriptor 0; results go
+out on what descriptor 1 was at the start. Nothing here knows an expected output, except in the
+test code of jobs of the kind "assert", which comes from a data set.
+"""
+
+import atexit
+import contextlib
+import marshal
+import os
+import resource
+import signal
+import sys
+
+READY, DONE, FAILED = b"R", b"D", b"F"
+STACK_BYTES = 64 << 20
+CONTROL_FD = 60
+
+
+def main() -> None:
+    uid, memory_bytes, num_tasks, num_files, file_bytes = map(int, sys.argv[1:6])
+    os.dup2(1, CONTROL_FD, inheritable=False)
+    os.dup2(os.open(os.devnull, os.O_RDWR), 2)
+    if uid:
+        os.setgroups([])
+        os.setgid(uid)
+        os.setuid(uid)
+    limit("CORE", 0)
+    limit("STACK", STACK_BYTES)
+    limit("NOFILE", num_files)
+    limit("FSIZE", file_bytes)
+    limit("MEMLOCK", 0)
+    limit("MSGQUEUE", 0)
+    limit("AS", memory_bytes)
+    if num_tasks:
+        limit("NPROC", num_tasks)
+    send(READY, b"")
+    job = marshal.loads(read_job())
+    limit("CPU", job["cpu_s"])
+    runners = {"stdin": run_stdin, "call": run_calls, "assert": run_asserts}
+    runners[job["kind"]](job)
+    # bwrap does not reap the first process of a sandbox that ends by itself, only one that is
+    # killed, and that comes next.
+    signal.pause()
+
+
+def limit(name: str, value: int) -> None:
+    kind = getattr(resource, f"RLIMIT_{name}")
+    hard = resource.getrlimit(kind)[1]
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(kind, (value, value))
+
+
+def read_job() -> bytes:
+    with open(0, "rb", closefd=False) as stream:
+        return stream.read(int.from_bytes(stream.read(4), "big"))
+
+
+def send(status: bytes, content: bytes) -> None:
+    data = len(content).to_bytes(4, "big") + status + content
+    while data:
+        data = data[os.write(CONTROL_FD, data) :]
+
+
+def report(error: BaseException) -> None:
+    """Only the name: the text of an exception may be anything."""
+    send(FAILED, type(error).__name__.encode("utf-8", "replace")[:100])
+
+
+def run_stdin(job: dict) -> None:
+    """The whole program once per test, with the input on descriptor 0 and the output in a file."""
+    code = compile(job["source"], "program.py", "exec", dont_inherit=True)
+    for text in job["tests"]:
+        given, output = new_file(text.encode("utf-8", "surrogatepass")), new_file(b"")
+        os.dup2(given, 0)
+        os.dup2(output, 1)
+        stream = open_streams()
+        error: BaseException | None = None
+        try:
+            run_to_the_end(code, {"__name__": "__main__", "__builtins__": __builtins__})
+            flush(sys.stdout)
+            flush(stream)
+        except BaseException as raised:
+            error = raised
+        discard(stream)
+        if error is None:
+            send(DONE, read_back(output, job["output_bytes"]))
+        else:
+            report(error)
+        for descriptor in (given, output):
+            os.close(descriptor)
+
+
+def discard(stream) -> None:
+    """Close it now: what it still holds must not end up in the output of the next test."""
+    with contextlib.suppress(ValueError, OSError):
+        stream.close()
+
+
+def flush(stream) -> None:
+    """A program may have closed or taken apart its output; what it wrote before counts."""
+    with contextlib.suppress(ValueError):
+        stream.flush()
+
+
+def run_to_the_end(code, namespace: dict) -> None:
+    """What an interpreter does with a script: run it, join its threads, call what waits for exit.
+
+    An exit with a code other than 0 counts as a failure.
+    """
+    try:
+        exec(code, namespace)
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
+    if "threading" in sys.modules:
+        join_threads()
+    atexit._run_exitfuncs()
+
+
+def join_threads() -> None:
+    import threading
+
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread() and not thread.daemon:
+            thread.join()
+
+
+def new_file(content: bytes) -> int:
+    """A descriptor of a file that holds `content` and has no name any more."""
+    name = os.path.join(os.getcwd(), ".moored")
+    descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    os.unlink(name)
+    while content:
+        content = content[os.write(descriptor, content) :]
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
+
+
+def read_back(descriptor: int, max_bytes: int) -> bytes:
+    """The file's content; one byte more than is allowed shows that there is too much."""
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    parts, missing = [], max_bytes + 1
+    while missing > 0:
+        part = os.read(descriptor, missing)
+        if not part:
+            break
+        parts.append(part)
+        missing -= len(part)
+    return b"".join(parts)
+
+
+def run_calls(job: dict) -> None:
+    """The program once, then a call of its function per test; what it returns goes out as JSON."""
+    import json
+
+    silence()
+    try:
+        namespace = load_program(job)
+    except BaseException as error:
+        for _ in job["tests"]:
+            report(error)
+        return
+    for arguments in job["tests"]:
+        try:
+            value = find_function(namespace, job["entry"])(*arguments)
+            content = json.dumps(plain(value)).encode()
+        except BaseException as error:
+            report(error)
+        else:
+            send(DONE, content[: job["output_bytes"] + 1])
+
+
+def run_asserts(job: dict) -> None:
+    """The program once, then the code of each test in a copy of its namespace."""
+    silence()
+    try:
+        namespace = load_program(job)
+        namespace[job["entry"]] = only_plain(find_function(namespace, job["entry"]))
+    except BaseException as error:
+        for _ in job["tests"]:
+            report(error)
+        return
+    for test in job["tests"]:
+        try:
+            exec(compile(test, "test.py", "exec", dont_inherit=True), dict(namespace))
+        except BaseException as error:
+            report(error)
+        else:
+            send(DONE, job["token"])
+
+
+def silence() -> None:
+    for descriptor in (0, 1):
+        os.dup2(2, descriptor)
+    open_streams()
+
+
+def open_streams():
+    """`sys.stdin` and `sys.stdout` for what descriptors 0 and 1 are now; returns the latter."""
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    return sys.stdout
+
+
+def load_program(job: dict) -> dict:
+    module = type(sys)("solution")
+    sys.modules["solution"] = module
+    exec(compile(job["preamble"], "preamble.py", "exec", dont_inherit=True), vars(module))
+    exec(compile(job["source"], "program.py", "exec", dont_inherit=True), vars(module))
+    return vars(module)
+
+
+def find_function(namespace: dict, entry: str):
+    """A function of the program, or a method of its class Solution (as LeetCode has it)."""
+    if entry in namespace or "Solution" not in namespace:
+        return namespace[entry]
+    return getattr(namespace["Solution"](), entry)
+
+
+def only_plain(function):
+    """Refuse results of the program's own types: their `==` could call anything equal."""
+    trusted = {id(kind) for kind in trusted_types()}
+
+    def check(value) -> None:
+        if id(type(value)) not in trusted:
+            raise TypeError(f"a result of the type {type(value).__name__}")
+        parts = [*value, *value.values()] if isinstance(value, dict) else value
+        for part in parts if isinstance(value, (list, tuple, set, frozenset, dict)) else ():
+            check(part)
+
+    def call(*arguments, **options):
+        value = function(*arguments, **options)
+        check(value)
+        return value
+
+    return call
+
+
+def trusted_types() -> list:
+    import collections
+    import re
+
+    builtin = [kind for kind in vars(__import__("builtins")).values() if isinstance(kind, type)]
+    named = [collections.Counter, collections.OrderedDict, collections.defaultdict]
+    iterators = [type(iter(kind())) for kind in (list, tuple, str, dict, set)]
+    return [*builtin, *named, *iterators, collections.deque, re.Match, re.Pattern, type(None)]
+
+
+def plain(value):
+    """A value in JSON; tuples, sets, dictionaries and bytes as one-entry objects."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, list) or type(value).__name__ == "deque":
+        return [plain(part) for part in value]
+    if isinstance(value, tuple):
+        return {"tuple": [plain(part) for part in tuple.__iter__(value)]}
+    if isinstance(value, (set, frozenset)):
+        return {"set": [plain(part) for part in value]}
+    if isinstance(value, dict):
+        return {"dict": [[plain(key), plain(part)] for key, part in dict.items(value)]}
+    if isinstance(value, bytes):
+        return {"bytes": bytes.hex(value)}
+    if isinstance(value, complex):
+        return {"complex": [value.real, value.imag]}
+    raise TypeError(f"a result of the type {type(value).__name__}")
+
+
+if __name__ == "__main__":
+    main()

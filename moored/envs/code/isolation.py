@@ -1,0 +1,300 @@
+"""How a guest process is started: in bubblewrap, in docker, or without isolation.
+
+`make_isolation(kind)` checks that the kind can be used on this machine, and refuses with a remedy.
+An `Isolation` starts guests (`moored.envs.code.guest`) and kills what is left of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from moored.envs.code import guest
+from moored.envs.code.seccomp import seccomp_filter
+from moored.errors import EnvError
+
+logger = logging.getLogger(__name__)
+
+Kind = Literal["bubblewrap", "docker", "none"]
+GUEST_FILE = Path(guest.__file__)
+MEGABYTE = 1 << 20
+FIRST_UID = 0x60000000
+"""As root, each guest becomes a user of its own that owns nothing, counted from here: the limit on
+processes does not bind root, and counts all processes of a user."""
+NUM_UIDS = 1 << 20
+SYSTEM_FOLDERS = ("/usr/lib", "/usr/lib32", "/usr/lib64", "/lib", "/lib32", "/lib64")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one program may use. Times are given per job, see `sandbox.Job`."""
+
+    memory_mb: int = 512
+    """Address space; a program is one process, so this is all of its memory."""
+    num_tasks: int = 64
+    """Threads."""
+    num_files: int = 64
+    """Open files."""
+    file_mb: int = 16
+    """Size of a file."""
+    tmp_mb: int = 32
+    """All files in /tmp, which lives in memory."""
+    output_kb: int = 1024
+    """Output of a test."""
+
+
+class Isolation(Protocol):
+    """Starts guest processes."""
+
+    def start(self) -> Guest: ...
+
+
+@dataclass(slots=True)
+class Guest:
+    """A guest process; its job goes to `process.stdin`, results come from `process.stdout`."""
+
+    process: subprocess.Popen[bytes]
+    is_wrapped: bool = False
+    """Its process is bwrap, which waits for the sandbox."""
+    container: str = ""
+    """Name of its docker container."""
+    folder: tempfile.TemporaryDirectory[str] | None = None
+    """Where a guest without isolation works."""
+
+    def kill(self) -> None:
+        """Kill it and all it started; `is_gone` tells when it has ended."""
+        for pid in self._children():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if not self.is_wrapped:
+            self._kill_group()
+        for stream in (self.process.stdin, self.process.stdout):
+            with contextlib.suppress(OSError):
+                assert stream is not None
+                stream.close()
+        if self.container:
+            # Killing the client leaves the container running.
+            subprocess.run(["docker", "kill", self.container], capture_output=True, check=False)
+
+    def is_gone(self, wait_s: float = 0.0) -> bool:
+        """True when the process has been reaped and its folder removed; kills what outlives it."""
+        try:
+            self.process.wait(wait_s)
+        except subprocess.TimeoutExpired:
+            if wait_s:
+                self._kill_group()
+            return False
+        if self.folder is not None:
+            self.folder.cleanup()
+        return True
+
+    def _children(self) -> list[int]:
+        """The first process of the sandbox; with it the kernel kills all others in there.
+
+        bwrap itself then reaps it and exits. Killing bwrap would leave the reaping to process 1,
+        which in many containers never does it.
+        """
+        if not self.is_wrapped or self.process.poll() is not None:
+            return []
+        pid = self.process.pid
+        try:
+            return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+        except OSError:
+            return []
+
+    def _kill_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.kill()
+
+
+def make_isolation(kind: Kind, limits: Limits, *, image: str = "python:3.11-slim") -> Isolation:
+    """The isolation of this name, or an EnvError that says why it cannot be used here."""
+    if kind == "none":
+        return Bare(limits)
+    if kind == "docker":
+        return Docker(_require_program("docker", "start docker"), image, limits)
+    if sys.platform != "linux":
+        raise EnvError(
+            f"code: programs run under bubblewrap, which exists for Linux, not for {sys.platform}; "
+            f"set sandbox=docker"
+        )
+    program = _require_program("bwrap", "apt-get install bubblewrap")
+    isolation = Bubblewrap(program, limits)
+    _check_starts(isolation)
+    return isolation
+
+
+def _require_program(name: str, remedy: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        raise EnvError(
+            f"code: programs that a model wrote run in a sandbox, and {name} is not installed; "
+            f"{remedy}, set sandbox=docker, or, only if you trust every program, sandbox=none"
+        )
+    return found
+
+
+@functools.cache
+def _check_starts(isolation: Bubblewrap) -> None:
+    """Try bubblewrap once per process: a container or a kernel setting may forbid namespaces."""
+    command = [isolation.program, *isolation.options(), "--", *_python(), "-c", ""]
+    tried = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if tried.returncode:
+        raise EnvError(
+            f"code: bubblewrap is installed but cannot start a program here "
+            f"({tried.stderr.strip()[:200] or f'exit code {tried.returncode}'}); allow user "
+            f"namespaces (sysctl kernel.unprivileged_userns_clone=1, or --privileged for a "
+            f"container), or set sandbox=docker"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Bubblewrap:
+    """No network, a tree of Python and system libraries alone, read-only but for /tmp."""
+
+    program: str
+    limits: Limits
+
+    def start(self) -> Guest:
+        rules_fd, write_fd = os.pipe()
+        try:
+            with open(write_fd, "wb") as stream:
+                stream.write(seccomp_filter())
+            uid = next(_uids) if os.geteuid() == 0 else 0
+            words = [self.program, *self.options(), "--seccomp", str(rules_fd), "--", *_python()]
+            words += ["/guest.py", *_guest_arguments(self.limits, uid, self.limits.num_tasks)]
+            return Guest(_popen(words, pass_fds=(rules_fd,)), is_wrapped=True)
+        finally:
+            os.close(rules_fd)
+
+    def options(self) -> list[str]:
+        """Options of bwrap up to the command."""
+        base = Path(sys.base_prefix)
+        python = Path(sys.executable).resolve()
+        tmp_bytes = str(self.limits.tmp_mb * MEGABYTE)
+        return [
+            *(_as_root() if os.geteuid() == 0 else _as_user()),
+            *["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"],
+            *["--unshare-cgroup-try", "--die-with-parent", "--new-session"],
+            *["--clearenv", "--setenv", "HOME", "/tmp", "--setenv", "PYTHONHASHSEED", "0"],
+            *["--setenv", "LD_LIBRARY_PATH", "/python/lib", "--hostname", "sandbox"],
+            # Otherwise each thread reserves 64 MB of the address space.
+            *["--setenv", "MALLOC_ARENA_MAX", "1"],
+            # The folders that bwrap makes on the way to a mount are closed to others than root.
+            *(word for folder in ("/usr", "/python", "/python/bin") for word in _folder(folder)),
+            *(word for folder in SYSTEM_FOLDERS for word in _system_folder(folder)),
+            *["--ro-bind", str(base / "lib"), "/python/lib"],
+            *["--ro-bind", str(python), "/python/bin/python3"],
+            *["--ro-bind", str(GUEST_FILE), "/guest.py"],
+            *["--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"],
+            *["--perms", "1777", "--size", tmp_bytes, "--tmpfs", "/tmp"],
+            *["--remount-ro", "/", "--chdir", "/tmp"],
+        ]
+
+
+_uids = itertools.cycle(range(FIRST_UID + os.getpid() % NUM_UIDS, FIRST_UID + 2 * NUM_UIDS))
+
+
+def _as_root() -> list[str]:
+    """Root needs no user namespace: the guest gives up root, and with it all capabilities."""
+    return ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+
+
+def _as_user() -> list[str]:
+    return ["--unshare-user", "--cap-drop", "ALL", "--uid", "65534", "--gid", "65534"]
+
+
+def _folder(path: str) -> list[str]:
+    return ["--perms", "0755", "--dir", path]
+
+
+def _system_folder(folder: str) -> list[str]:
+    path = Path(folder)
+    if path.is_symlink():
+        return ["--symlink", os.readlink(path), folder]
+    return ["--ro-bind", folder, folder] if path.is_dir() else []
+
+
+def _python() -> list[str]:
+    # Isolated, without site-packages; not one byte of the environment or of the home is read.
+    return ["/python/bin/python3", "-I", "-S"]
+
+
+@dataclass(frozen=True, slots=True)
+class Docker:
+    """A container per guest: no network, read-only but for /tmp, no capabilities."""
+
+    program: str
+    image: str
+    limits: Limits
+
+    def start(self) -> Guest:
+        name = f"moored-{uuid.uuid4().hex}"
+        return Guest(_popen(self.command(name)), container=name)
+
+    def command(self, name: str) -> list[str]:
+        limits = self.limits
+        memory = f"{limits.memory_mb + limits.tmp_mb}m"
+        return [
+            *[self.program, "run", "--rm", "--interactive", "--name", name, "--network", "none"],
+            *["--read-only", "--tmpfs", f"/tmp:size={limits.tmp_mb}m,mode=1777"],
+            *["--memory", memory, "--memory-swap", memory, "--cpus", "1"],
+            *["--pids-limit", str(limits.num_tasks), "--cap-drop", "ALL", "--user", "65534:65534"],
+            *["--security-opt", "no-new-privileges", "--env", "PYTHONHASHSEED=0"],
+            *["--workdir", "/tmp", "--volume", f"{GUEST_FILE}:/guest.py:ro", self.image],
+            *["python3", "-I", "-S", "/guest.py", *_guest_arguments(limits, 0, 0)],
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Bare:
+    """A plain child process: limits on its resources, and no isolation at all."""
+
+    limits: Limits
+
+    def start(self) -> Guest:
+        folder = tempfile.TemporaryDirectory(prefix="moored-code-", ignore_cleanup_errors=True)
+        words = [sys.executable, "-I", "-S", str(GUEST_FILE), *_guest_arguments(self.limits, 0, 0)]
+        return Guest(_popen(words, cwd=folder.name), folder=folder)
+
+
+def _guest_arguments(limits: Limits, uid: int, num_tasks: int) -> list[str]:
+    numbers = (
+        uid,
+        limits.memory_mb * MEGABYTE,
+        num_tasks,
+        limits.num_files,
+        limits.file_mb * MEGABYTE,
+    )
+    return list(map(str, numbers))
+
+
+def _popen(
+    command: Sequence[str], *, pass_fds: Sequence[int] = (), cwd: str | None = None
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        bufsize=0,
+        pass_fds=pass_fds,
+        cwd=cwd,
+        env={"PYTHONHASHSEED": "0", "PATH": os.environ.get("PATH", os.defpath)},
+        # Ctrl-C is for this process, which then kills the guest.
+        start_new_session=True,
+    )

@@ -1,0 +1,128 @@
+"""A sandbox that cannot be used is refused with a remedy; what each kind is started with."""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+from pathlib import Path
+
+import pytest
+
+from moored.envs.code.isolation import Docker, Limits, make_isolation
+from moored.envs.code.sandbox import Job, Outcome, SandboxPool
+from moored.envs.code.seccomp import CLONE_THREAD, FORBIDDEN, seccomp_filter
+from moored.errors import EnvError
+
+
+@pytest.fixture
+def empty_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return tmp_path
+
+
+def add_program(folder: Path, name: str, script: str) -> None:
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="bubblewrap exists for Linux")
+def test_without_bubblewrap_the_sandbox_is_refused(empty_path: Path) -> None:
+    with pytest.raises(EnvError) as refused:
+        make_isolation("bubblewrap", Limits())
+    assert str(refused.value) == (
+        "code: programs that a model wrote run in a sandbox, and bwrap is not installed; "
+        "apt-get install bubblewrap, set sandbox=docker, or, only if you trust every program, "
+        "sandbox=none"
+    )
+
+
+def test_without_docker_it_is_refused(empty_path: Path) -> None:
+    with pytest.raises(EnvError, match="docker is not installed; start docker"):
+        make_isolation("docker", Limits())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="bubblewrap exists for Linux")
+def test_bubblewrap_that_cannot_start_is_refused(empty_path: Path) -> None:
+    add_program(empty_path, "bwrap", "echo 'No permissions to create new namespace' >&2; exit 1")
+    with pytest.raises(EnvError, match=r"cannot start a program here \(No permissions to create"):
+        make_isolation("bubblewrap", Limits())
+
+
+def test_docker_runs_without_network_and_with_limits() -> None:
+    words = Docker("docker", "python:3.12", Limits(memory_mb=100, tmp_mb=10)).command("box")
+    command = " ".join(words)
+    for option in (
+        "--network none --read-only",
+        "--tmpfs /tmp:size=10m,mode=1777",
+        "--memory 110m --memory-swap 110m",
+        "--pids-limit 64 --cap-drop ALL --user 65534:65534",
+        "--security-opt no-new-privileges",
+    ):
+        assert option in command
+    assert words[words.index("python:3.12") + 1 :][:4] == ["python3", "-I", "-S", "/guest.py"]
+
+
+def test_a_docker_container_is_killed_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A stand-in for docker: `run` starts the guest on this machine, `kill` writes down the name.
+    script = (
+        f'[ "$1" = kill ] && {{ echo "$2" >> {tmp_path}/killed; exit; }}\n'
+        f'while [ "$1" != /guest.py ]; do shift; done; shift\n'
+        f'cd {tmp_path}; exec {sys.executable} -I -S {guest_file()} "$@"'
+    )
+    add_program(tmp_path, "docker", script)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    pool = SandboxPool("docker")
+    pool.open()
+    try:
+        outcomes = pool.run(Job(kind="stdin", source="print(1)\n", tests=("",), wall_s=10.0))
+        assert outcomes == [Outcome("done", b"1\n")]
+    finally:
+        pool.close()
+    names = (tmp_path / "killed").read_text().split()
+    assert len(names) >= 2 and all(name.startswith("moored-") for name in names)
+
+
+def guest_file() -> str:
+    from moored.envs.code import guest
+
+    return guest.__file__
+
+
+@pytest.mark.parametrize(("machine", "column", "clone"), [("x86_64", 0, 56), ("aarch64", 1, 220)])
+def test_the_filter_refuses_what_it_lists_and_allows_the_rest(
+    machine: str, column: int, clone: int
+) -> None:
+    arch = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}[machine]
+    for numbers in FORBIDDEN.values():
+        number = numbers[column]
+        assert number is None or judge(machine, arch, number) == 0x00050001
+    assert judge(machine, arch, 435) == 0x00050026  # clone3: there is no such call
+    assert judge(machine, arch, clone, 0x01200011) == 0x00050001  # fork
+    assert judge(machine, arch, clone, CLONE_THREAD | 0xF00) == 0x7FFF0000
+    assert judge(machine, arch, 1 if machine == "x86_64" else 64) == 0x7FFF0000  # write
+    assert judge(machine, 0x40000003, 1) == 0x80000000  # 32-bit calls have other numbers
+
+
+def judge(machine: str, arch: int, number: int, argument: int = 0) -> int:
+    """What the kernel's interpreter makes of the filter for one call."""
+    data = struct.pack("<IIQQ", number, arch, 0, argument)
+    lines = list(struct.iter_unpack("HBBI", seccomp_filter(machine)))
+    place, value = 0, 0
+    while True:
+        code, if_true, if_false, operand = lines[place]
+        place += 1
+        if code == 0x20:
+            value = struct.unpack_from("<I", data, operand)[0]
+        elif code == 0x06:
+            return operand
+        else:
+            tests = {0x15: value == operand, 0x35: value >= operand, 0x45: bool(value & operand)}
+            place += if_true if tests[code] else if_false
+
+
+def test_a_machine_whose_calls_are_not_known_is_refused() -> None:
+    with pytest.raises(EnvError, match="not of sparc64; set sandbox=docker"):
+        seccomp_filter("sparc64")

@@ -1,0 +1,229 @@
+"""Hostile programs are contained and end in time; without the sandbox they would not."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from moored.envs.code.sandbox import Job, Outcome, SandboxPool
+from tests.unit.envs.code.hostile_programs import FILES, HANGS, HOSTILE, NETWORK, PROCESSES
+
+LIMIT_S = 0.3
+MARGIN_S = 0.5
+
+
+@dataclass(frozen=True)
+class Host:
+    """What hostile programs aim at."""
+
+    secret: Path
+    marker: Path
+    listener: socket.socket
+    victim: subprocess.Popen[bytes]
+
+    def aim(self, source: str) -> str:
+        places = {
+            "@SECRET@": str(self.secret),
+            "@MARKER@": str(self.marker),
+            "@PORT@": str(self.listener.getsockname()[1]),
+            "@PID@": str(self.victim.pid),
+        }
+        for word, place in places.items():
+            source = source.replace(word, place)
+        return source
+
+    def is_unharmed(self) -> bool:
+        return (
+            self.secret.read_text() == "treasure"
+            and not self.marker.exists()
+            and self.victim.poll() is None
+            and not self.has_caller()
+        )
+
+    def has_caller(self) -> bool:
+        self.listener.settimeout(0.0)
+        try:
+            self.listener.accept()[0].close()
+        except BlockingIOError:
+            return False
+        return True
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    tmp_path = tmp_path_factory.mktemp("host")
+    secret = tmp_path / "secret"
+    secret.write_text("treasure")
+    victim = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield Host(secret, tmp_path / "marker", listener, victim)
+    victim.kill()
+    victim.wait()
+
+
+def run_one(pool: SandboxPool, source: str, wall_s: float = LIMIT_S) -> Outcome:
+    return pool.run(Job(kind="stdin", source=source, tests=("",), wall_s=wall_s))[0]
+
+
+def test_there_are_at_least_sixty_hostile_programs() -> None:
+    assert len(HOSTILE) >= 60
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_program_is_contained(name: str, pool: SandboxPool, host: Host) -> None:
+    source = host.aim(HOSTILE[name])
+    took_s = float("inf")
+    for _ in range(3):  # a slow one again: the machine may have been busy
+        start = time.monotonic()
+        outcome = run_one(pool, source)
+        took_s = min(took_s, time.monotonic() - start)
+        if took_s <= LIMIT_S + MARGIN_S:
+            break
+    assert b"ESCAPED" not in outcome.content
+    assert b"treasure" not in outcome.content
+    assert took_s <= LIMIT_S + MARGIN_S
+    assert host.is_unharmed()
+    assert outcome.status == "timed out" or name not in HANGS
+
+
+def test_no_process_of_a_program_is_left(pool: SandboxPool) -> None:
+    own = SandboxPool()
+    own.open()
+    run_one(own, "import time\ntime.sleep(1000)\n")
+    guests = [pid for pid in descendants(os.getpid()) if is_guest(pid)]
+    own.close()
+    others = [pid for pid in descendants(os.getpid()) if is_guest(pid)]
+    assert len(guests) > len(others)
+    end_s = time.monotonic() + 5.0
+    while any(is_guest(pid) for pid in set(guests) - set(others)) and time.monotonic() < end_s:
+        time.sleep(0.01)
+    assert not any(is_guest(pid) for pid in set(guests) - set(others))
+
+
+def descendants(pid: int) -> Iterator[int]:
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # it has just ended
+            for child in map(int, children.read_text().split()):
+                yield child
+                yield from descendants(child)
+
+
+def is_guest(pid: int) -> bool:
+    try:
+        return b"/guest.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["read a file outside", "connect to this machine", "see processes outside", "fork", "a shell"],
+)
+def test_without_the_sandbox_these_programs_escape(name: str, host: Host) -> None:
+    bare = SandboxPool("none")
+    bare.open()
+    try:
+        source = host.aim({**FILES, **NETWORK, **PROCESSES}[name])
+        assert b"ESCAPED" in run_one(bare, source, 10.0).content
+        assert host.has_caller() == (name == "connect to this machine")
+    finally:
+        bare.close()
+
+
+def test_without_the_sandbox_a_file_outside_is_written(host: Host) -> None:
+    bare = SandboxPool("none")
+    bare.open()
+    run_one(bare, host.aim(FILES["write a file outside"]), 10.0)
+    bare.close()
+    assert host.marker.read_text() == "here"
+    assert not host.is_unharmed()
+    host.marker.unlink()
+
+
+def test_running_without_a_sandbox_warns(caplog: pytest.LogCaptureFixture) -> None:
+    bare = SandboxPool("none")
+    bare.open()
+    bare.close()
+    assert "sandbox=none runs programs that a model wrote as plain processes" in caplog.text
+
+
+def test_nothing_is_left_for_the_next_program(pool: SandboxPool) -> None:
+    run_one(pool, "open('/tmp/note', 'w').write('hello')\nimport math\nmath.pi = 3\n")
+    outcome = run_one(pool, "import math, os\nprint(math.pi > 3.1, os.listdir('/tmp'))\n")
+    assert outcome.content == b"True []\n"
+
+
+def test_each_test_of_a_program_has_its_own_input_and_output(pool: SandboxPool) -> None:
+    source = "import sys\nprint(input())\nprint(sys.stdin.read().split())\n"
+    job = Job(kind="stdin", source=source, tests=("a\nb c\n", "d\n", ""))
+    assert pool.run(job) == [
+        Outcome("done", b"a\n['b', 'c']\n"),
+        Outcome("done", b"d\n[]\n"),
+        Outcome("failed", b"EOFError"),
+    ]
+
+
+def test_output_before_a_failure_does_not_reach_the_next_test(pool: SandboxPool) -> None:
+    source = "x = input()\nprint('begun', x)\nassert x != 'bad'\n"
+    job = Job(kind="stdin", source=source, tests=("bad", "good"))
+    assert pool.run(job) == [Outcome("failed", b"AssertionError"), Outcome("done", b"begun good\n")]
+
+
+def test_a_crash_costs_one_test_and_a_time_out_the_rest(pool: SandboxPool) -> None:
+    source = (
+        "import os\nx = input()\nif x == 'crash': os._exit(0)\nwhile x == 'hang': pass\nprint(x)\n"
+    )
+    job = Job(kind="stdin", source=source, tests=("a", "crash", "b", "hang", "c"), wall_s=LIMIT_S)
+    statuses = [outcome.status for outcome in pool.run(job)]
+    assert statuses == ["done", "lost", "done", "timed out", "not run"]
+
+
+def test_the_way_a_script_ends_is_kept(pool: SandboxPool) -> None:
+    ends = {
+        "import sys\nprint(1)\nsys.exit()\n": Outcome("done", b"1\n"),
+        "import sys\nprint(1)\nsys.exit(2)\n": Outcome("failed", b"SystemExit"),
+        "import atexit\natexit.register(print, 2)\n": Outcome("done", b"2\n"),
+        "import threading\nthreading.Thread(target=print, args=(3,)).start()\n": Outcome(
+            "done", b"3\n"
+        ),
+        "import os\nos.write(1, b'4')\n": Outcome("done", b"4"),
+        "if __name__ == '__main__': print(5)\n": Outcome("done", b"5\n"),
+        "open(1, 'w').write('6')\n": Outcome("done", b"6"),
+    }
+    assert {source: run_one(pool, source, 5.0) for source in ends} == ends
+
+
+def test_calls_return_values_and_forged_messages_prove_nothing(pool: SandboxPool) -> None:
+    source = "def f(x):\n    return [x, (x, None), {'k': {x}}, 1.5]\n"
+    job = Job(kind="call", source=source, entry="f", tests=([7],))
+    expected = b'[7, {"tuple": [7, null]}, {"dict": [["k", {"set": [7]}]]}, 1.5]'
+    assert pool.run(job) == [Outcome("done", expected)]
+    forged = "import os\nos.write(60, (0).to_bytes(4, 'big') + b'D')\ndef f(x): return 1\n"
+    job = Job(kind="assert", source=forged, entry="f", tests=("assert f(1) == 2",))
+    assert pool.run(job) == [Outcome("lost")]
+
+
+def test_a_result_that_equals_everything_fails_an_assert(pool: SandboxPool) -> None:
+    source = "class X(int):\n    def __eq__(self, other): return True\ndef f(x): return [X()]\n"
+    job = Job(kind="assert", source=source, entry="f", tests=("assert f(1) == [2]",))
+    assert pool.run(job) == [Outcome("failed", b"TypeError")]
+
+
+def test_threads_that_end_do_not_take_sandboxes_with_them(pool: SandboxPool) -> None:
+    # The kernel kills a child of bwrap when the thread that started it ends.
+    outcomes: list[Outcome] = []
+    for _ in range(8):
+        caller = threading.Thread(target=lambda: outcomes.append(run_one(pool, "print(1)\n", 5.0)))
+        caller.start()
+        caller.join()
+    assert outcomes == [Outcome("done", b"1\n")] * 8
