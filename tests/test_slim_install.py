@@ -109,6 +109,8 @@ NEEDS = [
     ("gym", ["play", "gymnasium", "-o", "env=CartPole-v1"]),
     ("gym", ["play", "reasoning_gym"]),
     ("gym", ["train", "smoke", "env=reasoning_gym"]),
+    ("search", ["play", "search", "--oracle"]),
+    ("search", ["train", "search"]),
     ("smollm", ["train", "smoke", "model=smollm2"]),
     *((sink, ["train", "smoke", f"log.sinks=[{sink}]"]) for sink in SINKS),
 ]

@@ -17,6 +17,7 @@ ENVIRONMENTS = Registry(
         "sudoku": "moored.envs.sudoku:Sudoku",
         "2048": "moored.envs.game2048:Game2048",
         "rubik": "moored.envs.rubik:Rubik",
+        "search": "moored.envs.search.env:Search",
         "gymnasium": "moored.envs.adapters.gymnasium:GymnasiumEnv",
         "reasoning_gym": "moored.envs.adapters.reasoning_gym:ReasoningGym",
         "textarena": "moored.envs.adapters.textarena:TextArena",

@@ -7,22 +7,20 @@
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 from moored.envs.math.answer import bare_answer
+from moored.envs.record_files import Record, file_key, read_records
 from moored.errors import EnvError
 
 logger = logging.getLogger(__name__)
 
 HUB_PREFIX = "hub:"
-Record = tuple[str, Mapping[str, object]]
-"""Where a row stands (`line 3 of rows.jsonl`), and its columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,32 +56,12 @@ def load_rows(source: str | Path) -> tuple[Row, ...]:
     """Read every row of a file, or of `hub:owner/name[:config]`; a repeated call is free."""
     if str(source).startswith(HUB_PREFIX):
         return _load_hub(str(source).removeprefix(HUB_PREFIX))
-    path = Path(source).expanduser()
-    if not path.is_file():
-        raise EnvError(
-            f"no data file at '{path}'; give a JSON, JSONL or Parquet file, "
-            f"or 'hub:owner/name' for a hub dataset"
-        )
-    stat = path.stat()
-    return _load_file(path.resolve(), stat.st_mtime_ns, stat.st_size)
+    return _load_file(*file_key(source, hint=", or 'hub:owner/name' for a hub dataset"))
 
 
 @functools.lru_cache(maxsize=4)
 def _load_file(path: Path, mtime_ns: int, size: int) -> tuple[Row, ...]:
-    with path.open("rb") as file:
-        head = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
-    if head.startswith(b"PAR1"):
-        records = _parquet_records(path)
-    elif head.startswith(b"["):
-        records = _json_records(path)
-    elif head.startswith(b"{"):
-        records = _jsonl_records(path)
-    else:
-        raise EnvError(
-            f"'{path}' {'is empty' if size == 0 else 'holds no JSON, JSONL or Parquet rows'}; "
-            f"write one JSON object per line, a JSON list of objects, or a Parquet table"
-        )
-    return _collect(records, str(path))
+    return _collect(read_records(path, (*COLUMNS, ORIGIN)), str(path))
 
 
 @functools.lru_cache(maxsize=4)
@@ -157,56 +135,3 @@ def _read_row(where: str, record: Mapping[str, object]) -> Row | None:
         return None
     origin = record.get(ORIGIN)
     return Row(question, answer, origin if isinstance(origin, str) and origin else question)
-
-
-def _jsonl_records(path: Path) -> Iterator[Record]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            where = f"line {number} of '{path}'"
-            yield where, _as_record(where, _parse_json(where, line))
-
-
-def _json_records(path: Path) -> Iterator[Record]:
-    rows = _parse_json(f"'{path}'", path.read_bytes())
-    assert isinstance(rows, list)
-    for number, row in enumerate(rows, start=1):
-        where = f"row {number} of '{path}'"
-        yield where, _as_record(where, row)
-
-
-def _parquet_records(path: Path) -> Iterator[Record]:
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError:
-        raise EnvError(
-            f"reading '{path}' needs pyarrow: pip install 'moored[data]'; or convert it to JSONL"
-        ) from None
-    try:
-        with pq.ParquetFile(path) as table:
-            columns = [name for name in table.schema_arrow.names if name in (*COLUMNS, ORIGIN)]
-            batches = table.iter_batches(columns=columns or None)
-            rows = (row for batch in batches for row in batch.to_pylist())
-            for number, row in enumerate(rows, start=1):
-                yield f"row {number} of '{path}'", row
-    except (pa.ArrowException, OSError) as error:
-        raise EnvError(
-            f"'{path}' is not a readable Parquet file ({error}); download or write it again"
-        ) from error
-
-
-def _parse_json(where: str, data: bytes) -> object:
-    try:
-        return json.loads(data.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        raise EnvError(
-            f"{where} is not complete JSON ({error}); correct, remove or download it again"
-        ) from error
-
-
-def _as_record(where: str, row: object) -> Mapping[str, object]:
-    if not isinstance(row, dict):
-        raise EnvError(f"{where} must be a JSON object, got {type(row).__name__}; remove it")
-    return row

@@ -14,7 +14,7 @@ from moored.config import load_config
 from moored.envs import ENVIRONMENTS
 from moored.envs.check.runner import check_env
 from moored.envs.describe import describe_env
-from moored.envs.mix import EnvMix, make_env, option_defaults
+from moored.envs.mix import EnvMix, make_env, open_env, option_defaults
 from moored.reply import format_reply
 
 ROOT = Path(__file__).parents[2]
@@ -42,13 +42,12 @@ def test_the_rules_are_kept_with_symbolic_answers() -> None:
 def test_the_penalty_for_a_malformed_reply_is_recorded_apart_from_the_task_reward(
     name: str,
 ) -> None:
-    env = make_env(name, format_penalty=-0.7)
-    env.reset(3)
-    result = env.step("no tags at all")
-    assert (result.is_valid, result.reward, result.penalty) == (False, -0.7, -0.7)
-    env.reset(3)
-    assert env.step(format_reply("thought", env.oracle())).penalty == 0.0
-    env.close()
+    with open_env(name, format_penalty=-0.7) as env:
+        env.reset(3)
+        result = env.step("no tags at all")
+        assert (result.is_valid, result.reward, result.penalty) == (False, -0.7, -0.7)
+        env.reset(3)
+        assert env.step(format_reply("thought", env.oracle())).penalty == 0.0
 
 
 @every_environment

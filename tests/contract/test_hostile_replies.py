@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from moored.envs import ENVIRONMENTS, format_reply
 from moored.envs.check.nasty import EXECUTED
 from moored.envs.check.probe import Probe, time_fuzzed_replies
-from moored.envs.mix import make_env
+from moored.envs.mix import make_env, open_env
 
 ROOT = Path(__file__).parents[2]
 REPLY_LIMIT_S = 0.05
@@ -25,7 +25,8 @@ every_environment = pytest.mark.parametrize("name", list(ENVIRONMENTS))
 
 @every_environment
 def test_ten_thousand_hostile_replies_are_scored_in_50_ms_each(name: str) -> None:
-    assert time_fuzzed_replies(Probe(make_env(name)), 10_000, REPLY_LIMIT_S) <= REPLY_LIMIT_S
+    with open_env(name) as env:
+        assert time_fuzzed_replies(Probe(env), 10_000, REPLY_LIMIT_S) <= REPLY_LIMIT_S
 
 
 def test_hostile_replies_are_scored_with_symbolic_answers() -> None:
@@ -44,8 +45,6 @@ replies = st.one_of(
 
 @every_environment
 def test_any_text_is_scored(name: str) -> None:
-    env = Probe(make_env(name))
-
     @settings(max_examples=60, deadline=None)
     @given(st.integers(0, 999), st.lists(replies, min_size=1, max_size=5))
     def feed(seed: int, texts: list[str]) -> None:
@@ -57,7 +56,9 @@ def test_any_text_is_scored(name: str) -> None:
                 break
         assert EXECUTED == []
 
-    feed()
+    with open_env(name) as opened:
+        env = Probe(opened)
+        feed()
 
 
 @pytest.mark.parametrize("count", ["0", "-5", "many"])

@@ -12,7 +12,7 @@ from moored.presets import preset_kinds, read_presets
 def test_the_kind_of_a_preset_follows_from_what_it_sets():
     kinds = preset_kinds()
     assert [name for name, kind in kinds.items() if kind == "environment"] == [
-        *("bandit", "countdown", "frozen_lake", "metamath", "sokoban")
+        *("bandit", "countdown", "frozen_lake", "metamath", "search", "sokoban")
     ]
     assert [kinds[name] for name in ("ppo", "grpo", "dr_grpo", "dapo")] == ["algorithm"] * 4
     assert [kinds[name] for name in ("no_filter", "trajectory_filter")] == ["filter"] * 2
@@ -57,5 +57,5 @@ def test_a_misspelt_file_is_not_called_a_preset(tmp_path, monkeypatch):
     assert str(refused.value) == (
         "configuration file 'mien.yaml' does not exist; did you mean 'mine.yaml'?"
     )
-    with pytest.raises(ConfigError, match=r"'no/such.yaml' does not exist; check the path"):
-        read_presets(["no/such.yaml"])
+    with pytest.raises(ConfigError, match=r"'no/thing.yaml' does not exist; check the path"):
+        read_presets(["no/thing.yaml"])

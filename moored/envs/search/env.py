@@ -1,0 +1,244 @@
+"""SearchQA: answer a question by searching a corpus, over several turns."""
+
+from __future__ import annotations
+
+import functools
+import random
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from moored.envs.base import (
+    FORMAT_REMINDER,
+    Resource,
+    StepResult,
+    draw_task,
+    warn_of_missing_splits,
+)
+from moored.envs.search.corpus import storable
+from moored.envs.search.questions import Question, load_questions
+from moored.envs.search.retriever import Bm25, Hit, Retriever
+from moored.envs.search.scoring import MIN_F1, answer_reward, exact_match, f1
+from moored.envs.search.world import MAX_HOPS, make_question, make_world
+from moored.errors import EnvError, require_packages
+from moored.reply import parse_reply
+from moored.types import Message
+
+ACTION = re.compile(r"(search|finish)\s*\[(.*)\]", re.IGNORECASE | re.DOTALL)
+MAX_ACTION_CHARS = 1000
+
+
+class Search:
+    """Answer a question by searching a corpus of passages, over several turns.
+
+    A reply holds one action: `search[query]` shows the passages that fit the query best,
+    `finish[answer]` ends the episode. Without `questions` both questions and corpus are made up
+    from `world_seed`: 6,000 passages about people, towns, books, ships and the like, linked by
+    18,600 facts, with names that resemble each other and asides that lead nowhere. A question names
+    one thing and asks for what is one to three facts away; from two on, the answer stands in no
+    passage that names the thing, so each hop needs a search. Needs `moored[search]`.
+
+    Reward: 1 for an answer that matches exactly (SQuAD's normalisation: upper case, punctuation and
+    articles do not count), else its word F1 if that is at least 0.3, else 0. A search earns 0, a
+    malformed reply `format_penalty`. `finish` terminates the episode; one that runs out of turns
+    is truncated.
+
+    Options:
+    - `questions=None`: a JSON, JSONL or Parquet file of HotpotQA, 2WikiMultihopQA or NQ rows
+      (Parquet needs `moored[data]`).
+    - `corpus=None`: a file of passages with `title` and `text`, or with `contents` as Search-R1 has
+      them.
+    - `num_hops=(1, 3)`: hops of the made questions, one number or a range.
+    - `world_seed=0`: which world is made up.
+    - `num_passages=5`: passages a search shows.
+    - `max_passage_chars=800`: longer passages are cut.
+    - `max_turns=5`: turns an episode has, the last one for `finish`.
+    - `format_penalty=-0.1`: reward of a malformed reply.
+    """
+
+    name: ClassVar[str] = "search"
+    is_stochastic: bool = False
+    retriever: Retriever
+
+    def __init__(
+        self,
+        *,
+        questions: str | Path | None = None,
+        corpus: str | Path | None = None,
+        num_hops: int | Sequence[int] = (1, 3),
+        world_seed: int = 0,
+        num_passages: int = 5,
+        max_passage_chars: int = 800,
+        max_turns: int = 5,
+        format_penalty: float = -0.1,
+    ) -> None:
+        for option, value in (
+            ("num_passages", num_passages),
+            ("max_passage_chars", max_passage_chars),
+            ("max_turns", max_turns),
+        ):
+            if value < 1:
+                raise EnvError(f"search: {option} must be at least 1, got {value}")
+        require_packages("search", ["tantivy"])
+        self.questions = questions
+        self.corpus = None if corpus is None else str(corpus)
+        self.num_hops = _check_hops(num_hops)
+        self.world_seed = world_seed
+        self.num_passages = num_passages
+        self.max_passage_chars = max_passage_chars
+        self.max_turns = max_turns
+        self.format_penalty = format_penalty
+        self._check_sources()
+        self._task: Question | None = None
+        self._seen: set[str] = set()
+        self._turn = 0
+        self._over = True
+
+    def resources(self) -> dict[str, Resource]:
+        return {"retriever": Bm25(self.corpus, self.world_seed)}
+
+    def reset(self, task_seed: int, episode_seed: int = 0) -> list[Message]:
+        # World and rows live in their loaders' caches: shared by all instances, never pickled.
+        if self.questions is None:
+            world = make_world(self.world_seed)
+            make = functools.partial(make_question, world, num_hops=self.num_hops)
+        else:
+            make = functools.partial(_pick, load_questions(self.questions))
+        self._task, _ = draw_task(task_seed, make, _task_key)
+        self._seen = set()
+        self._turn = 0
+        self._over = False
+        user = f"{self._turn_line()}\nQuestion: {self._task.text}\n{FORMAT_REMINDER}."
+        return [Message("system", self._rules()), Message("user", user)]
+
+    def step(self, reply: str) -> StepResult:
+        if self._over or self._task is None:
+            raise EnvError("search: the episode is over or was not begun; call reset before step")
+        action = _parse_action(parse_reply(reply).answer)
+        if action is None:
+            self._advance()
+            penalty = self.format_penalty
+            return self._go_on(f"Malformed reply. Reward: {penalty:g}.", penalty, is_valid=False)
+        kind, text = action
+        if kind == "finish":
+            self._advance(is_last=True)
+            return _finish(self._task, text)
+        # A retriever that fails raises: the episode ends there, and the turn is not counted.
+        (hits,) = self.retriever.search([text], self.num_passages)
+        self._advance()
+        self._seen |= {hit.passage.title for hit in hits}
+        return self._go_on(f"Reward: 0.\n{self._show(hits)}", 0.0, is_valid=True)
+
+    def oracle(self) -> str:
+        if self._task is None:
+            raise EnvError("search: there is no task yet; call reset before oracle")
+        wanted = [title for title in self._task.titles if title not in self._seen]
+        # Each hop needs a search; without known titles, the question itself is searched for once.
+        queries = wanted if self._task.titles else [self._task.text][self._turn :]
+        queries = [query for query in queries[:1] if _is_sayable(query)]
+        if not queries or self._turn + 1 >= self.max_turns:
+            return f"finish[{self._task.answers[0]}]"
+        return f"search[{queries[0]}]"
+
+    def close(self) -> None:
+        self._over = True
+
+    def _check_sources(self) -> None:
+        if self.questions is None:
+            if self.corpus is not None:
+                raise EnvError("search: a corpus needs questions about it; set questions too")
+            return
+        if self.corpus is None:
+            raise EnvError("search: questions need passages to search; set corpus too")
+        rows = load_questions(self.questions)
+        warn_of_missing_splits(self.questions, f"{len(rows)} questions", map(_task_key, rows))
+
+    def _advance(self, *, is_last: bool = False) -> None:
+        self._turn += 1
+        self._over = is_last or self._turn >= self.max_turns
+
+    def _go_on(self, told: str, reward: float, *, is_valid: bool) -> StepResult:
+        """A turn that did not finish: what is told, and the next turn if there is one."""
+        ending = " No turns left." if self._over else f"\n{self._turn_line()}\n{FORMAT_REMINDER}."
+        # On the last turn nobody can read the passages.
+        lead = told.partition("\n")[0] if self._over else told
+        return StepResult(
+            observation=lead + ending,
+            reward=reward,
+            penalty=0.0 if is_valid else reward,
+            terminated=False,
+            truncated=self._over,
+            is_valid=is_valid,
+            metrics={"num_searches": float(is_valid)},
+        )
+
+    def _show(self, hits: Sequence[Hit]) -> str:
+        if not hits:
+            return "No passage fits."
+        return "\n".join(
+            f"[{number}] {_cut(hit.passage.title, 200)}\n"
+            f"{_cut(hit.passage.text, self.max_passage_chars)}"
+            for number, hit in enumerate(hits[: self.num_passages], start=1)
+        )
+
+    def _rules(self) -> str:
+        passages = f"{self.num_passages} passages" if self.num_passages > 1 else "one passage"
+        turns = f"at most {self.max_turns} turns" if self.max_turns > 1 else "one turn"
+        return (
+            f"Answer the question. search[query] shows the {passages} of a corpus that fit a query "
+            f"best; finish[answer] ends the episode. You have {turns}, with one action each.\n"
+            "Reward: 1 if the answer is right, a part of 1 if it shares enough words with the "
+            f"right one (F1 of at least {MIN_F1:g}), else 0; {self.format_penalty:g} for a "
+            "malformed reply, which uses up the turn.\n"
+            f"{FORMAT_REMINDER}, where the answer is search[…] or finish[…]."
+        )
+
+    def _turn_line(self) -> str:
+        return f"Turn {self._turn + 1} of {self.max_turns}."
+
+
+def _finish(task: Question, text: str) -> StepResult:
+    reward, is_exact = answer_reward(text, task.answers), exact_match(text, task.answers)
+    return StepResult(
+        observation=f"Reward: {reward:g}. {'Right.' if is_exact else 'Not the right answer.'}",
+        reward=reward,
+        terminated=True,
+        success=is_exact,
+        metrics={"exact_match": float(is_exact), "f1": f1(text, task.answers)},
+    )
+
+
+def _parse_action(answer: str | None) -> tuple[str, str] | None:
+    """The action and what its brackets hold; None when it is neither action, or empty."""
+    if answer is None or len(answer) > MAX_ACTION_CHARS:
+        return None
+    match = ACTION.fullmatch(answer.strip())
+    text = storable(match[2]).strip() if match else ""
+    return (match[1].lower(), text) if match and text else None
+
+
+def _is_sayable(query: str) -> bool:
+    return len(query) + len("search[]") <= MAX_ACTION_CHARS
+
+
+def _cut(text: str, max_chars: int) -> str:
+    return text if len(text) <= max_chars else text[: max_chars - 1] + "…"
+
+
+def _check_hops(num_hops: int | Sequence[int]) -> tuple[int, int]:
+    hops = (num_hops,) * 2 if isinstance(num_hops, int) else tuple(num_hops)
+    if len(hops) != 2 or not 1 <= hops[0] <= hops[1] <= MAX_HOPS:
+        raise EnvError(
+            f"search: num_hops must be one number or a (low, high) range within 1 and {MAX_HOPS}, "
+            f"got {num_hops!r}"
+        )
+    return hops[0], hops[1]
+
+
+def _pick(rows: Sequence[Question], rng: random.Random) -> Question:
+    return rng.choice(rows)
+
+
+def _task_key(task: Question) -> str:
+    return task.key
