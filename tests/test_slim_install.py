@@ -91,6 +91,7 @@ WORKS = [
     ["config", "smoke", "optimizer.lora_rank=4"],
     ["play", "sokoban", "--oracle"],
     ["play", "metamath", "--oracle"],
+    ["play", "webshop", "--oracle"],
     ["advise", "rollouts.jsonl"],
 ]
 AT_SERVER = ["--endpoint", "http://localhost:1/v1"]

@@ -18,6 +18,7 @@ ENVIRONMENTS = Registry(
         "2048": "moored.envs.game2048:Game2048",
         "rubik": "moored.envs.rubik:Rubik",
         "search": "moored.envs.search.env:Search",
+        "webshop": "moored.envs.webshop.env:WebShop",
         "gymnasium": "moored.envs.adapters.gymnasium:GymnasiumEnv",
         "reasoning_gym": "moored.envs.adapters.reasoning_gym:ReasoningGym",
         "textarena": "moored.envs.adapters.textarena:TextArena",

@@ -1,0 +1,91 @@
+"""Good actions in the shop: search by the words of the goal, choose the options, buy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from moored.envs.webshop.matching import is_close, normalize_colour
+from moored.envs.webshop.products import Goal, Product
+from moored.envs.webshop.score import purchase_score
+from moored.envs.webshop.visit import BACK, BUY, NEXT, PREV, Action, Visit, Walk
+
+
+def next_action(walk: Walk, visit: Visit, goal: Goal) -> Action:
+    """What to do on this page to buy something of full score, or the goal's own product."""
+    if visit.place == "search":
+        return Action("search", _best_query(walk, goal))
+    if visit.place == "results":
+        return _from_results(walk, visit, goal)
+    product = walk.product(visit)
+    if not _is_target(product, goal):
+        return Action("click", BACK)
+    if visit.place != "item":
+        return Action("click", PREV)
+    for name, value in fitting_options(product, goal).items():
+        if visit.chosen.get(name) != value:
+            return Action("click", value)
+    return Action("click", BUY)
+
+
+def fitting_options(product: Product, goal: Goal) -> dict[str, str]:
+    """Options of the product for those of the goal; equal values come before close ones."""
+    chosen: dict[str, str] = {}
+    missing = list(goal.options)
+    for fits in (_is_equal, _is_close_option):
+        for wanted in list(missing):
+            found = _find_option(product.options, chosen, wanted, fits)
+            if found is not None:
+                chosen[found[0]] = found[1]
+                missing.remove(wanted)
+    return chosen
+
+
+def earns_full_score(product: Product, goal: Goal) -> bool:
+    """True when buying the product, with its best options, meets the whole goal."""
+    options = fitting_options(product, goal)
+    return purchase_score(product, goal, options, product.price).is_full
+
+
+def _best_query(walk: Walk, goal: Goal) -> str:
+    """Words of the instruction, or the title where they do not lead to the first page."""
+    words = " ".join((*goal.attributes, goal.query, *goal.options))
+    seen = walk.shown(Visit(place="results", hits=walk.catalogue.search(words)))
+    is_found = any(_is_target(walk.catalogue[asin], goal) for asin in seen)
+    return words if is_found else goal.title
+
+
+def _from_results(walk: Walk, visit: Visit, goal: Goal) -> Action:
+    targets = (place for place, x in enumerate(visit.hits) if _is_target(walk.catalogue[x], goal))
+    place = next(targets, None)
+    if place is None:
+        return Action("search", _best_query(walk, goal))
+    page = place // walk.results_per_page
+    if page == visit.page:
+        return Action("click", visit.hits[place])
+    return Action("click", NEXT if page > visit.page else PREV)
+
+
+def _is_target(product: Product, goal: Goal) -> bool:
+    return product.asin == goal.asin or earns_full_score(product, goal)
+
+
+def _find_option(
+    options: Mapping[str, tuple[str, ...]],
+    chosen: Mapping[str, str],
+    wanted: str,
+    fits: Callable[[str, str], bool],
+) -> tuple[str, str] | None:
+    for name, values in options.items():
+        if name not in chosen:
+            for value in values:
+                if fits(value, wanted):
+                    return name, value
+    return None
+
+
+def _is_equal(value: str, wanted: str) -> bool:
+    return value.casefold() == wanted.casefold()
+
+
+def _is_close_option(value: str, wanted: str) -> bool:
+    return is_close(normalize_colour(value), normalize_colour(wanted))
