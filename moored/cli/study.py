@@ -7,8 +7,8 @@ stopped the study.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from shlex import join, quote
 from typing import TYPE_CHECKING, Annotated
@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from moored.studies.declaration import Study
+    from moored.studies.execute import Launch
     from moored.studies.folder import StudyFolder
     from moored.studies.grid import PlannedRun
+    from moored.studies.jobs import Jobs
 
 
 def study_command(
@@ -45,6 +47,10 @@ def study_command(
         str | None, typer.Option(metavar="N", help="5: seeds 0 to 4; or 4-8; or 1,3.")
     ] = None,
     jobs: Annotated[str, typer.Option(metavar="N|auto", help="Runs at a time.")] = "auto",
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS|auto", help="Run on a Ray cluster that shares the folder."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder; default runs/STUDY.")] = None,
     only: Annotated[
         list[str] | None,
@@ -74,10 +80,10 @@ def study_command(
     if study.is_analysis:
         from moored.cli.study_analysis import analyse
 
-        if seeds is not None or plan or jobs != "auto" or curves is not None:
+        if seeds is not None or plan or jobs != "auto" or curves is not None or ray is not None:
             raise ConfigError(
                 f"{study.name} reads the runs of other studies and runs nothing itself; leave out "
-                f"--seeds, --jobs, --curves and --plan"
+                f"--seeds, --jobs, --curves, --ray and --plan"
             )
         analyse(study, [Path(word) for word in what or []], folder)
         return
@@ -94,7 +100,7 @@ def study_command(
     if curves is not None and not curves.parent.is_dir():
         raise ConfigError(f"--curves: the folder {str(curves.parent)!r} does not exist; make it")
     again = _again(name, what, out, only, curves)
-    _run(study, overrides, folder, jobs=jobs, is_plan=plan, curves=curves, again=again)
+    _run(study, overrides, folder, jobs=jobs, ray=ray, is_plan=plan, curves=curves, again=again)
 
 
 def _again(
@@ -118,6 +124,7 @@ def _run(
     path: Path,
     *,
     jobs: str,
+    ray: str | None,
     is_plan: bool,
     curves: Path | None,
     again: str,
@@ -130,15 +137,15 @@ def _run(
     runs = plan_runs(study, overrides, check_config)
     check_owner(path, study)
     check_runs(path, runs)
-    chosen = choose_jobs(jobs, runs)
     console = make_console()
     if is_plan:
-        show_plan(console, study, runs, path, chosen)
+        show_plan(console, study, runs, path, choose_jobs(jobs, runs))
         return
     require_packages("running a study", ("torch", "transformers"))
     seeds = ",".join(map(str, study.seeds))
     again = f"{again} --seeds {seeds}" + ("" if jobs == "auto" else f" --jobs {jobs}")
-    with closing(StudyFolder(path, study)) as folder:
+    again += f" --ray {ray}" if ray else ""
+    with _place(ray, jobs, runs) as (chosen, launch), closing(StudyFolder(path, study)) as folder:
         folder.write_study(study, overrides)
         todo = [run for run in runs if folder.status(run) != "finished"]
         done = len(runs) - len(todo)
@@ -148,10 +155,27 @@ def _run(
             f"{len(runs)} runs, {done} of them finished; {chosen.count} at a time "
             f"({chosen.reason}); folder: {path}",
         )
-        _execute(console, folder, runs, todo, jobs=chosen.count, again=again)
+        _execute(console, folder, runs, todo, jobs=chosen.count, launch=launch, again=again)
         if curves is not None:
             _store_curves(console, study, folder, runs, curves)
         _finish(console, study, folder, runs)
+
+
+@contextmanager
+def _place(ray: str | None, jobs: str, runs: Sequence[PlannedRun]) -> Iterator[tuple[Jobs, Launch]]:
+    """How many runs at a time, and what starts one: a process here, or an actor of a cluster."""
+    from moored.studies.execute import launch_here
+    from moored.studies.jobs import choose_jobs
+
+    chosen = choose_jobs(jobs, runs)
+    if ray is None:
+        yield chosen, launch_here
+        return
+    from moored.studies.ray_cluster import Cluster
+
+    uses_gpu = any(run.config.engine.device != "cpu" for run in runs)
+    with closing(Cluster(ray, uses_gpu=uses_gpu)) as cluster:
+        yield cluster.jobs() if jobs == "auto" else chosen, cluster.launch
 
 
 def _execute(
@@ -161,6 +185,7 @@ def _execute(
     todo: Sequence[PlannedRun],
     *,
     jobs: int,
+    launch: Launch,
     again: str,
 ) -> None:
     """Run what is left; leaves the command when it was stopped."""
@@ -174,6 +199,7 @@ def _execute(
                 folder,
                 todo,
                 jobs=jobs,
+                launch=launch,
                 on_event=progress.on_event,
                 on_poll=progress.on_poll,
                 is_stopped=lambda: stop.is_made,

@@ -1,8 +1,8 @@
-"""Runs of a study as child processes of `moored train`, several at a time.
+"""Runs of a study as processes of `moored train`, several at a time, here or on a cluster.
 
-A run that was begun is resumed. A run that fails does not stop the others. A child whose parent is
-killed gets SIGTERM (on Linux), finishes its step and saves; a study that is started again waits for
-such children before it resumes their runs.
+A run that was begun is resumed. A run that fails does not stop the others. A process whose parent
+is killed gets SIGTERM (on Linux), finishes its step and saves; a study that is started again waits
+for such processes before it resumes their runs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Literal, Protocol
 
 from moored.errors import RunLogError
 from moored.runlog.lock import check_unlocked
@@ -39,10 +40,26 @@ class Event:
     detail: str = ""
 
 
+class RunProcess(Protocol):
+    """A `moored train` that was started, as `subprocess.Popen` has it."""
+
+    def poll(self) -> int | None: ...
+
+    def send_signal(self, sig: int) -> None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def kill(self) -> None: ...
+
+
+Launch = Callable[[Sequence[str], Path], RunProcess]
+"""Starts `moored` with these words; what it prints is appended to the file."""
+
+
 @dataclass(slots=True)
 class _Child:
     run: PlannedRun
-    process: subprocess.Popen[bytes]
+    process: RunProcess
     started_s: float
     is_told_to_stop: bool = False
 
@@ -56,6 +73,7 @@ def run_all(
     runs: Sequence[PlannedRun],
     *,
     jobs: int,
+    launch: Launch,
     on_event: Callable[[Event], None],
     on_poll: Callable[[Sequence[PlannedRun]], None],
     is_stopped: Callable[[], bool],
@@ -74,10 +92,11 @@ def run_all(
                         child.stop()
             for run in _startable(folder, waiting, jobs - len(children), seen_busy, on_event):
                 waiting.remove(run)
-                children.append(_start(folder, run, on_event))
-            for child in [child for child in children if child.process.poll() is not None]:
-                children.remove(child)
-                _note_end(folder, child, on_event)
+                children.append(_start(folder, run, launch, on_event))
+            for child in list(children):
+                if (code := child.process.poll()) is not None:
+                    children.remove(child)
+                    _note_end(folder, child, code, on_event)
             on_poll([child.run for child in children])
             time.sleep(POLL_S)
     except BaseException:
@@ -116,12 +135,11 @@ def train_command(folder: StudyFolder, run: PlannedRun) -> list[str]:
     return ["train", "--no-report", *run.words, "--run", path]
 
 
-def _start(folder: StudyFolder, run: PlannedRun, on_event: Callable[[Event], None]) -> _Child:
-    words = train_command(folder, run)
-    log = folder.log_file(run)
+def launch_here(words: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    """A child of this process, which stops when this process is killed."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             # -P: a file in the current folder must not hide a module.
             [sys.executable, "-P", "-c", ENTRY, *words],
             stdin=subprocess.DEVNULL,
@@ -132,6 +150,13 @@ def _start(folder: StudyFolder, run: PlannedRun, on_event: Callable[[Event], Non
             start_new_session=True,
             preexec_fn=_stop_with_parent() if sys.platform == "linux" else None,
         )
+
+
+def _start(
+    folder: StudyFolder, run: PlannedRun, launch: Launch, on_event: Callable[[Event], None]
+) -> _Child:
+    words = train_command(folder, run)
+    process = launch(words, folder.log_file(run))
     on_event(Event(run=run, what="resumed" if "--resume" in words else "started"))
     return _Child(run, process, time.monotonic())
 
@@ -144,8 +169,10 @@ def _stop_with_parent() -> Callable[[], None]:
     return lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _note_end(folder: StudyFolder, child: _Child, on_event: Callable[[Event], None]) -> None:
-    code, seconds = child.process.returncode, time.monotonic() - child.started_s
+def _note_end(
+    folder: StudyFolder, child: _Child, code: int, on_event: Callable[[Event], None]
+) -> None:
+    seconds = time.monotonic() - child.started_s
     if code != 0 and child.is_told_to_stop:
         on_event(Event(run=child.run, what="stopped"))
         return

@@ -64,7 +64,7 @@ def test_the_plan_tells_runs_and_time_and_makes_nothing(command, tmp_path):
         (["bottle", "env.0.options.max_turn=1"], "arm 'none' cannot run: "),
         (["correlation"], "none of runs/bottle, runs/bottle_mini, runs/main_table, "),
         (["correlation", "gone"], "'gone' holds no run; give the folder of a study or a curve f"),
-        (["correlation", "--curves", "x.json"], "leave out --seeds, --jobs, --curves and --plan"),
+        (["correlation", "--curves", "x.json"], "leave out --seeds, --jobs, --curves, --r"),
         (["bottle", "--curves", "gone/x.json"], "--curves: the folder 'gone' does not exist; make"),
         (["correlation", "--plan"], "correlation reads the runs of other studies and runs nothing"),
     ],
