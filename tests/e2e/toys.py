@@ -109,7 +109,7 @@ def toy_config(folder: Path, *overrides: str) -> Config:
 def weights_of(run: Run) -> dict[str, torch.Tensor]:
     """The policy's weights by name; of a run in this process."""
     assert isinstance(run.engine.learner, LocalLearner)
-    return dict(run.engine.learner.weights())
+    return dict(run.engine.learner.model.state_dict())
 
 
 def success_rates(run: Run) -> list[float]:

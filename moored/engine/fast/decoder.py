@@ -7,7 +7,8 @@ stream in float32 as the learner's autocast does, and the cache in slots.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 import torch
@@ -15,15 +16,16 @@ import torch.nn.functional as F
 
 from moored.engine.fast import plain_ops
 from moored.engine.fast.rows import Rows
+from moored.engine.lora import plain_model, plain_weights
 from moored.engine.passes import float_logits
 from moored.models.load import LLAMA_SHAPED, has_fixed_angles, sliding_window
+
+COPIED_AT_ONCE = 64
 
 
 def can_decode(model: Any) -> bool:
     """True for the shapes this module knows; others go through the model's own code."""
     config = model.config
-    if hasattr(model, "peft_config"):
-        return False
     rope = getattr(config, "rope_parameters", None) or {}
     return (
         config.model_type in LLAMA_SHAPED
@@ -45,6 +47,7 @@ class Decoder:
     """Packed weights and the forward pass over slots."""
 
     def __init__(self, model: Any, dtype: torch.dtype) -> None:
+        weights, model = dict(plain_weights(model)), plain_model(model)
         config = model.config
         self.device, self.dtype = model.device, dtype
         self.num_layers = config.num_hidden_layers
@@ -54,17 +57,16 @@ class Decoder:
         self.eps = config.rms_norm_eps
         self.scale = self.head_width**-0.5
         self.ops = _ops(self.device)
-        self._allocate(model, config)
+        self._allocate(weights, config)
         rotary = model.model.rotary_emb
         self._angles = rotary.inv_freq.float(), float(rotary.attention_scaling)
         self._tables: tuple[torch.Tensor, torch.Tensor] | None = None
-        self.load(model.state_dict().items())
+        self.load(weights.items())
 
-    def _allocate(self, model: Any, config: Any) -> None:
-        """Packed tensors, and for every name of the state dict the view that takes its values."""
+    def _allocate(self, own: Mapping[str, torch.Tensor], config: Any) -> None:
+        """Packed tensors, and for every name of `own` the view that takes its values."""
         width, inner = config.hidden_size, config.intermediate_size
         q, kv = self.num_heads * self.head_width, self.kv_heads * self.head_width
-        own = model.state_dict()
         self._views: dict[str, list[torch.Tensor]] = {}
 
         def packed(*parts: tuple[str, int], columns: int, dtype: torch.dtype) -> torch.Tensor:
@@ -121,9 +123,11 @@ class Decoder:
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Copy a state dict into the packed tensors."""
-        pairs = [(view, tensor) for name, tensor in weights for view in self._views.get(name, [])]
-        into, given = zip(*pairs, strict=True)
-        torch._foreach_copy_(list(into), list(given))  # pyright: ignore[reportPrivateImportUsage]
+        pairs = ((view, t) for name, t in weights for view in self._views.get(name, []))
+        # Some at a time: tensors with adapters summed into them exist for this alone.
+        while some := list(islice(pairs, COPIED_AT_ONCE)):
+            into, given = zip(*some, strict=True)
+            torch._foreach_copy_(list(into), list(given))  # pyright: ignore[reportPrivateImportUsage]
 
     def new_cache(self, num_slots: int, capacity: int) -> torch.Tensor:
         """(2, layers, slots, KV heads, capacity, head width): keys, then values."""

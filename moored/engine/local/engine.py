@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from moored.config import Config
 from moored.engine.check import PlainModel, check_engine
@@ -16,13 +15,11 @@ from moored.engine.fast.decoder import can_decode
 from moored.engine.fast.sampler import SlotSampler
 from moored.engine.local.learner import LocalLearner
 from moored.engine.local.sampler import LocalSampler
+from moored.engine.lora import add_lora
 from moored.errors import MooredError
 from moored.models.load import load_model, pick_device, sliding_window
 from moored.rollout.render import Renderer
 from moored.training.algorithms import load_algorithm
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 class LocalEngine:
@@ -141,26 +138,12 @@ def make_sampler(
     if kind == "fast":
         raise MooredError(
             f"the fast sampler knows no models of type {model.config.model_type!r} (or not with "
-            f"these options, e.g. LoRA); set engine.sampler to auto"
+            f"these options); set engine.sampler to auto"
         )
     if not bf16:
         return LocalSampler(model)
-    twin = copy.deepcopy(model).to(torch.bfloat16).requires_grad_(False)
+    twin = copy.deepcopy(model)
+    if hasattr(twin, "merge_and_unload"):
+        twin = twin.merge_and_unload()
+    twin = twin.to(torch.bfloat16).requires_grad_(False)
     return LocalSampler(twin, shares_weights=False)
-
-
-def add_lora(model: PreTrainedModel, config: Config) -> nn.Module:
-    """The model as the run trains it: with LoRA layers, or as it is."""
-    if not config.optimizer.lora_rank:
-        return model
-    from peft import LoraConfig, get_peft_model
-
-    lora = LoraConfig(
-        r=config.optimizer.lora_rank,
-        lora_alpha=config.optimizer.lora_alpha,  # pyright: ignore[reportArgumentType]
-        target_modules="all-linear",
-        task_type="CAUSAL_LM",
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
-        return get_peft_model(model, lora)  # pyright: ignore[reportReturnType]

@@ -25,6 +25,7 @@ from moored.engine.fast.graphs import HOST, MOST_PADDING, Graphs, Outputs, Pass
 from moored.engine.fast.tree_attention import use_tree_attention
 from moored.engine.gradients import MAX_NUMBERS, Gradients, chosen_weights, keep_gradients
 from moored.engine.local.state import Trained, export_model, load_weights
+from moored.engine.lora import plain_weights
 from moored.engine.packing import (
     Packed,
     TokenBatch,
@@ -137,11 +138,13 @@ class LocalLearner:
         return self.config.rollout.temperature
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Names and tensors of the policy."""
-        yield from self.model.state_dict().items()
+        """Names and tensors of the policy, with adapters summed into the weights they sit on."""
+        yield from plain_weights(self.model)
 
     def damaged_weights(self) -> list[str]:
-        return [name for name, weight in self.weights() if not weight.isfinite().all()]
+        return [
+            name for name, weight in self.model.state_dict().items() if not weight.isfinite().all()
+        ]
 
     @says_out_of_memory("scoring")
     @torch.no_grad()

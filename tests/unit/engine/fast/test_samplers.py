@@ -14,6 +14,8 @@ from moored.engine.fast import lockstep
 from moored.engine.fast.decoder import Decoder, can_decode
 from moored.engine.fast.plain_ops import uniforms
 from moored.engine.fast.sampler import SlotSampler
+from moored.engine.local.engine import make_sampler
+from moored.engine.local.learner import LocalLearner
 from moored.engine.local.sampler import LocalSampler
 from moored.errors import MooredError
 from moored.types import Prompt
@@ -59,6 +61,22 @@ def tiny_model(shape: str = "llama"):
     return model.eval()
 
 
+def with_lora(model):
+    """Adapters on every linear layer, as if they had been trained."""
+    peft = pytest.importorskip("peft")
+    options = peft.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+    wrapped = peft.get_peft_model(model, options)
+    train_lora(wrapped)
+    return wrapped.eval()
+
+
+def train_lora(model) -> None:
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(std=0.2)
+
+
 def plain_logprobs(model, prompt: np.ndarray, reply: np.ndarray, temperature=1.0) -> np.ndarray:
     ids = torch.from_numpy(np.concatenate([prompt, reply]))[None]
     with torch.no_grad():
@@ -101,6 +119,31 @@ def test_logprobs_over_cached_turns_equal_a_plain_forward_pass(shape, temperatur
         np.testing.assert_allclose(completion.logprobs, expected, atol=1e-4)
         lengths.add(len(completion.token_ids))
     assert len(lengths) > 3  # rows stopped at different times, so running rows were moved
+
+
+@pytest.mark.parametrize("shape", ["untied", "biased", "qwen3"])
+def test_adapters_are_a_part_of_the_weights_that_the_fast_sampler_computes_with(shape):
+    model = with_lora(tiny_model(shape))
+    learner = LocalLearner(model)
+    sampler = make_sampler(model, bf16=False, max_context=256)
+    assert isinstance(sampler, SlotSampler)
+    for _ in range(2):
+        for prompt, completion in dialogues(sampler, num=6, turns=2):
+            expected = plain_logprobs(model, prompt, completion.token_ids)
+            np.testing.assert_allclose(completion.logprobs, expected, atol=1e-4)
+        train_lora(model)
+        sampler.load_weights(learner.weights(), version=1)
+
+
+def test_the_sampler_for_any_model_in_bfloat16_takes_over_trained_adapters():
+    model = with_lora(tiny_model())
+    sampler = make_sampler(model, bf16=True, max_context=256, kind="plain")
+    train_lora(model)
+    sampler.load_weights(LocalLearner(model).weights(), version=1)
+    assert isinstance(sampler, LocalSampler)
+    merged = model.merge_and_unload().state_dict()
+    for name, tensor in sampler.model.state_dict().items():
+        assert torch.equal(tensor, merged[name].bfloat16()), name
 
 
 @pytest.mark.parametrize("shape", ["llama", "grouped"])

@@ -1,0 +1,58 @@
+"""LoRA: adapters on a model, and the model as if they had always been in its weights.
+
+The learner trains the adapters; a sampler computes with the sums, so that any sampler takes a model
+with adapters, and none pays for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from moored.config import Config
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+BASE = ".base_layer."
+"""What peft puts into the name of a weight that it wraps."""
+
+
+def add_lora(model: PreTrainedModel, config: Config) -> nn.Module:
+    """The model as the run trains it: with LoRA layers, or as it is."""
+    if not config.optimizer.lora_rank:
+        return model
+    from peft import LoraConfig, get_peft_model
+
+    lora = LoraConfig(
+        r=config.optimizer.lora_rank,
+        lora_alpha=config.optimizer.lora_alpha,  # pyright: ignore[reportArgumentType]
+        target_modules="all-linear",
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        return get_peft_model(model, lora)  # pyright: ignore[reportReturnType]
+
+
+def plain_model(model: Any) -> Any:
+    """The Hugging Face model itself, whether adapters sit in it or not."""
+    return model.get_base_model() if hasattr(model, "peft_config") else model
+
+
+@torch.no_grad()
+def plain_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Names and tensors as without adapters; those they sit on are summed one at a time."""
+    inner = plain_model(model)
+    layers = dict(inner.named_modules())
+    for name, tensor in inner.state_dict().items():
+        if ".lora_" in name:
+            continue
+        layer, wrapped, _ = name.rpartition(BASE + "weight")
+        if wrapped:
+            (adapter,) = layers[layer].active_adapters
+            tensor = tensor + layers[layer].get_delta_weight(adapter).to(tensor.dtype)
+        yield name.replace(BASE, "."), tensor
