@@ -32,6 +32,8 @@ EXTRA_OF_PACKAGE = {
     "tensorboard": "tensorboard",
     "trackio": "trackio",
     "wandb": "wandb",
+    "starlette": "serve",
+    "uvicorn": "serve",
 }
 """Packages that a slim install lacks, by the name they are imported under."""
 DISK_REMEDIES = {

@@ -109,6 +109,7 @@ NEEDS = [
     ("math", ["play", "metamath", "-o", "math_verify=true"]),
     ("gym", ["play", "gymnasium", "-o", "env=CartPole-v1"]),
     ("gym", ["play", "reasoning_gym"]),
+    ("serve", ["play", "webshop", "--web"]),
     ("gym", ["train", "smoke", "env=reasoning_gym"]),
     ("search", ["play", "search", "--oracle"]),
     ("search", ["train", "search"]),

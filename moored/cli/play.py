@@ -1,4 +1,4 @@
-"""`moored play`: an environment in the terminal."""
+"""`moored play`: an environment in the terminal, or as a web page."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import typer
 
 from moored.cli.console import make_console
 from moored.cli.options import EnvName, EnvOptions, parse_options
+from moored.cli.web_page import play_on_web_page
 from moored.errors import ConfigError
 
 
@@ -20,6 +21,12 @@ def play_command(
     image: Annotated[
         bool, typer.Option("--image", help="Play in pictures; save them, each game in a folder.")
     ] = False,
+    web: Annotated[
+        bool, typer.Option("--web", help="Play on a web page, where the environment has one.")
+    ] = False,
+    port: Annotated[
+        int, typer.Option(help="Port of --web; 0 takes a free one.", min=0, max=65535)
+    ] = 8080,
     folder: Annotated[
         Path | None,
         typer.Argument(metavar="DIR", help="Where --image saves; frames/ if not given."),
@@ -33,6 +40,11 @@ def play_command(
     if folder is not None and not image:
         raise ConfigError(f"a folder ({folder}) is for pictures only; add --image")
     options = parse_options(option or [])
+    if web:
+        if image or oracle:
+            raise ConfigError("--web is for a person; leave out --image and --oracle")
+        play_on_web_page(name, options, task_seed=seed, episode_seed=episode, port=port)
+        return
     if image:
         options = _with_pictures(name, options)
     with open_env(name, **options) as env:

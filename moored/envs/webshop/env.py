@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from moored.envs.base import (
     FORMAT_REMINDER,
@@ -22,6 +22,9 @@ from moored.errors import EnvError
 from moored.reply import parse_reply
 from moored.types import Message
 
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
 MIN_PRODUCTS = 50
 
 
@@ -37,6 +40,8 @@ class WebShop:
     goals. WebShop's own files load as they are: `items_shuffle*.json` as `products`,
     `items_ins_v2*.json` as `attributes` and `items_human_ins*.json` as `human_goals`. All goals of
     one product belong to one split. A product with a range of prices costs the highest.
+    `moored play webshop --web` shows the same shop to a person as a web page (needs
+    `moored[serve]`).
 
     Reward: 1 when the purchase has the full score, else 0; with `dense` the score itself. The score
     is WebShop's: the kind of product (1, 0.5, 0.1 or 0) times the share of attributes, options and
@@ -171,6 +176,12 @@ class WebShop:
         """The score of buying what is looked at, as it is."""
         product = self.walk.product(self._visit)
         return purchase_score(product, self.goal, self._visit.chosen, product.price)
+
+    def web_app(self, task_seed: int = 0, episode_seed: int = 0) -> Starlette:
+        """The shop as a web page for a person, as `moored play webshop --web` shows it."""
+        from moored.envs.webshop.web import make_app
+
+        return make_app(self, task_seed, episode_seed)
 
     def _closed_shop(self) -> Shop:
         files = self.products, self.attributes, self.human_goals

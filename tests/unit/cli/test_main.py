@@ -167,6 +167,8 @@ def test_a_mistyped_command_is_corrected(monkeypatch, capsys) -> None:
         (["play", "toy_env:Doubles", "-o", "max_turns=true"], "a whole number, got True"),
         (["play", "toy_env:Doubles", "--image", "-o", "view=text"], "set the option view=image"),
         (["play", "countdown", "--image"], "countdown shows no pictures with these options; play"),
+        (["play", "toy_env:Doubles", "--web"], "toy_env:Doubles has no web page; play it in the t"),
+        (["play", "webshop", "--web", "--oracle"], "--web is for a person; leave out --image and "),
         (["play", "toy_env:Doubles", "frames"], "a folder (frames) is for pictures only; add --im"),
         (["check-env", "faulty:Env"], "SyntaxError at {folder}/faulty.py:1: invalid syntax"),
         (["play", "late:Env"], "importing 'late' raised NameError at {folder}/late.py:2: name 'y'"),

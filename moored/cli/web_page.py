@@ -1,0 +1,49 @@
+"""`moored play --web`: an environment as a web page, on this machine only."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Mapping
+
+from moored.cli.console import make_console, print_line
+from moored.errors import ConfigError, MooredError, require_packages
+
+HOST = "127.0.0.1"
+
+
+def play_on_web_page(
+    name: str, options: Mapping[str, object], *, task_seed: int, episode_seed: int, port: int
+) -> None:
+    """Serve the page of an environment until Ctrl-C; needs its method `web_app`."""
+    from moored.envs.mix import open_env
+
+    with open_env(name, **options) as env:
+        make_app = getattr(env, "web_app", None)
+        if make_app is None:
+            raise ConfigError(f"{name} has no web page; play it in the terminal, without --web")
+        require_packages("play --web", ("starlette", "uvicorn"))
+        import uvicorn
+
+        with contextlib.closing(_listen(port)) as listener:
+            app = make_app(task_seed, episode_seed)
+            address = f"http://{HOST}:{listener.getsockname()[1]}"
+            print_line(make_console(), f"{env.name} is at {address} (Ctrl-C closes it)")
+            config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5)
+            with contextlib.suppress(KeyboardInterrupt):
+                uvicorn.Server(config).run(sockets=[listener])
+
+
+def _listen(port: int) -> socket.socket:
+    # Only where the protocol is named does asyncio send at once (no delay of 40 ms per page).
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((HOST, port))
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        raise MooredError(
+            f"cannot listen on port {port}: {error.strerror or error}; choose another --port"
+        ) from None
+    return listener
