@@ -27,8 +27,9 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from moored.envs import ENVIRONMENTS, Environment, format_reply
+from moored.envs import Environment, format_reply
 from moored.envs.check.probe import Probe, time_fuzzed_replies
+from moored.envs.describe import playable_names
 from moored.envs.game import Game
 from moored.envs.mix import make_env, open_env
 
@@ -158,9 +159,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Measure the environments against the targets.")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers here")
     parser.add_argument("--fuzz", type=_count, metavar="N", help="hostile replies per environment")
-    parser.add_argument("--only", choices=list(ENVIRONMENTS), help="measure one environment")
+    parser.add_argument("--only", choices=playable_names(), help="measure one environment")
     args = parser.parse_args()
-    names = [args.only] if args.only else list(ENVIRONMENTS)
+    names = [args.only] if args.only else playable_names()
     console = Console()
     rows: list[Measurement] = []
     for name in names:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from moored.envs import ENVIRONMENTS
 from moored.envs.describe import EnvInfo, describe_env
-from moored.envs.mix import open_env
+from moored.envs.mix import REQUIRED, open_env
 from moored.types import Message
 
 PAGES = Path(__file__).resolve().parent / "environments"
@@ -31,8 +31,8 @@ def build_pages() -> dict[str, str]:
 def index_page(infos: list[EnvInfo]) -> str:
     """The table of all environments."""
     rows = [
-        f"| [{info.name}]({info.name}.md) | {info.max_turns} "
-        f"| {'yes' if info.is_stochastic else 'no'} | {info.summary} |"
+        f"| [{info.name}]({info.name}.md) | {info.max_turns or '–'} "
+        f"| {_noise(info)} | {info.summary} |"
         for info in infos
     ]
     return "\n".join(
@@ -41,8 +41,8 @@ def index_page(infos: list[EnvInfo]) -> str:
             "",
             NOTE,
             "",
-            "Tasks that need no server and no download. `moored play NAME` lets you try one,",
-            "`moored play NAME --oracle` shows a good solution, and",
+            "Tasks that need no download, and where turns are given, no server. `moored play NAME`",
+            "lets you try one, `moored play NAME --oracle` shows a good solution, and",
             "[one file](../write-your-own-environment.md) adds your own.",
             "",
             "| name | turns | noise | task |",
@@ -55,11 +55,7 @@ def index_page(infos: list[EnvInfo]) -> str:
 
 def env_page(info: EnvInfo) -> str:
     """The page of one environment."""
-    with open_env(info.name) as env:
-        messages = env.reset(0)
-    options = [f"| `{name}` | `{_cell(value)}` |" for name, value in info.options.items()]
-    turns = "one turn" if info.max_turns == 1 else f"at most {info.max_turns} turns"
-    noise = "random noise" if info.is_stochastic else "no noise"
+    options = [f"| `{name}` | {_cell(value)} |" for name, value in info.options.items()]
     return "\n".join(
         [
             f"# {info.name}",
@@ -70,23 +66,44 @@ def env_page(info: EnvInfo) -> str:
             "",
             "## Defaults",
             "",
-            f"An episode has {turns} and {noise}.",
-            "",
+            *_episode(info),
             "| option | default |",
             "|---|---|",
             *options,
             "",
-            "## First prompt of task 0",
-            "",
-            *(line for message in messages for line in _quote(message)),
-            "## Try it",
-            "",
-            "```bash",
-            f"moored play {info.name} --oracle",
-            "```",
-            "",
+            *(_first_prompt(info) if info.can_be_played else []),
         ]
     )
+
+
+def _episode(info: EnvInfo) -> list[str]:
+    if info.max_turns is None:
+        return []
+    turns = "one turn" if info.max_turns == 1 else f"at most {info.max_turns} turns"
+    noise = "random noise" if info.is_stochastic else "no noise"
+    return [f"An episode has {turns} and {noise}.", ""]
+
+
+def _first_prompt(info: EnvInfo) -> list[str]:
+    with open_env(info.name) as env:
+        messages = env.reset(0)
+    return [
+        "## First prompt of task 0",
+        "",
+        *(line for message in messages for line in _quote(message)),
+        "## Try it",
+        "",
+        "```bash",
+        f"moored play {info.name} --oracle",
+        "```",
+        "",
+    ]
+
+
+def _noise(info: EnvInfo) -> str:
+    if info.is_stochastic is None:
+        return "–"
+    return "yes" if info.is_stochastic else "no"
 
 
 def docstring_to_markdown(doc: str) -> str:
@@ -136,7 +153,9 @@ def main() -> None:
 
 
 def _cell(value: object) -> str:
-    return repr(value).replace("|", "\\|")
+    if value is REQUIRED:
+        return "must be given"
+    return f"`{value!r}`".replace("|", "\\|")
 
 
 def _quote(message: Message) -> list[str]:

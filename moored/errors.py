@@ -23,6 +23,9 @@ EXTRA_OF_PACKAGE = {
     "gymnasium": "gym",
     "reasoning_gym": "gym",
     "textarena": "textarena",
+    "starlette": "serve",
+    "uvicorn": "serve",
+    "websockets": "serve",
     "math_verify": "math",
     "tantivy": "search",
     "gguf": "smollm",
@@ -32,8 +35,6 @@ EXTRA_OF_PACKAGE = {
     "tensorboard": "tensorboard",
     "trackio": "trackio",
     "wandb": "wandb",
-    "starlette": "serve",
-    "uvicorn": "serve",
 }
 """Packages that a slim install lacks, by the name they are imported under."""
 DISK_REMEDIES = {

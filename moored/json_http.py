@@ -35,6 +35,8 @@ class HttpError(Exception):
     retry_after_s: float = 0.0
     is_unreachable: bool = False
     """True when no connection could be made."""
+    is_timeout: bool = False
+    """True when the server took too long."""
 
     @property
     def is_transient(self) -> bool:
@@ -54,7 +56,7 @@ class JsonClient:
         self.url = _check_url(url)
         self._api_key = _check_key(api_key)
         self._timeout_s = timeout_s
-        headers = {"User-Agent": f"moored/{__version__}"}
+        headers = {"User-Agent": f"moored/{__version__}", "Content-Type": "application/json"}
         if self._api_key:
             headers["Authorization"] = f"Bearer {self._api_key}"
         self._client = httpx2.Client(
@@ -77,10 +79,14 @@ class JsonClient:
         """Look something up; does not wait long."""
         return self._send("GET", path, None, min(LOOKUP_TIMEOUT_S, self._timeout_s))
 
+    def delete(self, path: str) -> object:
+        """Have something deleted; does not wait long."""
+        return self._send("DELETE", path, None, min(LOOKUP_TIMEOUT_S, self._timeout_s))
+
     def _send(self, method: str, path: str, body: object, timeout_s: float) -> object:
         try:
             with self._client.stream(
-                method, self.url + path, json=body, timeout=timeout_s
+                method, self.url + path, content=_encode(body), timeout=timeout_s
             ) as response:
                 if not response.is_success:
                     raise self._refusal(response, timeout_s)
@@ -111,7 +117,7 @@ class JsonClient:
 
     def _no_answer(self, error: Exception, timeout_s: float) -> HttpError:
         if isinstance(error, httpx2.TimeoutException):
-            return HttpError(f"no answer within {timeout_s:g} s")
+            return HttpError(f"no answer within {timeout_s:g} s", is_timeout=True)
         # Once connected, any failure may be temporary.
         broke = isinstance(
             error,
@@ -126,6 +132,11 @@ class JsonClient:
             text = text.replace(self._api_key, "***")
         printable = "".join(char if char.isprintable() else " " for char in text)
         return " ".join(printable.split())[:MAX_SHOWN_CHARS]
+
+
+def _encode(body: object) -> bytes | None:
+    """JSON in ASCII: text of a model may hold half a surrogate pair, which UTF-8 cannot."""
+    return None if body is None else json.dumps(body, allow_nan=False).encode()
 
 
 def _read_body(response: httpx2.Response, max_bytes: int, timeout_s: float) -> bytes:

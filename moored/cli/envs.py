@@ -40,7 +40,11 @@ def print_envs(console: Console, infos: Sequence[EnvInfo]) -> None:
         console.print(_envs_table(infos))
         return
     for info in infos:
-        turns = "1 turn" if info.max_turns == 1 else f"{info.max_turns} turns"
+        turns = (
+            "1 turn"
+            if info.max_turns == 1
+            else f"{info.max_turns or 'the server decides on the'} turns"
+        )
         console.print(Text.assemble((info.name, "bold"), f" · {turns}"))
         needs = ["Needs: " + ", ".join(map(_short_extra, info.extras))] if info.extras else []
         for text in (info.summary, f"Reward: {info.reward}", *needs):
@@ -64,11 +68,13 @@ def _envs_table(infos: Sequence[EnvInfo]) -> Table:
         extras = "\n".join(map(_short_extra, info.extras))
         cells = (info.summary, info.reward, extras or "–")
         name = Text(info.name, style="bold")
-        table.add_row(name, str(info.max_turns), *map(Text, cells))
+        table.add_row(name, str(info.max_turns or "–"), *map(Text, cells))
     return table
 
 
 def _info_dict(info: EnvInfo) -> dict[str, object]:
+    from moored.envs.mix import REQUIRED
+
     return {
         "name": info.name,
         "max_turns": info.max_turns,
@@ -76,5 +82,8 @@ def _info_dict(info: EnvInfo) -> dict[str, object]:
         "summary": info.summary,
         "reward": info.reward,
         "needs": list(info.extras),
-        "options": dict(info.options),
+        "options": {
+            name: None if default is REQUIRED else default for name, default in info.options.items()
+        },
+        "required": [name for name, default in info.options.items() if default is REQUIRED],
     }

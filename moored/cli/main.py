@@ -27,6 +27,7 @@ from moored.cli.models import models_command
 from moored.cli.play import play_command
 from moored.cli.presets import presets_command
 from moored.cli.report import report_command
+from moored.cli.serve_env import serve_env_command
 from moored.cli.study import study_command
 from moored.cli.train import train_command
 from moored.errors import MooredError, explain_failure
@@ -53,6 +54,7 @@ for _name, _command in {
     "play": play_command,
     "envs": envs_command,
     "check-env": check_env_command,
+    "serve-env": serve_env_command,
     "models": models_command,
     "presets": presets_command,
     "config": config_command,

@@ -22,6 +22,7 @@ ENVIRONMENTS = Registry(
         "gymnasium": "moored.envs.adapters.gymnasium:GymnasiumEnv",
         "reasoning_gym": "moored.envs.adapters.reasoning_gym:ReasoningGym",
         "textarena": "moored.envs.adapters.textarena:TextArena",
+        "remote": "moored.envs.adapters.remote:Remote",
     },
 )
 

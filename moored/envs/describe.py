@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moored.envs import ENVIRONMENTS
-from moored.envs.mix import make_env, option_defaults
+from moored.envs.mix import REQUIRED, make_env, option_defaults
 from moored.errors import EnvError
 
 
@@ -29,10 +29,16 @@ class EnvInfo:
     """First sentence after `Reward:`; without one, first sentence of the second paragraph."""
     extras: tuple[str, ...]
     """Installs some options need, such as `moored[images]`; the defaults need none."""
-    max_turns: int
-    is_stochastic: bool
+    max_turns: int | None
+    """None where a server decides."""
+    is_stochastic: bool | None
     options: Mapping[str, object]
-    """Keyword options and their defaults."""
+    """Keyword options and their defaults; `REQUIRED` for one without."""
+
+    @property
+    def can_be_played(self) -> bool:
+        """False when an option has to be given, such as the address of a server."""
+        return all(default is not REQUIRED for default in self.options.values())
 
 
 def describe_env(name: str) -> EnvInfo:
@@ -55,6 +61,11 @@ def describe_env(name: str) -> EnvInfo:
     )
 
 
+def playable_names() -> list[str]:
+    """Registered environments that need no option, such as the address of a server."""
+    return [name for name in ENVIRONMENTS if describe_env(name).can_be_played]
+
+
 def _fact(key: str, name: str, cls: type, defaults: Mapping[str, object]) -> Any:
     """An option's default, else what the class sets, else what an instance does.
 
@@ -62,6 +73,8 @@ def _fact(key: str, name: str, cls: type, defaults: Mapping[str, object]) -> Any
     """
     if key in defaults:
         return defaults[key]
+    if isinstance(vars(cls).get(key), property) and REQUIRED in defaults.values():
+        return None
     return vars(cls)[key] if key in vars(cls) else getattr(make_env(name), key)
 
 

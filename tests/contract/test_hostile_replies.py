@@ -11,16 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moored.envs import ENVIRONMENTS, format_reply
+from moored.envs import format_reply
 from moored.envs.check.nasty import EXECUTED
 from moored.envs.check.probe import Probe, time_fuzzed_replies
+from moored.envs.describe import playable_names
 from moored.envs.mix import make_env, open_env
 
 ROOT = Path(__file__).parents[2]
 REPLY_LIMIT_S = 0.05
 SYMBOLIC_LIMIT_S = 1.5
 """math-verify has 1 s of computing for an answer; the other half is for a busy machine."""
-every_environment = pytest.mark.parametrize("name", list(ENVIRONMENTS))
+every_environment = pytest.mark.parametrize("name", playable_names())
 
 
 @every_environment

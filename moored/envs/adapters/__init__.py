@@ -2,6 +2,7 @@
 
 from moored.envs.adapters.gymnasium import GymnasiumEnv
 from moored.envs.adapters.reasoning_gym import ReasoningGym
+from moored.envs.adapters.remote import Remote
 from moored.envs.adapters.textarena import TextArena
 
-__all__ = ["GymnasiumEnv", "ReasoningGym", "TextArena"]
+__all__ = ["GymnasiumEnv", "ReasoningGym", "Remote", "TextArena"]

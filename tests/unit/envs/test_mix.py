@@ -167,10 +167,12 @@ def test_option_values_of_another_kind_are_refused(option: str, value: object, k
 def test_every_count_and_number_of_every_environment_is_typed(name: str) -> None:
     factory = ENVIRONMENTS.get_object(name)
     assert callable(factory)
-    for option, default in option_defaults(factory).items():
+    defaults = option_defaults(factory)
+    given = {option: "text" for option, default in defaults.items() if default is REQUIRED}
+    for option, default in defaults.items():
         for value in (True, "x") if type(default) in (int, float) else ():
             with pytest.raises(ConfigError, match=f"{name}: option '{option}' must be a"):
-                make_env(name, **{option: value})
+                make_env(name, **{**given, option: value})
 
 
 def test_an_instance_is_not_a_source() -> None:

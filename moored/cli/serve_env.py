@@ -1,0 +1,87 @@
+"""`moored serve-env`: an environment over HTTP, for other processes and machines."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Annotated
+
+import typer
+
+from moored.cli.console import make_console, print_line
+from moored.cli.options import EnvName, EnvOptions, parse_options
+from moored.errors import MooredError, require_packages
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+TOKEN_VARIABLE = "MOORED_ENV_TOKEN"
+
+
+def serve_env_command(
+    name: EnvName,
+    option: EnvOptions = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = LOOPBACK[0],
+    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8000,
+    max_sessions: Annotated[int, typer.Option(help="Sessions at a time.", min=1)] = 64,
+    idle_timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Close a session that is not used for so long.")
+    ] = 600.0,
+    call_timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Give up a call that takes longer.")
+    ] = 60.0,
+    max_request_bytes: Annotated[int, typer.Option(help="Size of a request.", min=1)] = 8 << 20,
+    token_variable: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="Variable with the token that clients must give."),
+    ] = TOKEN_VARIABLE,
+) -> None:
+    """Serve an environment over HTTP and OpenEnv's WebSocket; Ctrl-C stops."""
+    require_packages("serve-env", ("starlette", "uvicorn", "websockets"))
+    import uvicorn
+
+    from moored.envs.mix import make_env
+    from moored.envs.serving.app import build_app
+    from moored.envs.serving.sessions import Limits
+
+    limits = Limits(
+        max_sessions=max_sessions,
+        idle_timeout_s=idle_timeout,
+        call_timeout_s=call_timeout,
+        max_request_bytes=max_request_bytes,
+    )
+    options = parse_options(option or [])
+    token = os.environ.get(token_variable, "").strip()
+    app = build_app(lambda: make_env(name, **options), limits=limits, token=token)
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        log_level="warning",
+        ws_max_size=max_request_bytes,
+        timeout_graceful_shutdown=5,
+    )
+    sockets = [_bind(host, port)]
+    address = f"http://{host}:{sockets[0].getsockname()[1]}"
+    console = make_console()
+    print_line(console, f"serving {name} at {address} ({max_sessions} sessions at a time)")
+    if not token and host not in LOOPBACK:
+        print_line(
+            make_console(stderr=True),
+            f"moored: anyone who reaches {address} can use it; set {token_variable} to a secret",
+        )
+    uvicorn.Server(config).run(sockets=sockets)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # With the protocol named, asyncio turns Nagle's algorithm off, which costs 40 ms a request.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise MooredError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port or "
+            f"--host"
+        ) from None
+    return listener

@@ -1,0 +1,208 @@
+"""The client of `moored serve-env`, against a real server that is stopped and killed."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import pickle
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import pytest
+
+from moored.envs import format_reply
+from moored.envs.adapters import Remote
+from moored.envs.check.runner import check_env
+from moored.envs.mix import make_env, open_env
+from moored.envs.serving.wire import messages_to_json, result_to_json
+from moored.errors import EnvError, MooredError
+from tests.env_server import serve_env
+
+pytest.importorskip("uvicorn")
+
+
+@contextmanager
+def fake_server(answers: dict[str, tuple[int, object]]) -> Iterator[str]:
+    """Answers by the last part of the path: a status, and JSON or bytes."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            status, data = answers[self.path.rpartition("/")[2]]
+            body = data if isinstance(data, bytes) else json.dumps(data).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_DELETE = do_GET
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def sane() -> dict[str, tuple[int, Any]]:
+    env = make_env("countdown")
+    messages = messages_to_json(env.reset(0))
+    about = {"protocol": 1, "name": "countdown", "max_turns": 1, "is_stochastic": False}
+    return {
+        "environment": (200, about),
+        "sessions": (200, {"session": "s"}),
+        "reset": (200, {"messages": messages}),
+        "step": (200, result_to_json(env.step("x"))),
+        "oracle": (200, {"answer": "1"}),
+        "s": (200, {}),
+    }
+
+
+@pytest.fixture(scope="module")
+def lake() -> Iterator[str]:
+    """The address of a server of slippery lakes."""
+    with serve_env("frozen_lake", "-o", "slip=0.5", "--max-sessions=300") as (url, _):
+        yield url
+
+
+def test_a_served_environment_plays_as_if_it_were_here(lake: str) -> None:
+    here = make_env("frozen_lake", slip=0.5)
+    with open_env("remote", url=lake) as env:
+        assert (env.max_turns, env.is_stochastic) == (here.max_turns, True)
+        for episode in range(3):
+            assert env.reset(4, episode) == here.reset(4, episode)
+            result = None
+            while result is None or not result.is_over:
+                assert env.oracle() == here.oracle()
+                reply = format_reply("", here.oracle())
+                result = here.step(reply)
+                assert env.step(reply) == result
+
+
+def test_a_copy_pickled_in_mid_episode_goes_on_in_a_session_of_its_own(lake: str) -> None:
+    with closing(Remote(url=lake)) as env:
+        env.reset(4, 1)
+        env.step("malformed")
+        with closing(pickle.loads(pickle.dumps(env))) as copy:
+            reply = format_reply("", env.oracle())
+            assert env.step(reply) == copy.step(reply)
+
+
+def test_a_served_environment_keeps_the_rules(lake: str) -> None:
+    rules = ["protocol", "determinism", "ending", "malformed", "replies"]
+    report = check_env(f"remote:{lake}", num_tasks=1, in_child=False, only=rules, reply_limit_s=1.0)
+    report.raise_if_failed()
+
+
+def test_a_server_that_hangs_or_dies_costs_the_episode_and_a_new_one_serves_the_next() -> None:
+    with serve_env("bandit") as (url, server), closing(Remote(url=url, timeout_s=0.5)) as env:
+        env.reset(0)
+        server.send_signal(signal.SIGSTOP)
+        with pytest.raises(EnvError, match=r"no answer within 0\.5 s"):
+            env.step("x")
+        with pytest.raises(EnvError, match="call reset"):
+            env.step("x")
+        server.send_signal(signal.SIGCONT)
+        env.reset(1)
+        server.kill()
+        server.wait()
+        with pytest.raises(EnvError, match="remote: http"):
+            env.step("x")
+        port = int(url.rpartition(":")[2])
+        with serve_env("bandit", port=port):
+            env.reset(1)
+            assert env.step("x").is_over
+
+
+def test_a_token_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAKE_TOKEN", "secret")
+    with serve_env("bandit", token="secret") as (url, _):
+        with closing(Remote(url=url)) as env:
+            monkeypatch.delenv("MOORED_ENV_TOKEN", raising=False)
+            with pytest.raises(EnvError, match="401 Unauthorized: the token is missing or wrong"):
+                env.reset(0)
+        with closing(Remote(url=url, token_env="LAKE_TOKEN")) as env:
+            assert env.reset(0)
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "said"),
+    [
+        ("sessions", (500, b"Oh"), "500 Internal Server Error: Oh"),
+        ("sessions", (503, {"error": "all 2 sessions are in use"}), "all 2 sessions are in use"),
+        ("sessions", (200, {"session": 5}), "gave the session 5"),
+        ("reset", (200, b"<html>"), "the answer is not JSON: <html>"),
+        ("reset", (200, {"messages": []}), "messages must be a list that is not empty"),
+        ("reset", (200, [1]), "a JSON object was expected"),
+    ],
+)
+def test_a_server_that_talks_nonsense_at_the_start_costs_the_episode(
+    path: str, answer: tuple[int, object], said: str
+) -> None:
+    with (
+        fake_server({**sane(), path: answer}) as url,
+        closing(Remote(url=url)) as env,
+        pytest.raises(EnvError, match=said),
+    ):
+        env.reset(0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ((500, {"error": "KeyError: 'x'"}), "500 Internal Server Error: KeyError: 'x'"),
+        ((200, {"reward": "lots"}), "as true or false"),
+        ((200, b"\\xff\\xfe"), "the answer is not JSON"),
+    ],
+)
+def test_a_server_that_talks_nonsense_in_mid_episode_costs_the_episode(
+    answer: tuple[int, object], said: str
+) -> None:
+    answers = sane()
+    with fake_server(answers) as url, closing(Remote(url=url)) as env:
+        env.reset(0)
+        answers["step"] = answer
+        with pytest.raises(EnvError, match=said):
+            env.step("x")
+        answers.update(sane())
+        env.reset(0)
+        assert env.step("x").terminated
+
+
+@pytest.mark.parametrize(
+    ("about", "said"),
+    [
+        ({"protocol": 2}, "does not speak protocol 1"),
+        ({"protocol": 1, "max_turns": 0}, "gave max_turns = 0"),
+        ({"protocol": 1, "max_turns": True}, "gave max_turns = True"),
+    ],
+)
+def test_a_server_of_another_kind_is_refused(about: dict[str, object], said: str) -> None:
+    with (
+        fake_server({**sane(), "environment": (200, about)}) as url,
+        pytest.raises(EnvError, match=said),
+    ):
+        _ = Remote(url=url).max_turns
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "needs the option 'url'"),
+        ({"url": "localhost"}, "must look like http"),
+        ({"url": "http://127.0.0.1:1", "timeout_s": 0}, "timeout_s must be positive"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(options: dict[str, object], said: str) -> None:
+    with pytest.raises(MooredError, match=said):
+        make_env("remote", **options).reset(0)
