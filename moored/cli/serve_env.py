@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import socket
 from typing import Annotated
 
 import typer
 
 from moored.cli.console import make_console, print_line
+from moored.cli.listening import listen
 from moored.cli.options import EnvName, EnvOptions, parse_options
-from moored.errors import MooredError, require_packages
+from moored.errors import require_packages
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 TOKEN_VARIABLE = "MOORED_ENV_TOKEN"
@@ -59,7 +59,7 @@ def serve_env_command(
         ws_max_size=max_request_bytes,
         timeout_graceful_shutdown=5,
     )
-    sockets = [_bind(host, port)]
+    sockets = [listen(host, port)]
     address = f"http://{host}:{sockets[0].getsockname()[1]}"
     console = make_console()
     print_line(console, f"serving {name} at {address} ({max_sessions} sessions at a time)")
@@ -69,19 +69,3 @@ def serve_env_command(
             f"moored: anyone who reaches {address} can use it; set {token_variable} to a secret",
         )
     uvicorn.Server(config).run(sockets=sockets)
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # With the protocol named, asyncio turns Nagle's algorithm off, which costs 40 ms a request.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise MooredError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port or "
-            f"--host"
-        ) from None
-    return listener

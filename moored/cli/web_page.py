@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 from collections.abc import Mapping
 
 from moored.cli.console import make_console, print_line
-from moored.errors import ConfigError, MooredError, require_packages
+from moored.cli.listening import listen
+from moored.errors import ConfigError, require_packages
 
 HOST = "127.0.0.1"
 
@@ -25,25 +25,10 @@ def play_on_web_page(
         require_packages("play --web", ("starlette", "uvicorn"))
         import uvicorn
 
-        with contextlib.closing(_listen(port)) as listener:
+        with contextlib.closing(listen(HOST, port)) as listener:
             app = make_app(task_seed, episode_seed)
             address = f"http://{HOST}:{listener.getsockname()[1]}"
             print_line(make_console(), f"{env.name} is at {address} (Ctrl-C closes it)")
             config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5)
             with contextlib.suppress(KeyboardInterrupt):
                 uvicorn.Server(config).run(sockets=[listener])
-
-
-def _listen(port: int) -> socket.socket:
-    # Only where the protocol is named does asyncio send at once (no delay of 40 ms per page).
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((HOST, port))
-        listener.listen()
-    except OSError as error:
-        listener.close()
-        raise MooredError(
-            f"cannot listen on port {port}: {error.strerror or error}; choose another --port"
-        ) from None
-    return listener

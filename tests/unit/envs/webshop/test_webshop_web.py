@@ -153,4 +153,5 @@ def test_a_port_in_use_is_told_in_one_line(
             main()
     error = capsys.readouterr().err
     assert stop.value.code == 2
-    assert error.startswith(f"moored: cannot listen on port {port}: ") and error.count("\n") == 1
+    assert error.startswith(f"moored: cannot listen on 127.0.0.1:{port}: ")
+    assert error.count("\n") == 1
