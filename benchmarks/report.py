@@ -24,7 +24,8 @@ from moored.config import Config, dump_config
 from moored.diagnostics.report import CollapseReport, Regime, Verdict
 from moored.runlog.log import RunLog
 from moored.runlog.rollouts import write_groups
-from moored.types import Group, Prompt, StopReason, Trajectory, Turn
+from moored.runlog.scores import write_scores
+from moored.types import Group, Prompt, ScoreMatrix, StopReason, Trajectory, Turn
 
 NUM_PROMPTS = 8
 
@@ -46,6 +47,7 @@ def make_run(
     )
     log = RunLog(folder)
     log.write_config(dump_config(config))
+    log.append("starts", 0, {"command": ["moored", "train", "x"], "versions": {"numpy": "2.0"}})
     for step in range(1, num_steps + 1):
         level = step / num_steps * value
         log.append("metrics", step, _metrics(level, rng))
@@ -53,11 +55,20 @@ def make_run(
         if step == 1 or step % look_every == 0:
             mi = 0.5 * math.exp(-10 * level) if collapses else 0.5 + level
             log.append("collapse", step, _look(step, mi, num_steps, collapses))
+            views = {"first_turn": _scores(mi), "observation_swap": _scores(mi / 2)}
+            write_scores(folder, step, views, every=look_every, num_steps=num_steps)
         if rollouts_every and (step == 1 or step % rollouts_every == 0):
             groups = [_group(number, level, rng) for number in range(NUM_PROMPTS)]
             kept = [number < 3 for number in range(NUM_PROMPTS)]
             write_groups(log.rollouts_file(step), groups, step=step, kept=kept)
     return folder
+
+
+def _scores(mi: float) -> ScoreMatrix:
+    """Scores of 64 reasonings, each `mi` likelier under its own prompt."""
+    columns_M = np.arange(64) % NUM_PROMPTS
+    logp_MN = np.where(columns_M[:, None] == np.arange(NUM_PROMPTS), -0.8, -0.8 - mi)
+    return ScoreMatrix(logp_MN=logp_MN, columns_M=columns_M, blocks_M=np.zeros(64, dtype=int))
 
 
 def _metrics(level: float, rng: np.random.Generator) -> dict[str, float]:

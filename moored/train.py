@@ -27,7 +27,9 @@ from moored.rollout.episodes import Task, roll_out
 from moored.rollout.pool import EnvPool
 from moored.runlog.changes import changes_since
 from moored.runlog.log import RunLog, written_whole
+from moored.runlog.machine import describe_machine, installed_versions, own_command
 from moored.runlog.rollouts import write_groups
+from moored.runlog.scores import write_scores
 from moored.runlog.sinks import RunInfo, Sinks, require_sinks
 from moored.training.algorithms import Algorithm, load_algorithm
 from moored.training.failures import keep_failure
@@ -222,7 +224,7 @@ def checkpoint(run: Run) -> Path:
     return save_checkpoint(run.log.path, run.next_step - 1, run.engine.learner, state)
 
 
-def resume(run: Run) -> None:
+def resume(run: Run, *, command: Sequence[str] | None = None) -> None:
     """Go back to the newest checkpoint and forget what was logged after it.
 
     Options that differ from those of the run are written to its configuration and its log.
@@ -240,13 +242,26 @@ def resume(run: Run) -> None:
         changed = {name: asdict(change) for name, change in changes.items()}
         run.log.append("changes", step, {"options": changed})
         run.log.write_config(dump_config(run.config))
+    _note_start(run, command)
     _open_sinks(run)
 
 
-def start(run: Run) -> None:
-    """Begin a new run: store its configuration."""
+def start(run: Run, *, command: Sequence[str] | None = None) -> None:
+    """Begin a new run: store its configuration, and the `command` that started it."""
     run.log.write_config(dump_config(run.config))
+    _note_start(run, command)
     _open_sinks(run)
+
+
+def _note_start(run: Run, command: Sequence[str] | None) -> None:
+    """Store by which command the run goes on, with which versions and where."""
+    about = {
+        "command": list(command or own_command()),
+        "versions": installed_versions(),
+        "engine": run.engine.describe(),
+        "machine": describe_machine(),
+    }
+    run.log.append("starts", run.next_step - 1, about)
 
 
 def _open_sinks(run: Run) -> None:
@@ -328,6 +343,13 @@ def _write(run: Run, record: StepRecord) -> None:
     timing = {f"{phase}_s": seconds for phase, seconds in record.seconds.items()}
     if record.collapse is not None:
         run.log.append("collapse", record.step, record.collapse.to_dict())
+        write_scores(
+            run.log.path,
+            record.step,
+            record.collapse.scores,
+            every=run.config.collapse.every,
+            num_steps=run.config.num_steps,
+        )
     if record.gradients is not None:
         run.log.append("gradients", record.step, record.gradients)
     run.log.append("timing", record.step, timing)

@@ -344,6 +344,18 @@ def group_id_array(group_ids: Sequence[object] | np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ScoreMatrix:
+    """How likely M reasonings are under N prompts each: what MI is computed from."""
+
+    logp_MN: np.ndarray
+    """Log-likelihood per token of reasoning m under prompt j."""
+    columns_M: np.ndarray
+    """The prompt that each reasoning was written for."""
+    blocks_M: np.ndarray
+    """Which set of N prompts each reasoning was scored under."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Selection:
     """Which groups an update uses. Made by `moored.algo.select_groups`."""
 

@@ -90,7 +90,7 @@ def line_chart(
     data = [_band(curve, 0.18 if len(banded) <= 3 else 0.09) for curve in banded]
     data += [_line(curve) for curve in curves]
     named = [curve for curve in curves if not curve.is_faint]
-    layout = _layout("step", y_title)
+    layout = base_layout("step", y_title)
     layout["xaxis"]["range"] = [
         0,
         1.02 * max((max(curve.x, default=1) for curve in curves), default=1),
@@ -110,7 +110,7 @@ def line_chart(
 def plane_chart(paths: Sequence[PlanePath], cuts: Cuts | None = None) -> Chart:
     """MI over H(Z|X), the path of each run; with cuts the four regimes."""
     data = [trace for path in paths for trace in _path_traces(path)]
-    layout = _layout("H(Z|X) per token, nats", "MI per token, nats", height=400)
+    layout = base_layout("H(Z|X) per token, nats", "MI per token, nats", height=400)
     layout |= {"hovermode": "closest", "showlegend": len(paths) > 1}
     xs = [value for path in paths for value in path.entropy]
     ys = [value for path in paths for value in path.mi]
@@ -131,77 +131,17 @@ def phase_chart(steps: Numbers, seconds: Mapping[str, Numbers], alarm_step: int 
             "mode": "lines",
             "name": phase,
             "x": _whole(steps),
-            "y": _short(values),
+            "y": short(values),
             "stackgroup": "phases",
             "line": {"width": 0.5, "color": PALETTE[number % len(PALETTE)]},
             "hovertemplate": "%{y:.3g} s",
         }
         for number, (phase, values) in enumerate(seconds.items())
     ]
-    layout = _layout("step", "seconds")
+    layout = base_layout("step", "seconds")
     layout["yaxis"] |= {"rangemode": "tozero"}
     if alarm_step is not None:
         _add_alarm(layout, alarm_step)
-    return {"data": data, "layout": layout}
-
-
-def reward_map(
-    rewards_PG: np.ndarray,
-    variance_P: np.ndarray,
-    *,
-    labels: Sequence[str],
-    is_kept: Sequence[bool],
-    reward_range: tuple[float, float],
-    variance_max: float,
-) -> Chart:
-    """Rewards of the trajectories of each prompt beside the RV of the prompt, largest RV on top.
-
-    The ranges are those of all maps that are shown together, so that colours compare.
-    """
-    order = np.argsort(variance_P, kind="stable")
-    rewards_PG = np.sort(rewards_PG[order], axis=1)[:, ::-1]
-    rows = list(range(len(order)))
-    texts = [[labels[p]] * rewards_PG.shape[1] for p in order]
-    bar = {"orientation": "h", "y": -0.06, "yanchor": "top", "thickness": 8, "nticks": 4}
-    data = [
-        {
-            "type": "heatmap",
-            "z": [_short(row) for row in rewards_PG],
-            "x": list(range(1, rewards_PG.shape[1] + 1)),
-            "y": rows,
-            "text": texts,
-            "zmin": reward_range[0],
-            "zmax": reward_range[1],
-            "colorscale": "Cividis",
-            "hovertemplate": "%{text}<br>reward %{z}<extra></extra>",
-            "colorbar": bar | {"x": 0.3, "len": 0.6, "title": {"text": "reward", "side": "bottom"}},
-        },
-        {
-            "type": "heatmap",
-            "z": [[value] for value in _short(variance_P[order])],
-            "x": ["RV"],
-            "y": rows,
-            "text": [[labels[p]] for p in order],
-            "xaxis": "x2",
-            "zmin": 0.0,
-            "zmax": variance_max,
-            "colorscale": "Viridis",
-            "hovertemplate": "%{text}<br>RV %{z}<extra></extra>",
-            "colorbar": bar | {"x": 0.84, "len": 0.32, "title": {"text": "RV", "side": "bottom"}},
-        },
-    ]
-    plain = {"showgrid": False, "zeroline": False, "showticklabels": False, "ticks": ""}
-    layout = _layout("", "", height=340)
-    layout |= {"hovermode": "closest", "xaxis": plain | {"domain": [0.0, 0.66]}}
-    layout["xaxis2"] = plain | {"domain": [0.74, 0.94]}
-    kept = ["kept" if is_kept[p] else "" for p in order]
-    layout["yaxis"] = plain | {
-        "showticklabels": not all(is_kept) and len(rows) <= 32,
-        "tickvals": rows,
-        "ticktext": kept,
-        "tickfont": {"size": 10},
-        "automargin": True,
-    }
     return {"data": data, "layout": layout}
 
 
@@ -210,7 +150,7 @@ def variance_histogram(kept: np.ndarray, dropped: np.ndarray, num_bins: int = 30
     everything = np.concatenate([kept, dropped])
     top = float(everything.max(initial=0.0)) or 1.0
     edges = np.linspace(0.0, top, num_bins + 1)
-    middles = _short((edges[:-1] + edges[1:]) / 2)
+    middles = short((edges[:-1] + edges[1:]) / 2)
     parts = (("kept", kept, GOOD), ("dropped", dropped, SOFT))
     data = [
         {
@@ -225,7 +165,7 @@ def variance_histogram(kept: np.ndarray, dropped: np.ndarray, num_bins: int = 30
         for name, values, color in parts
         if len(values)
     ]
-    layout = _layout("reward variance of the group (RV)", "groups")
+    layout = base_layout("reward variance of the group (RV)", "groups")
     layout |= {"barmode": "stack", "bargap": 0.0, "showlegend": True}
     return {"data": data, "layout": layout}
 
@@ -243,7 +183,7 @@ def bar_chart(
                 "type": "bar",
                 "name": each.name,
                 "x": list(categories),
-                "y": _short(each.values),
+                "y": short(each.values),
                 "marker": {"color": PALETTE[number % len(PALETTE)]},
                 "error_y": {
                     "type": "data",
@@ -256,7 +196,7 @@ def bar_chart(
                 },
             }
         )
-    layout = _layout(x_title, y_title)
+    layout = base_layout(x_title, y_title)
     layout |= {"barmode": "group", "showlegend": True}
     layout["xaxis"] |= {"type": "category"}
     return {"data": data, "layout": layout}
@@ -279,7 +219,7 @@ def _line(curve: Curve) -> Chart:
         "legendgroup": curve.name,
         "showlegend": not curve.is_faint,
         "x": _whole(curve.x),
-        "y": _short(curve.y),
+        "y": short(curve.y),
         "line": {"color": color, "width": 1 if curve.is_faint else 2, "dash": dash_of(curve.style)},
         "hovertemplate": "%{y:.4g}",
     }
@@ -300,7 +240,7 @@ def _band(curve: Curve, opacity: float) -> Chart:
         "legendgroup": curve.name,
         "showlegend": False,
         "x": [*steps, *reversed(steps)],
-        "y": [*_short(curve.high), *reversed(_short(curve.low))],
+        "y": [*short(curve.high), *reversed(short(curve.low))],
         "fill": "toself",
         "fillcolor": color_of(curve.style),
         "opacity": opacity,
@@ -319,8 +259,8 @@ def _path_traces(path: PlanePath) -> list[Chart]:
             "type": "scatter",
             "mode": "lines+markers",
             "name": path.name,
-            "x": _short(path.entropy),
-            "y": _short(path.mi),
+            "x": short(path.entropy),
+            "y": short(path.mi),
             "text": list(path.texts),
             "hovertemplate": "%{text}<extra></extra>",
             "line": {"width": 1, "color": SOFT if is_judged else color},
@@ -367,7 +307,7 @@ def _regime_names(cuts: Cuts, x_range: Numbers, y_range: Numbers) -> list[Chart]
     ]
 
 
-def _layout(x_title: str, y_title: str, *, height: int = HEIGHT) -> Chart:
+def base_layout(x_title: str, y_title: str, *, height: int = HEIGHT) -> Chart:
     axis = {"gridcolor": GRID, "zeroline": False, "automargin": True, "linecolor": GRID}
     return {
         "height": height,
@@ -429,7 +369,7 @@ def _whole(values: Numbers) -> list[float]:
     return [int(value) if value == int(value) else value for value in values]
 
 
-def _short(values: Sequence[float | None] | np.ndarray) -> list[float | None]:
+def short(values: Sequence[float | None] | np.ndarray) -> list[float | None]:
     """Rounded to `DIGITS`; null where there is no finite number, which JSON cannot hold."""
     return [
         float(f"{value:.{DIGITS}g}") if value is not None and math.isfinite(value) else None

@@ -6,21 +6,15 @@
 
 from __future__ import annotations
 
-import platform
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from moored import __version__
 from moored.analysis.figures import Chart
 from moored.analysis.findings import Finding, Grid, Kind
 from moored.analysis.report_rollouts import ShownTrajectory
 from moored.errors import ConfigError, MooredError
-
-PACKAGES = ("torch", "transformers", "numpy", "pyarrow", "plotly")
-"""Whose versions are named, where they are installed."""
+from moored.runlog.machine import PACKAGES, installed_versions, system_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +103,7 @@ def build_report(
 
     paths = list(dict.fromkeys(runs))
     check_folders(paths)
-    about = About(command=command, versions=installed_versions())
+    about = About(command=command, versions=versions_text())
     if len(paths) > 1:
         return report_of_runs(paths, about, until=until, on_run=on_run)
     if until is not None:
@@ -145,12 +139,7 @@ def empty_report(left_out: Mapping[str, str], about: About) -> Report:
     )
 
 
-def installed_versions() -> str:
-    """Of moored, Python and the packages that numbers depend on, without importing them."""
-    found = [f"moored {__version__}", f"Python {platform.python_version()}"]
-    for name in PACKAGES:
-        try:
-            found.append(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            continue
-    return ", ".join([*found, f"{sys.platform} {platform.machine()}"])
+def versions_text() -> str:
+    """Of moored, Python and the packages that numbers and figures depend on; and the system."""
+    found = installed_versions((*PACKAGES, "pyarrow", "plotly"))
+    return ", ".join([*(f"{name} {number}" for name, number in found.items()), system_name()])

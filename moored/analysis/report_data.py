@@ -20,7 +20,9 @@ from moored.analysis.report_rollouts import Rollouts, read_rollouts
 from moored.analysis.stored import read_diagnosis
 from moored.config_text import read_yaml
 from moored.errors import MooredError, RunLogError
-from moored.runlog.log import read_records
+from moored.runlog.log import read_records, step_of_file
+from moored.runlog.scores import read_scores, stored_scores
+from moored.types import ScoreMatrix
 
 Points = tuple[list[int], list[float]]
 """Steps, and a number at each."""
@@ -48,9 +50,13 @@ class RunData:
     timing: Sequence[Mapping[str, Any]]
     diagnosis: Diagnosis | None
     """None when training measured nothing."""
+    scores: Mapping[int, Mapping[str, ScoreMatrix]]
+    """Step -> view -> matrix, of the first stored look and of the last."""
     rollouts: Rollouts | None
     gradients: Sequence[Mapping[str, Any]]
     """Measurements of `gradients.jsonl`, oldest first."""
+    starts: Sequence[Mapping[str, Any]]
+    """Records of `starts.jsonl`: command, versions and machine of every start."""
     options: Mapping[str, Any]
     """config.yaml; empty when it cannot be read."""
     config_text: str
@@ -88,12 +94,21 @@ def read_run(path: Path) -> RunData:
         steps=steps,
         timing=_attempt(problems, lambda: read_records(path, "timing"), []),
         diagnosis=_attempt(problems, lambda: _diagnosis(path), None),
+        scores=_attempt(problems, lambda: _scores(path), {}),
         rollouts=rollouts,
         gradients=_attempt(problems, lambda: _gradients(path), []),
+        starts=_attempt(problems, lambda: read_records(path, "starts"), []),
         options=options,
         config_text=(path / "config.yaml").read_text(encoding="utf-8") if options else "",
         problems=tuple(dict.fromkeys(problems)),
     )
+
+
+def _scores(path: Path) -> dict[int, dict[str, ScoreMatrix]]:
+    files = stored_scores(path)
+    return {
+        step_of_file(file): read_scores(file) for file in dict.fromkeys([*files[:1], *files[-1:]])
+    }
 
 
 def step_curves(steps: Sequence[Mapping[str, Any]]) -> dict[str, Points]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from shlex import quote
+from shlex import join
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,6 @@ from moored.analysis.figures import (
     PlanePath,
     bar_chart,
     plane_chart,
-    reward_map,
     variance_histogram,
 )
 from moored.analysis.findings import (
@@ -28,11 +27,13 @@ from moored.analysis.findings import (
     named,
     notes,
 )
+from moored.analysis.heat_maps import reward_map
 from moored.analysis.page import plane_caption, regime_cuts
 from moored.analysis.report import About, Drawn, Report, Section
 from moored.analysis.report_curves import dynamics
 from moored.analysis.report_data import RunData, read_run
 from moored.analysis.report_rollouts import MOST_PROMPTS, StepGroups
+from moored.analysis.report_scores import score_maps
 
 TERMS = ("task", "kl", "entropy")
 """Of a loss, in the order in which they are drawn."""
@@ -45,11 +46,13 @@ def report_of_run(path: Path, about: About) -> Report:
     sections = (
         dynamics(run),
         _plane(run),
+        score_maps(run),
         _rewards(run),
         _gradients(run),
         _trajectories(run),
         _looks(run),
         Section(title="Configuration", block=run.config_text, is_folded=True),
+        Section(title="Command and versions", block=_starts(run), is_folded=True),
     )
     meaning = explanation(run.diagnosis) if run.diagnosis is not None else []
     return Report(
@@ -110,11 +113,6 @@ def _notes(run: RunData) -> Iterable[Finding]:
         yield Finding(f"Left out: {problem}", Kind.WARNING)
     if run.diagnosis is not None:
         yield from notes(run.diagnosis)
-        yield Finding(
-            "Training does not store score matrices, so they are not shown; moored diagnose "
-            f"{quote(str(run.path))} --rescore --html page.html scores the stored rollouts and "
-            f"draws them"
-        )
 
 
 def _plane(run: RunData) -> Section:
@@ -267,3 +265,19 @@ def _looks(run: RunData) -> Section:
         f"{each.env or 'looks'}, {each.view.replace('_', ' ')}": curve_grid(each) for each in series
     }
     return Section(title="All looks in figures", grids=grids, is_folded=True)
+
+
+def _starts(run: RunData) -> str:
+    """By which command the run was started and resumed, with which versions and where."""
+    blocks = []
+    for record in run.starts:
+        step, machine = record["step"], record.get("machine", {})
+        lines = [
+            "started" if step == 0 else f"resumed after step {step}",
+            join(map(str, record.get("command", []))),
+            ", ".join(f"{name} {value}" for name, value in record.get("versions", {}).items()),
+            str(record.get("engine", "")),
+            ", ".join(f"{name} {value}" for name, value in machine.items()),
+        ]
+        blocks.append("\n".join(line for line in lines if line))
+    return "\n\n".join(blocks)

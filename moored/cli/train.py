@@ -5,6 +5,7 @@ Exit codes beyond those of every command: 130 when Ctrl-C stopped the run, 143 w
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -87,7 +88,7 @@ def _start(words: Sequence[str], folder: Path | None) -> Run:
         with suppress(OSError):  # only an empty folder can be removed
             folder.rmdir()
         raise
-    start(made)
+    start(made, command=_command())
     return made
 
 
@@ -112,10 +113,15 @@ def _resume(words: Sequence[str], folder: Path) -> Run:
     from moored.train import build_run, resume
 
     made = build_run(config, folder, resume=True)
-    resume(made)
+    resume(made, command=_command())
     for name, change in changes.items():
         print(f"changed: {name} from {change.old} to {change.new}")
     return made
+
+
+def _command() -> list[str]:
+    """What was typed; the program without its path."""
+    return ["moored", *sys.argv[1:]]
 
 
 def _claim_folder(presets: Sequence[str]) -> Path:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from moored.diagnostics.alarm import Alarm
 from moored.diagnostics.report import CollapseReport, Regime, Verdict
 from moored.diagnostics.watch import Watched
-from moored.types import Group, Turn
+from moored.types import Group, ScoreMatrix, Turn
 
 POOLED = ""
 """Stands for all environments together where an environment is named."""
@@ -71,6 +71,8 @@ class Measurement:
     skipped: Mapping[str, str]
     """View (or ENV/view) -> why it could not be measured."""
     environments: Mapping[str, EnvironmentLook]
+    scores: Mapping[str, ScoreMatrix] = field(default_factory=dict, compare=False, repr=False)
+    """By view, of the first turn and of observation swap."""
 
     @property
     def worst(self) -> EnvironmentLook | None:
@@ -94,7 +96,7 @@ class Measurement:
         return next((look.alarm for look in self.environments.values() if look.alarm), None)
 
     def to_dict(self) -> dict[str, object]:
-        """Everything but the step, ready for JSON: a line of `collapse.jsonl`."""
+        """Everything but step and scores, ready for JSON: a line of `collapse.jsonl`."""
         return {
             **self.metrics,
             "verdict": self.verdict,
@@ -116,6 +118,7 @@ class LookBuilder:
     metrics: dict[str, float] = field(default_factory=dict)
     reports: dict[str, CollapseReport] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
+    scores: dict[str, ScoreMatrix] = field(default_factory=dict)
 
     def name(self, env: str, view: str) -> str:
         return view if self.is_one or env == POOLED else f"{env}/{view}"

@@ -38,7 +38,7 @@ from moored.diagnostics.swap import SwapSet, observation_swap_pairs
 from moored.diagnostics.watch import CollapseWatch, Watched
 from moored.errors import MooredError, TooFewPromptsError
 from moored.names import check_name
-from moored.types import Group
+from moored.types import Group, ScoreMatrix
 
 View = Literal["first_turn", "observation_swap", "trajectory", "positions", "chain"]
 DEFAULT_VIEWS: tuple[View, ...] = ("first_turn", "observation_swap", "trajectory")
@@ -53,6 +53,8 @@ Observation swap covers all turns and cannot be fooled by history; a single-turn
 the first turn only; the dialogue before a turn is the last resort.
 """
 POOLED_VIEWS: tuple[View, ...] = ("first_turn", "trajectory")
+KEPT_VIEWS: tuple[View, ...] = ("first_turn", "observation_swap")
+"""Views whose scores are handed out: N is fixed there, and small."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -112,6 +114,7 @@ class CollapseMonitor:
             reports=look.reports,
             skipped=look.skipped,
             environments=found,
+            scores=look.scores,
         )
 
     def _measure_environment(
@@ -138,14 +141,16 @@ class CollapseMonitor:
         for view, draw in self._draws(env, groups, look.step).items():
             try:
                 pairs = draw()
-                watched[view] = self._watch(env, view).update(
-                    look.step, self._report(pairs, look.step)
-                )
+                logp_MN = cross_score(pairs, self.score)
+                report = self._report(pairs, logp_MN, look.step)
+                watched[view] = self._watch(env, view).update(look.step, report)
             except TooFewPromptsError as error:
                 look.skipped[look.name(env, view)] = str(error)
                 continue
             prefix = look.prefix(env, PREFIXES.get(view, f"collapse_{view}"))
             look.reports[look.name(env, view)] = watched[view].report
+            if view in KEPT_VIEWS:
+                look.scores[look.name(env, view)] = _score_matrix(pairs, logp_MN)
             look.metrics |= watched[view].report.metrics(prefix)
             if isinstance(pairs, SwapSet):
                 look.metrics[f"{prefix}/share_left_out"] = pairs.share_left_out
@@ -191,9 +196,9 @@ class CollapseMonitor:
             )
         return fixed[env]
 
-    def _report(self, pairs: PairSet | SwapSet, step: int) -> CollapseReport:
+    def _report(self, pairs: PairSet | SwapSet, logp_MN: np.ndarray, step: int) -> CollapseReport:
         return information(
-            cross_score(pairs, self.score),
+            logp_MN,
             pairs.columns,
             pairs.lengths,
             blocks=pairs.blocks if isinstance(pairs, SwapSet) else None,
@@ -239,3 +244,12 @@ class CollapseMonitor:
             for view, saved in views.items():
                 self._watch(env, view).load_state_dict(saved)
         self._followed = dict(state["followed"])
+
+
+def _score_matrix(pairs: PairSet | SwapSet, logp_MN: np.ndarray) -> ScoreMatrix:
+    is_swap = isinstance(pairs, SwapSet)
+    return ScoreMatrix(
+        logp_MN=logp_MN / pairs.lengths[:, None],
+        columns_M=pairs.columns,
+        blocks_M=pairs.blocks if is_swap else np.zeros(len(pairs.columns), dtype=int),
+    )

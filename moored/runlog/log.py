@@ -1,4 +1,4 @@
-"""The run directory: `config.yaml`, `changes.jsonl`, `metrics.jsonl` and so on, `rollouts/`.
+"""The run directory: `config.yaml`, `metrics.jsonl` and other streams, `rollouts/`, `scores/`.
 
 Streams are append-only JSON lines, one record per line, each with its schema number and step. A
 process killed at any moment leaves at most one torn last line, which readers skip and the next
@@ -24,16 +24,19 @@ from moored.errors import RunLogError
 from moored.runlog.lock import FolderLock, check_unlocked
 
 SCHEMA = 1
-Stream = Literal["metrics", "collapse", "gradients", "timing", "changes"]
+Stream = Literal["metrics", "collapse", "gradients", "timing", "changes", "starts"]
 STREAMS: tuple[Stream, ...] = get_args(Stream)
 """Timing is separate, so that a resumed run writes the same metrics as one that never stopped.
-Changes holds the options that were changed when the run was resumed after a step."""
+Changes holds the options that were changed when the run was resumed after a step, starts the
+command, versions and machine of every start."""
 
 
 def check_folder(path: str | Path, *, resume: bool = False) -> None:
     """Refuse a folder that cannot become a run directory, or that another process writes to."""
     path = Path(path)
-    if not resume and any((path / f"{stream}.jsonl").exists() for stream in STREAMS):
+    # A run that was started and never finished a step may be started again.
+    told = [stream for stream in STREAMS if stream != "starts"]
+    if not resume and any((path / f"{stream}.jsonl").exists() for stream in told):
         raise RunLogError(f"{str(path)!r} already holds a run; resume it or give another name")
     nearest = next(p for p in (path, *path.absolute().parents) if p.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
@@ -81,10 +84,10 @@ class RunLog:
                 continue
             kept = [record for record in _read(file) if _step(record) <= step]
             write_atomically(file, "".join(_to_line(record) for record in kept))
-        rollouts = self.path / "rollouts"
-        later = [f for f in rollouts.glob("step_*.parquet") if _number(f) > step]
-        for file in [*later, *rollouts.glob(".step_*")]:
-            _remove(file)
+        for folder in (self.path / "rollouts", self.path / "scores"):
+            later = [file for file in folder.glob("step_*") if step_of_file(file) > step]
+            for file in [*later, *folder.glob(".step_*")]:
+                _remove(file)
 
     def rollouts_file(self, step: int) -> Path:
         """Where the groups of a step are stored."""
@@ -164,7 +167,7 @@ def _read(file: Path) -> Iterator[dict[str, object]]:
             yield record
 
 
-def _number(file: Path) -> int:
+def step_of_file(file: Path) -> int:
     """10 of `step_000010.parquet`; 0 of a file that someone else put there."""
     number = file.stem.removeprefix("step_")
     return int(number) if number.isdecimal() else 0

@@ -8,18 +8,16 @@ output of each is in a file beside it. Only one process at a time works on a stu
 from __future__ import annotations
 
 import json
-import platform
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
-from moored import __version__
 from moored.errors import ConfigError, RunLogError
 from moored.runlog.lock import FolderLock
 from moored.runlog.log import write_atomically
+from moored.runlog.machine import describe_machine, installed_versions
 from moored.studies.declaration import Study
 from moored.studies.grid import PlannedRun
 
@@ -116,19 +114,11 @@ class StudyFolder:
 
 
 def provenance() -> dict[str, object]:
-    """Versions and machine, for a result that can be repeated."""
-    from moored.studies.jobs import num_cores
-
-    versions = {"moored": __version__, "python": platform.python_version()}
-    for package in ("torch", "transformers", "numpy"):
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
+    """Command, versions and machine, for a result that can be repeated."""
     return {
         "command": ["moored", *sys.argv[1:]],
-        "versions": versions,
-        "hardware": {"machine": platform.machine(), "cores": num_cores()},
+        "versions": installed_versions(),
+        "hardware": describe_machine(),
     }
 
 

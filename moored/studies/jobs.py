@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moored.errors import ConfigError
+from moored.runlog.machine import num_cores
 from moored.studies.grid import PlannedRun
 
 RUNS_PER_GPU = 8
@@ -24,13 +25,6 @@ class Jobs:
 
     count: int
     reason: str
-
-
-def num_cores() -> int:
-    """Cores this process may use, which can be fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def choose_jobs(given: str, runs: Sequence[PlannedRun]) -> Jobs:

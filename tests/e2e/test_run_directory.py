@@ -15,7 +15,7 @@ from moored.runlog.rollouts import read_groups
 from moored.train import build_run, resume, start, train
 
 OPTIONS = ["num_steps=3", "checkpoint_every=2", "collapse.every=2", "evaluation.every=0"]
-OPTIONS += ["rollout.group_size=2", "rollout.max_response_tokens=16"]
+OPTIONS += ["rollout.group_size=2", "rollout.max_response_tokens=48"]
 OPTIONS += ["log.rollouts_every=1", "log.sinks=[tensorboard]"]
 
 
@@ -39,20 +39,27 @@ def test_a_resumed_run_stores_the_same_rollouts_and_continues_its_curves(tmp_pat
     train(run)
     run.close()
     run = build_run(config, broken)
-    start(run)
+    start(run, command=["moored", "train", "smoke"])
     with pytest.raises(KeyboardInterrupt):
         train(run, interrupt_after(3))
     run.close()
     # What was stored after the checkpoint is void.
     (broken / "rollouts" / "step_000004.parquet").write_bytes(b"from another life")
     run = build_run(config, broken, resume=True)
-    resume(run)
+    resume(run, command=["moored", "train", "--resume", "broken"])
     train(run)
     run.close()
+    first, second = read_records(broken, "starts")
+    assert (first["step"], second["step"]) == (0, 2)
+    assert (first["command"], second["command"]) == (
+        ["moored", "train", "smoke"],
+        ["moored", "train", "--resume", "broken"],
+    )
     names = [f"step_{step:06d}.parquet" for step in (1, 2, 3)]
     for folder in (whole, broken):
         assert sorted(file.name for file in (folder / "rollouts").iterdir()) == names
-    for name in ("metrics.jsonl", *(f"rollouts/{name}" for name in names)):
+    scores = [f"scores/step_{step:06d}.npz" for step in (1, 2)]
+    for name in ("metrics.jsonl", *scores, *(f"rollouts/{name}" for name in names)):
         assert (broken / name).read_bytes() == (whole / name).read_bytes()
     stored = read_groups(whole / "rollouts" / names[-1])
     rewards = [t.reward for group in stored for t in group.trajectories]

@@ -19,7 +19,6 @@ from moored.analysis.figures import (
     line_chart,
     phase_chart,
     plane_chart,
-    reward_map,
     variance_histogram,
 )
 from moored.analysis.svg import Cuts
@@ -38,14 +37,6 @@ def charts() -> dict[str, dict]:
         ),
         "plane": plane_chart([path], Cuts(entropy=0.7, mi=0.2)),
         "phases": phase_chart([1, 2], {"rollout": [1.0, 2.0], "update": [0.5, 0.5]}, 2),
-        "map": reward_map(
-            np.array([[1.0, 0.0], [0.0, np.nan]]),
-            np.array([0.25, 0.0]),
-            labels=["task 1", "task 2"],
-            is_kept=[True, False],
-            reward_range=(0.0, 1.0),
-            variance_max=0.25,
-        ),
         "histogram": variance_histogram(np.array([0.2]), np.array([0.0, 0.0])),
         "bars": bar_chart(
             ["1"],
@@ -94,14 +85,6 @@ def test_the_plane_names_the_four_regimes_where_they_are():
         "<i>low entropy collapse</i>": ("left", "bottom"),
         "<i>template collapse</i>": ("right", "bottom"),
     }
-
-
-def test_the_map_has_the_largest_variance_on_top_and_rewards_in_descending_order():
-    rewards, variance = charts()["map"]["data"]
-    # Plotly draws the last row on top.
-    assert variance["z"] == [[0.0], [0.25]]
-    assert rewards["z"][1] == [1.0, 0.0]
-    assert charts()["map"]["layout"]["yaxis"]["ticktext"] == ["", "kept"]
 
 
 def test_the_histogram_counts_kept_and_dropped_groups_apart():

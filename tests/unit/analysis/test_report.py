@@ -17,6 +17,7 @@ from moored.analysis.report import Report, build_report
 from moored.analysis.report_data import smoothed, thinned
 from moored.analysis.report_markdown import render_markdown
 from moored.errors import ConfigError, MooredError
+from moored.runlog.log import RunLog
 
 ROOT = Path(__file__).parents[3]
 HOSTILE = "</script><script>alert('x')</script><img src=x onerror=y> & \"quoted\""
@@ -106,6 +107,29 @@ def test_rewards_are_mapped_early_in_the_middle_and_late_and_trajectories_shown(
     assert "#####\n#P" in shown[0].turns[0].seen and len(shown[0].turns) == 2
 
 
+def test_scores_are_mapped_early_and_late_on_one_scale(run):
+    figures = section(report_on(run), "Scores").figures
+    assert [figure.title for figure in figures] == [
+        *("Early: step 1, first turn", "Late: step 20, first turn"),
+        *("Early: step 1, observation swap", "Late: step 20, observation swap"),
+    ]
+    early, late = (figure.chart["data"][0] for figure in figures[:2])
+    assert early["zmax"] == late["zmax"] > 0.2
+    # Collapsed: reasonings are hardly likelier under their own prompt.
+    assert early["z"][0][0] > 0.2 > 0.01 > late["z"][0][0]
+
+
+def test_a_run_with_one_look_has_one_map_and_one_without_scores_has_none(run):
+    files = sorted((run / "scores").iterdir())
+    for file in files[1:]:
+        file.unlink()
+    figures = section(report_on(run), "Scores").figures
+    titles = ["Only look: step 1, first turn", "Only look: step 1, observation swap"]
+    assert [figure.title for figure in figures] == titles
+    files[0].unlink()
+    assert not any(s.title.startswith("Scores") for s in report_on(run).sections)
+
+
 def test_gradients_are_bars_where_they_were_measured(run):
     assert not any(s.title.startswith("Gradients") for s in report_on(run).sections)
     term = {"norm": 2.0, "snr": 1.5, "norm_interval": [1.0, 2.5]}
@@ -128,6 +152,7 @@ def test_gradients_are_bars_where_they_were_measured(run):
         ("config.yaml", "a: [", "config.yaml' is not valid YAML"),
         ("gradients.jsonl", '{"schema": 1, "step": 4}\n', "has no buckets at step 4"),
         ("rollouts/step_000020.parquet", "torn", "cannot read rollouts"),
+        ("scores/step_000001.npz", "torn", "scores/step_000001.npz': "),
     ],
 )
 def test_a_damaged_part_is_named_and_the_rest_is_shown(run, file, text, said):
@@ -143,6 +168,22 @@ def test_an_alarm_of_another_version_is_named_and_the_rest_is_shown(run):
     report = report_on(run)
     assert any("has no 'mi_level_se': another version" in note.text for note in report.notes)
     assert "success" in report.figures
+
+
+def test_every_start_of_a_run_is_shown_with_its_command_versions_and_machine(run):
+    log = RunLog(run, resume=True)
+    about = {
+        "command": ["moored", "train", "--resume", "my run"],
+        "versions": {"moored": "0.2.0", "torch": "2.13.0"},
+        "engine": "1.2 M parameters, cpu, float32",
+        "machine": {"cpu": "EPYC", "cores": 2},
+    }
+    log.append("starts", 10, about)
+    assert section(report_on(run), "Command and versions").block == (
+        "started\nmoored train x\nnumpy 2.0\n\n"
+        "resumed after step 10\nmoored train --resume 'my run'\nmoored 0.2.0, torch 2.13.0\n"
+        "1.2 M parameters, cpu, float32\ncpu EPYC, cores 2"
+    )
 
 
 def test_a_run_in_progress_is_shown_as_far_as_it_went(run):
@@ -261,7 +302,7 @@ def test_a_browser_without_network_draws_every_figure_and_complains_about_nothin
     words += ["--virtual-time-budget=20000", "--dump-dom", file.as_uri()]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300)
     assert "CONSOLE" not in done.stderr, done.stderr
-    assert done.stdout.count('class="plot js-plotly-plot"') == len(report.figures) == 15
+    assert done.stdout.count('class="plot js-plotly-plot"') == len(report.figures) == 19
     assert len(re.findall(r'<svg class="main-svg"', done.stdout)) >= 15
 
 
@@ -273,7 +314,7 @@ def test_every_figure_becomes_a_picture_that_markdown_links(run, tmp_path):
     pytest.importorskip("plotly")
     report = report_on(run)
     pictures = write_pictures(tmp_path / "png", report.figures)
-    assert len(pictures) == 15
+    assert len(pictures) == 19
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures.values())
     text = render_markdown(
         report, {slug: Path("png") / path.name for slug, path in pictures.items()}

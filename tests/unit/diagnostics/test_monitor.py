@@ -109,6 +109,20 @@ def test_first_turns_have_the_information_worked_out_by_hand():
     assert (dict(found.skipped), found.metrics["collapse/num_skipped_views"]) == ({}, 0)
 
 
+def test_the_scores_that_mi_is_made_of_are_handed_out_per_token():
+    found = monitor("first_turn", "trajectory", num_prompts=4).measure(1, GROUPS)
+    assert list(found.scores) == ["first_turn"]
+    matrix = found.scores["first_turn"]
+    own_M = matrix.logp_MN[np.arange(16), matrix.columns_M]
+    # Two tokens: -1 for the task, -1 or -1.5 for the thought; a wrong prompt costs 2.
+    assert sorted(set(own_M.tolist())) == [-1.25, -1.0]
+    others_MN = np.delete(matrix.logp_MN - own_M[:, None], 0, axis=1)
+    assert set(others_MN.ravel().tolist()) == {-1.0, 0.0}
+    assert not matrix.blocks_M.any()
+    gain_M = own_M - np.log(np.exp(matrix.logp_MN).mean(axis=1))
+    assert gain_M.mean() == pytest.approx(found.reports["first_turn"].mi_estimate)
+
+
 def test_every_view_is_measured_under_its_own_name():
     found = monitor("first_turn", "trajectory", "positions").measure(1, GROUPS)
     assert list(found.reports) == ["first_turn", "trajectory", "turn_1", "turn_2"]

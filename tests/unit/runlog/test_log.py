@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from moored.errors import RunLogError
-from moored.runlog.log import SCHEMA, RunLog, read_records, replacing
+from moored.runlog.log import SCHEMA, RunLog, check_folder, read_records, replacing
 
 
 def test_records_come_back_in_order_with_schema_and_step(tmp_path):
@@ -126,6 +126,14 @@ def test_a_run_that_never_wrote_to_a_stream_has_no_records_there(tmp_path):
     assert read_records(tmp_path / "a", "collapse") == read_records(tmp_path / "a") == []
     RunLog(tmp_path / "b").append("metrics", 1, {})
     assert read_records(tmp_path / "b", "collapse") == []
+
+
+def test_a_run_that_never_finished_a_step_may_be_started_again(tmp_path):
+    log = RunLog(tmp_path / "a")
+    log.append("starts", 0, {"command": ["moored"]})
+    RunLog(tmp_path / "a").append("metrics", 1, {})
+    with pytest.raises(RunLogError, match="already holds a run"):
+        check_folder(tmp_path / "a")
 
 
 def test_rewinding_removes_later_rollouts_and_torn_ones(tmp_path):

@@ -1,0 +1,78 @@
+"""The maps of a report: rewards of prompts, scores of reasonings."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from moored.analysis.heat_maps import MOST_ROWS, gains, reward_map, score_map
+from moored.types import ScoreMatrix
+
+
+def rewards() -> dict:
+    return reward_map(
+        np.array([[1.0, 0.0], [0.0, np.nan]]),
+        np.array([0.25, 0.0]),
+        labels=["task 1", "task 2"],
+        is_kept=[True, False],
+        reward_range=(0.0, 1.0),
+        variance_max=0.25,
+    )
+
+
+def matrix() -> ScoreMatrix:
+    """Three reasonings: each is certain under its own prompt and half as likely under the other."""
+    half = math.log(0.5)
+    return ScoreMatrix(
+        logp_MN=np.array([[half, 0.0], [0.0, half], [half, 0.0]]),
+        columns_M=np.array([1, 0, 1]),
+        blocks_M=np.zeros(3, dtype=int),
+    )
+
+
+@pytest.mark.parametrize("chart", [rewards(), score_map(matrix(), 0.5)], ids=["rewards", "scores"])
+def test_plotly_accepts_every_map_and_json_holds_it(chart):
+    graph_objects = pytest.importorskip("plotly.graph_objects")
+    assert len(graph_objects.Figure(chart).data) == len(chart["data"])
+    json.dumps(chart, allow_nan=False)
+
+
+def test_the_map_has_the_largest_variance_on_top_and_rewards_in_descending_order():
+    shown, variance = rewards()["data"]
+    # Plotly draws the last row on top.
+    assert variance["z"] == [[0.0], [0.25]]
+    assert shown["z"][1] == [1.0, 0.0]
+    assert rewards()["layout"]["yaxis"]["ticktext"] == ["", "kept"]
+
+
+def test_a_gain_is_against_the_mean_prompt():
+    # Under a prompt drawn at random the likelihood is 3/4.
+    assert gains(matrix())[0].tolist() == pytest.approx([math.log(2 / 3), math.log(4 / 3)])
+
+
+def test_reasonings_are_sorted_by_their_own_prompt_which_is_framed():
+    chart = score_map(matrix(), 0.5)
+    own, other = 0.2877, -0.4055  # log 4/3 and log 2/3
+    assert chart["data"][0]["z"] == [[own, other], [other, own], [other, own]]
+    assert chart["data"][0]["text"][0] == ["its own prompt", "another prompt"]
+    frames = [(s["x0"], s["x1"], s["y0"], s["y1"]) for s in chart["layout"]["shapes"]]
+    assert frames == [(0.5, 1.5, 0.5, 1.5), (1.5, 2.5, 1.5, 3.5)]
+    assert (chart["data"][0]["zmin"], chart["data"][0]["zmax"]) == (-0.5, 0.5)
+
+
+def test_observation_swap_is_sorted_by_its_sets_of_observations_first():
+    swap = ScoreMatrix(
+        logp_MN=np.zeros((3, 2)), columns_M=np.array([0, 1, 0]), blocks_M=np.array([1, 0, 0])
+    )
+    frames = score_map(swap, 1.0)["layout"]["shapes"]
+    assert [frame["x0"] for frame in frames] == [0.5, 1.5, 0.5]
+
+
+def test_a_map_of_many_reasonings_is_cut():
+    many = ScoreMatrix(
+        logp_MN=np.zeros((500, 2)), columns_M=np.arange(500) % 2, blocks_M=np.zeros(500, dtype=int)
+    )
+    assert len(score_map(many, 1.0)["data"][0]["z"]) == MOST_ROWS
