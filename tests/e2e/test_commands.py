@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,8 @@ import yaml
 from moored.config import load_config
 from moored.presets import preset_names, read_presets
 from moored.runlog.log import read_records
-from tests.warm import MAIN, run_warm
+from tests.e2e.toys import HERE
+from tests.warm import MAIN, WarmProcess, run_warm
 
 TINY = ["rollout.group_size=2", "collapse.every=0", "evaluation.every=0"]
 
@@ -60,55 +63,28 @@ def test_a_smoke_run_trains_evaluates_compares_and_can_be_looked_at(tmp_path, he
     assert yaml.safe_load((run / "config.yaml").read_text())["num_steps"] == 3
 
 
-KILL = """
-import os, random, sys, time
-import moored.engine.build, moored.train
-from moored.cli.main import main
-
-def launch(*words):
-    # A fork per run: torch is imported once.
-    child = os.fork()
-    if child:
-        return child
-    sys.argv = ["moored", "train", *words]
-    sys.stdout = open(os.devnull, "w")
-    main()
-    os._exit(0)
-
-def size(file):
-    return os.path.getsize(file) if os.path.exists(file) else 0
-
-def alive(child):
-    return os.waitpid(child, os.WNOHANG)[0] == 0
-
-whole, killed, *options = sys.argv[1:]
-others = [launch("smoke", *options, "--run", whole)]
-rng, log = random.Random(0), f"{killed}/metrics.jsonl"
-for attempt in range(5):
-    words = ["smoke", *options, "--run", killed] if attempt == 0 else ["--resume", killed]
-    child, seen, running = launch(*words), size(log), True
-    while size(log) <= seen and running:
-        time.sleep(0.005)
-        running = alive(child)
-    assert running, "the run ended before it could be killed"
-    time.sleep(rng.random() * 0.1)
-    os.kill(child, 9)
-    os.waitpid(child, 0)
-others.append(launch("--resume", killed))
-for child in others:
-    assert os.waitpid(child, 0)[1] == 0
-"""
-
-
-def test_a_run_killed_at_five_random_moments_ends_like_one_that_was_not(tmp_path):
-    options = ["num_steps=16", "checkpoint_every=2", "rollout.group_size=2", "evaluation.every=0"]
-    options += ["env=bandit", "rollout.max_response_tokens=32"]
-    options += ["filter.rule=none", "stop.low_variance=0"]
+def test_a_run_killed_at_five_random_moments_ends_like_one_that_was_not(toy_folder, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    done = run_warm([whole, killed, *options], code=KILL)
-    assert done.returncode == 0, done.stderr
-    assert len(read_records(whole)) == 16
-    for stream in ("metrics.jsonl", "collapse.jsonl"):
+    options = [f"model={toy_folder}", f"env={HERE}:Echo", "num_steps=80", "checkpoint_every=2"]
+    options += ["rollout.max_response_tokens=2", "evaluation.every=0", "filter.rule=none"]
+    options += ["stop.low_variance=0", "optimizer.lr=1e-3"]
+    other = WarmProcess(["train", "smoke", *options, "--run", whole])
+    rng, log, seen = random.Random(0), killed / "metrics.jsonl", 0
+    for attempt in range(5):
+        words = ["smoke", *options, "--run", killed] if attempt == 0 else ["--resume", killed]
+        process = WarmProcess(["train", *words])
+        while not log.exists() or log.stat().st_size <= seen:
+            assert process.poll() is None, "the run ended before it could be killed"
+            time.sleep(0.005)
+        time.sleep(rng.random() * 0.1)
+        process.kill()
+        process.communicate()
+        seen = log.stat().st_size
+    assert len(read_records(killed)) < 80
+    moored("train", "--resume", killed)
+    other.communicate()
+    assert len(read_records(whole)) == 80
+    for stream in ("metrics.jsonl", "collapse.jsonl", "model/model.safetensors"):
         assert (killed / stream).read_bytes() == (whole / stream).read_bytes()
 
 
