@@ -19,6 +19,7 @@ ENVIRONMENTS = Registry(
         "rubik": "moored.envs.rubik:Rubik",
         "search": "moored.envs.search.env:Search",
         "webshop": "moored.envs.webshop.env:WebShop",
+        "code": "moored.envs.code.env:Code",
         "gymnasium": "moored.envs.adapters.gymnasium:GymnasiumEnv",
         "reasoning_gym": "moored.envs.adapters.reasoning_gym:ReasoningGym",
         "textarena": "moored.envs.adapters.textarena:TextArena",

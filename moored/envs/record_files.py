@@ -1,10 +1,15 @@
-"""Rows of a local file, one mapping each: JSONL, a JSON list or Parquet, recognised by content."""
+"""Rows of a local file, one mapping each: JSONL, a JSON list or Parquet, recognised by content.
+
+JSON may be compressed by gzip.
+"""
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from typing import BinaryIO, cast
 
 from moored.errors import EnvError
 
@@ -25,7 +30,7 @@ def file_key(source: str | Path, *, hint: str = "") -> FileKey:
 
 def read_records(path: Path, columns: Collection[str] | None = None) -> Iterator[Record]:
     """The rows of a file, in order; of a Parquet table these columns, where it has any."""
-    with path.open("rb") as file:
+    with _open(path) as file:
         head = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
     if head.startswith(b"PAR1"):
         return _parquet_records(path, columns)
@@ -39,8 +44,14 @@ def read_records(path: Path, columns: Collection[str] | None = None) -> Iterator
     )
 
 
-def _jsonl_records(path: Path) -> Iterator[Record]:
+def _open(path: Path) -> BinaryIO:
     with path.open("rb") as file:
+        is_compressed = file.read(2) == b"\x1f\x8b"
+    return cast(BinaryIO, gzip.open(path)) if is_compressed else path.open("rb")
+
+
+def _jsonl_records(path: Path) -> Iterator[Record]:
+    with _open(path) as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
@@ -49,7 +60,8 @@ def _jsonl_records(path: Path) -> Iterator[Record]:
 
 
 def _json_records(path: Path) -> Iterator[Record]:
-    rows = _parse_json(f"'{path}'", path.read_bytes())
+    with _open(path) as file:
+        rows = _parse_json(f"'{path}'", file.read())
     assert isinstance(rows, list)
     for number, row in enumerate(rows, start=1):
         where = f"row {number} of '{path}'"

@@ -16,18 +16,26 @@ from moored.envs.check.nasty import EXECUTED
 from moored.envs.check.probe import Probe, time_fuzzed_replies
 from moored.envs.describe import playable_names
 from moored.envs.mix import make_env, open_env
+from tests.contract.registered import every_environment, needs_bubblewrap
 
 ROOT = Path(__file__).parents[2]
 REPLY_LIMIT_S = 0.05
 SYMBOLIC_LIMIT_S = 1.5
 """math-verify has 1 s of computing for an answer; the other half is for a busy machine."""
-every_environment = pytest.mark.parametrize("name", playable_names())
+PROGRAM_LIMIT_S = 0.2
 
 
-@every_environment
+@pytest.mark.parametrize("name", [name for name in playable_names() if name != "code"])
 def test_ten_thousand_hostile_replies_are_scored_in_50_ms_each(name: str) -> None:
     with open_env(name) as env:
         assert time_fuzzed_replies(Probe(env), 10_000, REPLY_LIMIT_S) <= REPLY_LIMIT_S
+
+
+@needs_bubblewrap
+def test_ten_thousand_hostile_programs_are_judged_within_their_time_limit() -> None:
+    limit_s = PROGRAM_LIMIT_S + 0.5
+    with open_env("code", time_limit_s=PROGRAM_LIMIT_S, max_turns=8) as env:
+        assert time_fuzzed_replies(Probe(env), 10_000, limit_s) <= limit_s
 
 
 def test_hostile_replies_are_scored_with_symbolic_answers() -> None:

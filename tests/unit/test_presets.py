@@ -12,7 +12,7 @@ from moored.presets import preset_kinds, read_presets
 def test_the_kind_of_a_preset_follows_from_what_it_sets():
     kinds = preset_kinds()
     assert [name for name, kind in kinds.items() if kind == "environment"] == [
-        *("bandit", "countdown", "frozen_lake", "metamath", "search", "sokoban", "webshop")
+        *("bandit", "code", "countdown", "frozen_lake", "metamath", "search", "sokoban", "webshop")
     ]
     assert [kinds[name] for name in ("ppo", "grpo", "dr_grpo", "dapo")] == ["algorithm"] * 4
     assert [kinds[name] for name in ("no_filter", "trajectory_filter")] == ["filter"] * 2

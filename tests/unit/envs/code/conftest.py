@@ -12,11 +12,15 @@ from moored.errors import EnvError
 
 
 @pytest.fixture(scope="session")
-def pool() -> Iterator[SandboxPool]:
+def bubblewrap() -> None:
     try:
         make_isolation("bubblewrap", Limits())
     except EnvError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def pool(bubblewrap: None) -> Iterator[SandboxPool]:
     sandboxes = SandboxPool()
     sandboxes.open()
     yield sandboxes

@@ -1,0 +1,108 @@
+"""Problems from data sets: DeepCoder-Preview, HumanEval and MBPP rows, recognised by their columns.
+
+`load_problems(source)` gives the problems of each split. A problem belongs to one split, however
+often and in whatever wording of white space it occurs; a row that its data set tests with is never
+trained on.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from moored.envs.base import SPLIT_SEEDS, Split, split_of_content
+from moored.envs.code.contests import read_deepcoder
+from moored.envs.code.functions import read_humaneval, read_mbpp
+from moored.envs.code.problem import Problem
+from moored.envs.record_files import Record, file_key, read_records
+from moored.errors import EnvError
+
+logger = logging.getLogger(__name__)
+
+READERS = (
+    (("entry_point", "canonical_solution", "test", "prompt"), read_humaneval),
+    (("code", "test_list"), read_mbpp),
+    (("problem", "tests"), read_deepcoder),
+)
+"""Columns of a kind of row, and what reads it: a problem, or None where it has no tests."""
+STRICTEST: tuple[Split, ...] = ("test", "validation", "train")
+
+
+def load_problems(source: str | Path, max_tests: int) -> Mapping[Split, tuple[Problem, ...]]:
+    """The problems of a file by split; a repeated call is free."""
+    return _load_file(*file_key(source), max_tests)
+
+
+@functools.lru_cache(maxsize=4)
+def _load_file(
+    path: Path, mtime_ns: int, size: int, max_tests: int
+) -> Mapping[Split, tuple[Problem, ...]]:
+    # Files of a hub data set are called train-00000-of-00003.parquet, test-….
+    split: Split | None = "test" if path.name.startswith("test") else None
+    problems = [
+        replace(problem, split=split or problem.split)
+        for problem in _read_all(read_records(path), str(path))
+    ]
+    return assign_splits(_with_few_tests(problem, max_tests) for problem in problems)
+
+
+def _read_all(records: Iterable[Record], source: str) -> list[Problem]:
+    problems, num_rows = [], 0
+    for where, record in records:
+        num_rows += 1
+        problem = _read_row(where, record)
+        if problem is not None:
+            problems.append(problem)
+    if not problems:
+        raise EnvError(f"'{source}': no row has tests; give rows of DeepCoder, HumanEval or MBPP")
+    if len(problems) < num_rows:
+        logger.warning(
+            "%s: left out %d of %d rows without usable tests",
+            source,
+            num_rows - len(problems),
+            num_rows,
+        )
+    return problems
+
+
+def _read_row(where: str, record: Mapping[str, object]) -> Problem | None:
+    reader = next(
+        (read for columns, read in READERS if all(name in record for name in columns)), None
+    )
+    if reader is None:
+        raise EnvError(
+            f"{where} has the columns {', '.join(map(str, record)) or '(none)'}; a row needs "
+            f"problem and tests (DeepCoder), prompt, entry_point, test and canonical_solution "
+            f"(HumanEval), or text, code and test_list (MBPP)"
+        )
+    try:
+        return reader(record)
+    except (ValueError, TypeError, KeyError, SyntaxError, AttributeError) as error:
+        raise EnvError(
+            f"{where} cannot be read ({type(error).__name__}: {error}); correct or remove it"
+        ) from error
+
+
+def assign_splits(problems: Iterable[Problem]) -> Mapping[Split, tuple[Problem, ...]]:
+    """Each problem's split: the strictest that one of its rows has, else by the hash of its key."""
+    rows: dict[str, list[Problem]] = {}
+    for problem in problems:
+        rows.setdefault(" ".join(problem.key.split()), []).append(problem)
+    found: dict[Split, list[Problem]] = {split: [] for split in SPLIT_SEEDS}
+    for key, same in rows.items():
+        named = {problem.split for problem in same}
+        strictest: list[Split] = [split for split in STRICTEST if split in named]
+        found[strictest[0] if strictest else split_of_content(key)] += same
+    return {split: tuple(members) for split, members in found.items()}
+
+
+def _with_few_tests(problem: Problem, max_tests: int) -> Problem:
+    """Keep the tests with the longest input, as DeepCoder does, in their order."""
+    if len(problem.cases) <= max_tests:
+        return problem
+    order = sorted(range(len(problem.cases)), key=lambda i: -len(repr(problem.cases[i].given)))
+    kept = sorted(order[:max_tests])
+    return replace(problem, cases=tuple(problem.cases[i] for i in kept))
