@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -68,4 +69,5 @@ def serve_env_command(
             make_console(stderr=True),
             f"moored: anyone who reaches {address} can use it; set {token_variable} to a secret",
         )
-    uvicorn.Server(config).run(sockets=sockets)
+    with suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run(sockets=sockets)

@@ -24,6 +24,7 @@ ENVIRONMENTS = Registry(
         "reasoning_gym": "moored.envs.adapters.reasoning_gym:ReasoningGym",
         "textarena": "moored.envs.adapters.textarena:TextArena",
         "remote": "moored.envs.adapters.remote:Remote",
+        "openenv": "moored.envs.adapters.openenv:OpenEnv",
     },
 )
 

@@ -1,0 +1,269 @@
+"""Any environment behind an OpenEnv server, played in text.
+
+In: the server's address, and how an answer becomes an action. Out: a moored environment whose task
+seed is the server's seed. A server that is gone, slow or talks nonsense costs the episode.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from moored.envs.adapters.openenv_client import (
+    ActionRefused,
+    Observed,
+    OpenEnvSession,
+    fetch_action_schema,
+)
+from moored.envs.base import FORMAT_REMINDER, StepResult, draw_task, split_of_seed
+from moored.envs.serving.wire import expect_number
+from moored.errors import EnvError, require_packages
+from moored.names import import_object
+from moored.reply import parse_reply
+from moored.types import Message
+
+MAX_ANSWER_CHARS = 8192
+MAX_SHOWN_CHARS = 16_000
+NUM_PROBES = 8
+"""Resets that find out whether all starts are equal."""
+CONVERTERS: Mapping[str, Callable[[str], object]] = {
+    "string": str,
+    "integer": int,
+    "number": lambda text: expect_number("answer", float(text)),
+    "boolean": lambda text: {"true": True, "false": False}[text.strip().lower()],
+}
+"""What turns an answer into a field of an action, by the type in the server's schema."""
+
+
+class OpenEnv:
+    """An environment behind an OpenEnv server, over its WebSocket (needs `moored[serve]`).
+
+    Reward: the server's own; −0.1 for a malformed reply, which does not reach the server, and for
+    an answer that the server's schema refuses. `done` terminates the episode, `max_turns` truncates
+    it. Success is an episode that is done with a total reward of at least `success_reward`.
+
+    Options:
+        url: the server's address, such as "http://127.0.0.1:8000".
+        action_field: the field of the action that the answer fills. By default the only field in
+            the server's schema; where there are several, the answer is a JSON object.
+        observation_field: the field that is shown. By default all, as JSON.
+        rules: the system prompt: goal, observations, actions, rewards.
+        reset_options: further keywords of the server's reset.
+        max_turns (10): replies in an episode.
+        success_reward (1.0): total reward from which a finished episode counts as a success.
+        oracle: a function "module:name" from the observation's fields to a good answer.
+        fixed_start: True when all seeds start alike, so that the splits share the one task. None
+            (default) finds out by 8 resets.
+        is_stochastic (False): True for a server with noise that its seed does not determine.
+        timeout_s (30.0): an answer of the server that takes longer is given up.
+        format_penalty (−0.1): reward of a malformed reply.
+
+    A task is a start state: `task_seed` chooses the seed of the server's reset. OpenEnv has no
+    other seed, so chance that the server draws later is the same in all episodes of a group.
+    """
+
+    name: ClassVar[str] = "openenv"
+    main_option: ClassVar[str] = "url"
+
+    def __init__(
+        self,
+        *,
+        url: str,
+        action_field: str = "",
+        observation_field: str = "",
+        rules: str = "",
+        reset_options: Mapping[str, object] | None = None,
+        max_turns: int = 10,
+        success_reward: float = 1.0,
+        oracle: str | Callable[[Mapping[str, Any]], str] | None = None,
+        fixed_start: bool | None = None,
+        is_stochastic: bool = False,
+        timeout_s: float = 30.0,
+        format_penalty: float = -0.1,
+    ) -> None:
+        if max_turns < 1:
+            raise EnvError(f"openenv: max_turns must be at least 1, got {max_turns}")
+        if timeout_s <= 0:
+            raise EnvError(f"openenv: timeout_s must be positive, got {timeout_s}")
+        if not url.startswith(("http://", "https://")):
+            raise EnvError(f"openenv: url must look like http://host:8000, got {url!r:.80}")
+        require_packages("environment openenv", ("websockets",))
+        self.max_turns = max_turns
+        self.is_stochastic = is_stochastic
+        self.format_penalty = format_penalty
+        self._url, self._timeout_s = url, timeout_s
+        self._action_field, self._observation_field = action_field, observation_field
+        self._rules = rules
+        self._reset_options = dict(reset_options or {})
+        self._success_reward = success_reward
+        self._oracle: Any = import_object(oracle) if isinstance(oracle, str) else oracle
+        self._fixed_start = fixed_start
+        self._session = OpenEnvSession(url, timeout_s)
+        self._is_connected = False
+        self._fields: Mapping[str, Mapping[str, Any]] | None = None
+        self._start_seeds: dict[int, tuple[int, str]] = {}
+        self._over = True
+
+    def reset(self, task_seed: int, episode_seed: int = 0) -> list[Message]:
+        self._over = True
+        if self._fields is None:
+            self._fields = fetch_action_schema(self._url, self._timeout_s)
+        self._seed = self._draw_start(task_seed)
+        self._actions: list[Mapping[str, object]] = []
+        self._is_connected = True
+        self._turn, self._total = 0, 0.0
+        self._over = False
+        system, user = self._system_text(), self._turn_text("")
+        return [Message("system", system), Message("user", user)]
+
+    def step(self, reply: str) -> StepResult:
+        self._check_running("step")
+        action = self._read_action(parse_reply(reply).answer)
+        self._turn += 1
+        if action is None:
+            return self._finish(self.format_penalty, is_valid=False)
+        try:
+            self._catch_up()
+            self._observed = self._session.step(action)
+        except ActionRefused:
+            return self._finish(self.format_penalty, is_valid=False)
+        except EnvError:
+            self._over = True
+            raise
+        self._actions.append(action)
+        self._total += self._observed.reward
+        return self._finish(self._observed.reward, is_done=self._observed.is_done)
+
+    def oracle(self) -> str:
+        self._check_running("oracle")
+        if self._oracle is None:
+            raise EnvError(
+                "openenv: no good answer is known; give oracle=, a function from the "
+                "observation's fields to the text of an answer"
+            )
+        return str(self._oracle(self._observed.observation))
+
+    def close(self) -> None:
+        self._over = True
+        self._is_connected = False
+        self._session.close()
+
+    def __getstate__(self) -> dict[str, object]:
+        # A copy plays in a session of its own, where `_catch_up` repeats the actions so far.
+        session = OpenEnvSession(self._url, self._timeout_s)
+        return {**self.__dict__, "_session": session, "_is_connected": False}
+
+    def _draw_start(self, task_seed: int) -> int:
+        """Reset the server to a start of the task's split; its seed."""
+        split = split_of_seed(task_seed)
+        if task_seed in self._start_seeds:
+            seed, text = self._start_seeds[task_seed]
+            if self._begin(seed) != text:
+                raise EnvError(
+                    f"openenv: {self._url} gave another first observation for the same seed, so "
+                    f"the episodes of a group would differ; it must draw its start from `seed`"
+                )
+            return seed
+        if self._fixed_start is None:
+            self._fixed_start = len({self._begin(seed) for seed in range(NUM_PROBES)}) == 1
+        try:
+            if self._fixed_start:
+                seed = random.Random(task_seed).getrandbits(31)
+                text = self._begin(seed)
+            else:
+                (seed, text), _ = draw_task(task_seed, self._draw, lambda start: start[1])
+        except EnvError as error:
+            if "task space" not in str(error):
+                raise
+            raise EnvError(
+                f"openenv: {self._url} has too few starts for a {split} split; set "
+                f"fixed_start=True to let all splits share them"
+            ) from error
+        self._start_seeds[task_seed] = seed, text
+        return seed
+
+    def _draw(self, rng: random.Random) -> tuple[int, str]:
+        seed = rng.getrandbits(31)
+        return seed, self._begin(seed)
+
+    def _begin(self, seed: int) -> str:
+        self._observed = self._session.reset(seed=seed, **self._reset_options)
+        return self._shown(self._observed)
+
+    def _catch_up(self) -> None:
+        """In a copy: play the actions so far in a session of its own."""
+        if self._is_connected:
+            return
+        self._begin(self._seed)
+        for action in self._actions:
+            self._session.step(action)
+        self._is_connected = True
+
+    def _read_action(self, answer: str | None) -> Mapping[str, object] | None:
+        """The action an answer stands for; None when it is malformed."""
+        if answer is None or len(answer) > MAX_ANSWER_CHARS:
+            return None
+        fields = self._fields or {}
+        field = self._action_field or (next(iter(fields)) if len(fields) == 1 else "")
+        try:
+            if field:
+                convert = CONVERTERS.get(fields.get(field, {}).get("type", "string"), json.loads)
+                return {field: convert(answer)}
+            action = json.loads(answer)
+        except (ValueError, KeyError, RecursionError):
+            return None
+        return action if isinstance(action, dict) else None
+
+    def _finish(self, reward: float, *, is_done: bool = False, is_valid: bool = True) -> StepResult:
+        truncated = not is_done and self._turn >= self.max_turns
+        self._over = is_done or truncated
+        success = is_done and self._total >= self._success_reward
+        lead = f"{'' if is_valid else 'Malformed reply. '}Reward: {reward:g}."
+        closing = f"{lead} {'Solved.' if success else 'Game over.'}\n{self._shown(self._observed)}"
+        return StepResult(
+            observation=closing if self._over else self._turn_text(f"{lead}\n"),
+            reward=reward,
+            penalty=0.0 if is_valid else reward,
+            terminated=is_done,
+            truncated=truncated,
+            is_valid=is_valid,
+            success=success,
+        )
+
+    def _shown(self, observed: Observed) -> str:
+        """What the model sees of an observation."""
+        found: object = observed.observation
+        if self._observation_field:
+            found = observed.observation.get(self._observation_field)
+            if found is None:
+                known = ", ".join(observed.observation) or "none"
+                raise EnvError(
+                    f"openenv: observations have no field {self._observation_field!r}; they have "
+                    f"{known}"
+                )
+        text = found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
+        return text[:MAX_SHOWN_CHARS]
+
+    def _system_text(self) -> str:
+        fields = ", ".join(self._fields or {})
+        form = f"the action's {self._action_field or fields}"
+        if not self._action_field and len(self._fields or {}) != 1:
+            form = f"the action as a JSON object ({fields})"
+        return (
+            f"{self._rules or 'Act in the environment, and earn as much reward as you can.'}\n"
+            f"Between the answer tags write {form}. You have at most {self.max_turns} turns.\n"
+            f"A malformed reply earns {self.format_penalty:g}, changes nothing and uses up the "
+            f"turn.\n{FORMAT_REMINDER}."
+        )
+
+    def _turn_text(self, lead: str) -> str:
+        return (
+            f"{lead}Turn {self._turn + 1} of {self.max_turns}.\n{self._shown(self._observed)}\n"
+            f"{FORMAT_REMINDER}."
+        )
+
+    def _check_running(self, method: str) -> None:
+        if self._over:
+            raise EnvError(f"openenv: the episode is over; call reset before {method}")
