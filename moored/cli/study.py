@@ -97,10 +97,20 @@ def study_command(
         from dataclasses import replace
 
         study = replace(study, seeds=parse_seeds(seeds))
-    if curves is not None and not curves.parent.is_dir():
-        raise ConfigError(f"--curves: the folder {str(curves.parent)!r} does not exist; make it")
+    if curves is not None:
+        _check_can_store(curves)
     again = _again(name, what, out, only, curves)
     _run(study, overrides, folder, jobs=jobs, ray=ray, is_plan=plan, curves=curves, again=again)
+
+
+def _check_can_store(curves: Path) -> None:
+    """Refuse a place for the curve file now, rather than after the last run."""
+    if not curves.parent.is_dir():
+        raise ConfigError(f"--curves: the folder {str(curves.parent)!r} does not exist; make it")
+    if curves.is_dir():
+        raise ConfigError(
+            f"--curves takes a file such as curves.json, got the folder {str(curves)!r}"
+        )
 
 
 def _again(

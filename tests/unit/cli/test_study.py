@@ -65,6 +65,10 @@ def test_the_plan_tells_runs_and_time_and_makes_nothing(command, tmp_path):
         (["correlation"], "none of runs/bottle, runs/bottle_mini, runs/main_table, "),
         (["correlation", "gone"], "'gone' holds no run; give the folder of a study or a curve f"),
         (["correlation", "--curves", "x.json"], "leave out --seeds, --jobs, --curves, --r"),
+        (
+            ["bottle", "--curves", "."],
+            "--curves takes a file such as curves.json, got the folder '.",
+        ),
         (["bottle", "--curves", "gone/x.json"], "--curves: the folder 'gone' does not exist; make"),
         (["correlation", "--plan"], "correlation reads the runs of other studies and runs nothing"),
     ],
