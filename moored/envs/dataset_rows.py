@@ -12,15 +12,12 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 from moored.envs.math.answer import bare_answer
-from moored.envs.record_files import Record, file_key, read_records
+from moored.envs.record_files import HUB_PREFIX, Record, file_key, hub_records, read_records
 from moored.errors import EnvError
 
 logger = logging.getLogger(__name__)
-
-HUB_PREFIX = "hub:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,25 +63,7 @@ def _load_file(path: Path, mtime_ns: int, size: int) -> tuple[Row, ...]:
 
 @functools.lru_cache(maxsize=4)
 def _load_hub(hub_id: str) -> tuple[Row, ...]:
-    try:
-        import datasets  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise EnvError(
-            f"'{HUB_PREFIX}{hub_id}' needs the datasets package: pip install datasets; "
-            f"or download the file and give its path"
-        ) from None
-    name, _, config = hub_id.partition(":")
-    try:
-        table = datasets.load_dataset(name, config or None, split="train")
-    except Exception as error:
-        raise EnvError(
-            f"could not load '{name}' from the hub ({type(error).__name__}: {error}); check the "
-            f"id ('hub:owner/name' or 'hub:owner/name:config') and the network, or download the "
-            f"file and give its path"
-        ) from error
-    rows = cast(Iterable[Mapping[str, object]], table)
-    records = ((f"row {index} of {name}", row) for index, row in enumerate(rows, start=1))
-    return _collect(records, name)
+    return _collect(hub_records(hub_id), hub_id.partition(":")[0])
 
 
 def _collect(records: Iterable[Record], source: str) -> tuple[Row, ...]:

@@ -1,18 +1,19 @@
-"""Rows of a local file, one mapping each: JSONL, a JSON list or Parquet, recognised by content.
+"""Rows of a local file or a hub data set, one mapping each.
 
-JSON may be compressed by gzip.
+A file is JSONL, a JSON list or Parquet, recognised by content; JSON may be compressed by gzip.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, cast
 
 from moored.errors import EnvError
 
+HUB_PREFIX = "hub:"
 Record = tuple[str, Mapping[str, object]]
 """Where a row stands (`line 3 of rows.jsonl`), and its columns."""
 FileKey = tuple[Path, int, int]
@@ -42,6 +43,28 @@ def read_records(path: Path, columns: Collection[str] | None = None) -> Iterator
         f"'{path}' {'holds no JSON, JSONL or Parquet rows' if head else 'is empty'}; "
         f"write one JSON object per line, a JSON list of objects, or a Parquet table"
     )
+
+
+def hub_records(hub_id: str, split: str = "train") -> Iterator[Record]:
+    """The rows of a hub data set, `owner/name` or `owner/name:config`."""
+    try:
+        import datasets  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise EnvError(
+            f"'{HUB_PREFIX}{hub_id}' needs the datasets package: pip install datasets; "
+            f"or download the file and give its path"
+        ) from None
+    name, _, config = hub_id.partition(":")
+    try:
+        table = datasets.load_dataset(name, config or None, split=split)
+    except Exception as error:
+        raise EnvError(
+            f"could not load '{name}' from the hub ({type(error).__name__}: {error}); check the "
+            f"id ('hub:owner/name' or 'hub:owner/name:config') and the network, or download the "
+            f"file and give its path"
+        ) from error
+    rows = cast(Iterable[Mapping[str, object]], table)
+    return ((f"row {index} of {name}", row) for index, row in enumerate(rows, start=1))
 
 
 def _open(path: Path) -> BinaryIO:

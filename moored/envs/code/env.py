@@ -42,7 +42,9 @@ class Code:
 
     Options:
     - `source=None`: rows of DeepCoder-Preview (PrimeIntellect, TACO, LiveCodeBench v5), HumanEval
-      or MBPP: a JSON, JSONL (also .gz) or Parquet file (Parquet needs `moored[data]`).
+      or MBPP: a JSON, JSONL (also .gz) or Parquet file (Parquet needs `moored[data]`), or
+      `"hub:owner/name:config:split"` (needs `datasets`). HumanEval, MBPP's test rows and files or
+      splits called test are never trained on.
     - `level=(1, 3)`: difficulty of the made problems, one level or a range, 1 easy to 3 hard.
     - `reward="fraction"`: or "all", for all or nothing.
     - `max_turns=1`: tries an episode has.

@@ -17,7 +17,7 @@ from moored.envs.base import SPLIT_SEEDS, Split, split_of_content
 from moored.envs.code.contests import read_deepcoder
 from moored.envs.code.functions import read_humaneval, read_mbpp
 from moored.envs.code.problem import Problem
-from moored.envs.record_files import Record, file_key, read_records
+from moored.envs.record_files import HUB_PREFIX, Record, file_key, hub_records, read_records
 from moored.errors import EnvError
 
 logger = logging.getLogger(__name__)
@@ -32,8 +32,11 @@ STRICTEST: tuple[Split, ...] = ("test", "validation", "train")
 
 
 def load_problems(source: str | Path, max_tests: int) -> Mapping[Split, tuple[Problem, ...]]:
-    """The problems of a file by split; a repeated call is free."""
-    return _load_file(*file_key(source), max_tests)
+    """The problems of a file or of `hub:owner/name[:config[:split]]`; a repeated call is free."""
+    if str(source).startswith(HUB_PREFIX):
+        return _load_hub(str(source).removeprefix(HUB_PREFIX), max_tests)
+    key = file_key(source, hint=", or 'hub:owner/name:config' for a hub dataset")
+    return _load_file(*key, max_tests)
 
 
 @functools.lru_cache(maxsize=4)
@@ -41,12 +44,24 @@ def _load_file(
     path: Path, mtime_ns: int, size: int, max_tests: int
 ) -> Mapping[Split, tuple[Problem, ...]]:
     # Files of a hub data set are called train-00000-of-00003.parquet, test-….
-    split: Split | None = "test" if path.name.startswith("test") else None
-    problems = [
-        replace(problem, split=split or problem.split)
-        for problem in _read_all(read_records(path), str(path))
-    ]
-    return assign_splits(_with_few_tests(problem, max_tests) for problem in problems)
+    is_test = path.name.startswith("test")
+    return _collect(read_records(path), str(path), max_tests, is_test=is_test)
+
+
+@functools.lru_cache(maxsize=4)
+def _load_hub(hub_id: str, max_tests: int) -> Mapping[Split, tuple[Problem, ...]]:
+    name, config, split = [*hub_id.split(":", 2), "", ""][:3]
+    records = hub_records(f"{name}:{config}", split or "train")
+    return _collect(records, name, max_tests, is_test=split == "test")
+
+
+def _collect(
+    records: Iterable[Record], source: str, max_tests: int, *, is_test: bool
+) -> Mapping[Split, tuple[Problem, ...]]:
+    problems = [_with_few_tests(problem, max_tests) for problem in _read_all(records, source)]
+    if is_test:
+        problems = [replace(problem, split="test") for problem in problems]
+    return assign_splits(problems)
 
 
 def _read_all(records: Iterable[Record], source: str) -> list[Problem]:

@@ -75,6 +75,10 @@ class SandboxPool(Resource):
     limits: Limits = field(default_factory=Limits)
     image: str = "python:3.11-slim"
 
+    def __post_init__(self) -> None:
+        # Time limits count the clock: two programs on one core would take each other's time.
+        self.max_concurrency = _num_cores()
+
     def open(self) -> None:
         """Start the first guests; refuses where the sandbox cannot be used."""
         self._isolation: Isolation = make_isolation(self.kind, self.limits, image=self.image)

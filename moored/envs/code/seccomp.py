@@ -8,6 +8,7 @@ segments, memfd), sockets, tracing, new namespaces, keyrings, and rarely used pa
 from __future__ import annotations
 
 import errno
+import functools
 import platform
 import struct
 
@@ -49,6 +50,7 @@ NUMBER_AT, ARCH_AT, FIRST_ARGUMENT_AT = 0, 4, 16
 ALLOW, KILL, REFUSE = 0x7FFF0000, 0x80000000, 0x00050000
 
 
+@functools.cache
 def seccomp_filter(machine: str | None = None) -> bytes:
     """The filter as an array of `struct sock_filter`, for `bwrap --seccomp`."""
     machine = machine or platform.machine()

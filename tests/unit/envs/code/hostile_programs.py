@@ -18,6 +18,11 @@ def attempt(code: str, *, then: str = "print('ESCAPED')") -> str:
     return f"try:\n{body}\n{handler}\nelse:\n    {then}\n"
 
 
+def write_to(path: str, text: str) -> str:
+    """A program that writes at once: an error in a buffered file would come too late."""
+    return attempt(f"import os\nos.write(os.open({path!r}, os.O_WRONLY), {text.encode()!r})")
+
+
 def system_call(number: str, *arguments: str) -> str:
     """A program that makes a system call of x86_64 and says ESCAPED when it works."""
     call = ", ".join(f"ctypes.c_long({value})" for value in (number, *arguments))
@@ -35,7 +40,7 @@ FILES = {
     "write to the root": attempt("open('/here', 'w')"),
     "write to the libraries": attempt("open('/usr/lib/here', 'w')"),
     "write to Python": attempt("open('/python/lib/here', 'w')"),
-    "overwrite the guest": attempt("open('/guest.py', 'w').write('')"),
+    "overwrite the guest": attempt("open('/guest.pyc', 'w').write('')"),
     "delete the libraries": attempt("import os; os.unlink('/usr/lib/os-release')"),
     "symlink out of /tmp": attempt(
         "import os; os.symlink('@SECRET@', '/tmp/link'); open('/tmp/link').read()"
@@ -43,7 +48,7 @@ FILES = {
     "symlink to the root of process 1": attempt(
         "import os; os.symlink('/proc/1/root', '/tmp/r'); open('/tmp/r@SECRET@').read()"
     ),
-    "hard link out of /tmp": attempt("import os; os.link('/guest.py', '/tmp/guest.py')"),
+    "hard link out of /tmp": attempt("import os; os.link('/guest.pyc', '/tmp/guest.py')"),
     "hard link from outside": attempt("import os; os.link('@SECRET@', '/tmp/secret')"),
     "dot-dot out of the root": attempt("open('/..' * 20 + '@SECRET@').read()"),
     "dot-dot by a descriptor": attempt(
@@ -69,9 +74,15 @@ PROCESSES = {
     ),
     "memory of process 1": attempt("open('/proc/1/mem', 'rb').read(1)"),
     "environment of process 1": attempt("assert open('/proc/1/environ').read()"),
-    "change a kernel setting": attempt("open('/proc/sys/kernel/hostname', 'w').write('x')"),
-    "ask for a reboot": attempt("open('/proc/sysrq-trigger', 'w').write('b')"),
-    "lower the OOM score": attempt("open('/proc/self/oom_score_adj', 'w').write('-1000')"),
+    "change a kernel setting": attempt(
+        "import os; os.write(os.open('/proc/sys/kernel/hostname', os.O_WRONLY), b'x')"
+    ),
+    "ask for a reboot": attempt(
+        "import os; os.write(os.open('/proc/sysrq-trigger', os.O_WRONLY), b'b')"
+    ),
+    "lower the OOM score": attempt(
+        "import os; os.write(os.open('/proc/self/oom_score_adj', os.O_WRONLY), b'-1000')"
+    ),
     "fork": attempt("import os; os.fork()"),
     "a subprocess": attempt("import subprocess; subprocess.run(['/python/bin/python3', '-V'])"),
     "a shell": attempt("import os; assert os.system('true') == 0"),

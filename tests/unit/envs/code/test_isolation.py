@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import struct
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from moored.envs.code.isolation import Docker, Limits, make_isolation
+from moored.envs.code.isolation import Bubblewrap, Docker, Limits, make_isolation
 from moored.envs.code.sandbox import Job, Outcome, SandboxPool
 from moored.envs.code.seccomp import CLONE_THREAD, FORBIDDEN, seccomp_filter
 from moored.errors import EnvError
@@ -49,6 +50,24 @@ def test_bubblewrap_that_cannot_start_is_refused(empty_path: Path) -> None:
         make_isolation("bubblewrap", Limits())
 
 
+@pytest.mark.parametrize(
+    ("attempt", "error"),
+    [
+        ("import socket; socket.create_connection(('127.0.0.1', 9), 1)", "Connection refused"),
+        ("import socket; socket.create_connection(('1.1.1.1', 53), 1)", "Network is unreachable"),
+        ("open('/usr/lib/here', 'w')", "Read-only file system"),
+        ("open('/etc/passwd')", "No such file or directory"),
+        (f"import os; os.kill({os.getpid()}, 0)", "No such process"),
+    ],
+)
+def test_the_namespaces_hold_without_the_filter(attempt: str, error: str, bubblewrap: None) -> None:
+    isolation = make_isolation("bubblewrap", Limits())
+    assert isinstance(isolation, Bubblewrap)
+    command = [isolation.program, *isolation.options(), "--", "/python/bin/python3", "-S"]
+    tried = subprocess.run([*command, "-c", attempt], capture_output=True, text=True, check=False)
+    assert error in tried.stderr
+
+
 def test_docker_runs_without_network_and_with_limits() -> None:
     words = Docker("docker", "python:3.12", Limits(memory_mb=100, tmp_mb=10)).command("box")
     command = " ".join(words)
@@ -60,7 +79,7 @@ def test_docker_runs_without_network_and_with_limits() -> None:
         "--security-opt no-new-privileges",
     ):
         assert option in command
-    assert words[words.index("python:3.12") + 1 :][:4] == ["python3", "-I", "-S", "/guest.py"]
+    assert words[words.index("python:3.12") + 1 :][:5] == ["python3", "-s", "-S", "-P", "/guest.py"]
 
 
 def test_a_docker_container_is_killed_by_its_name(

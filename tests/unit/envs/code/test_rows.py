@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -200,6 +202,20 @@ def test_a_sample_of_mbpp_passes_and_a_wrong_solution_never_does(pool: SandboxPo
         assert judge(problem.solution, problem, pool, wall_s=10.0).is_right, problem.entry
         wrong = f"def {problem.entry}(*arguments): return 'something else'"
         assert not judge(wrong, problem, pool, wall_s=10.0).is_right, problem.entry
+
+
+def test_a_hub_id_names_config_and_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def load_dataset(name: str, config: str | None, split: str) -> list[dict[str, object]]:
+        asked.append((name, config, split))
+        return [PRIME_STDIN]
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    load_problems("hub:someone/deep:taco", 15)
+    found = load_problems("hub:someone/deep:lcbv5:test", 15)
+    assert asked == [("someone/deep", "taco", "train"), ("someone/deep", "lcbv5", "test")]
+    assert [len(found[split]) for split in ("train", "validation", "test")] == [0, 0, 1]
 
 
 def test_compressed_rows_are_read(tmp_path: Path) -> None:

@@ -163,6 +163,11 @@ def test_nothing_is_left_for_the_next_program(pool: SandboxPool) -> None:
     assert outcome.content == b"True []\n"
 
 
+def test_the_order_of_a_set_is_the_same_in_every_run(pool: SandboxPool) -> None:
+    source = "print(*{str(x) for x in range(100)})\n"
+    assert len({run_one(pool, source, 5.0) for _ in range(5)}) == 1
+
+
 def test_each_test_of_a_program_has_its_own_input_and_output(pool: SandboxPool) -> None:
     source = "import sys\nprint(input())\nprint(sys.stdin.read().split())\n"
     job = Job(kind="stdin", source=source, tests=("a\nb c\n", "d\n", ""))
