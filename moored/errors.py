@@ -26,6 +26,7 @@ EXTRA_OF_PACKAGE = {
     "starlette": "serve",
     "uvicorn": "serve",
     "websockets": "serve",
+    "verifiers": "verifiers",
     "math_verify": "math",
     "tantivy": "search",
     "gguf": "smollm",

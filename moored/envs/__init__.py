@@ -25,6 +25,7 @@ ENVIRONMENTS = Registry(
         "textarena": "moored.envs.adapters.textarena:TextArena",
         "remote": "moored.envs.adapters.remote:Remote",
         "openenv": "moored.envs.adapters.openenv:OpenEnv",
+        "verifiers": "moored.envs.adapters.verifiers:Verifiers",
     },
 )
 
