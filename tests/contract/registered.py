@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 
+from moored.envs.code.isolation import Limits, make_isolation
 from moored.envs.describe import playable_names
+from moored.errors import EnvError
 
-has_bubblewrap = shutil.which("bwrap") is not None
-needs_bubblewrap = pytest.mark.skipif(not has_bubblewrap, reason="bubblewrap is not installed")
+
+def _why_not() -> str:
+    try:
+        make_isolation("bubblewrap", Limits())
+    except EnvError as error:
+        return str(error)
+    return ""
+
+
+has_bubblewrap = not _why_not()
+needs_bubblewrap = pytest.mark.skipif(not has_bubblewrap, reason=_why_not() or "it is there")
 every_environment = pytest.mark.parametrize(
     "name",
     [

@@ -38,7 +38,9 @@ class Code:
     are part of the task, so it is never truncated.
 
     Outputs are compared line by line without white space at the ends, numbers by value (`1.0` is
-    `1.00`), and with a tolerance of 1e-5 where the data set's own judge has one.
+    `1.00`), and with a tolerance of 1e-5 where the data set's own judge has one. Expected outputs
+    do not enter the sandbox. A third of HumanEval's tests are code that cannot be taken apart; it
+    runs beside the program, which could be written to deceive it.
 
     Options:
     - `source=None`: rows of DeepCoder-Preview (PrimeIntellect, TACO, LiveCodeBench v5), HumanEval

@@ -13,7 +13,6 @@ import _signal  # pyright: ignore[reportMissingImports]
 import atexit
 import marshal
 import os
-import resource
 import sys
 from _json import encode_basestring_ascii
 
@@ -50,6 +49,8 @@ def main() -> None:
 
 
 def limit(name: str, value: int) -> None:
+    import resource  # not on Windows, where this module is imported too
+
     kind = getattr(resource, f"RLIMIT_{name}")
     hard = resource.getrlimit(kind)[1]
     value = value if hard == resource.RLIM_INFINITY else min(value, hard)

@@ -131,13 +131,15 @@ def make_isolation(kind: Kind, limits: Limits, *, image: str = "python:3.11-slim
     if kind == "none":
         return Bare(limits)
     if kind == "docker":
-        return Docker(_require_program("docker", "start docker"), image, limits)
+        program = _require_program("docker", "install it, set sandbox=bubblewrap")
+        _check_docker(program)
+        return Docker(program, image, limits)
     if sys.platform != "linux":
         raise EnvError(
             f"code: programs run under bubblewrap, which exists for Linux, not for {sys.platform}; "
             f"set sandbox=docker"
         )
-    program = _require_program("bwrap", "apt-get install bubblewrap")
+    program = _require_program("bwrap", "apt-get install bubblewrap, set sandbox=docker")
     isolation = Bubblewrap(program, limits)
     _check_starts(isolation)
     return isolation
@@ -148,9 +150,21 @@ def _require_program(name: str, remedy: str) -> str:
     if found is None:
         raise EnvError(
             f"code: programs that a model wrote run in a sandbox, and {name} is not installed; "
-            f"{remedy}, set sandbox=docker, or, only if you trust every program, sandbox=none"
+            f"{remedy}, or, only if you trust every program, set sandbox=none"
         )
     return found
+
+
+@functools.cache
+def _check_docker(program: str) -> None:
+    """Ask for the daemon once per process: without it every program would fail."""
+    command = [program, "version", "--format", "{{.Server.Version}}"]
+    tried = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if tried.returncode:
+        raise EnvError(
+            f"code: docker does not answer ({tried.stderr.strip()[:200]}); start its daemon, or "
+            f"leave sandbox=bubblewrap"
+        )
 
 
 @functools.cache

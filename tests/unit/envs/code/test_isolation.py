@@ -34,12 +34,18 @@ def test_without_bubblewrap_the_sandbox_is_refused(empty_path: Path) -> None:
     assert str(refused.value) == (
         "code: programs that a model wrote run in a sandbox, and bwrap is not installed; "
         "apt-get install bubblewrap, set sandbox=docker, or, only if you trust every program, "
-        "sandbox=none"
+        "set sandbox=none"
     )
 
 
 def test_without_docker_it_is_refused(empty_path: Path) -> None:
-    with pytest.raises(EnvError, match="docker is not installed; start docker"):
+    with pytest.raises(EnvError, match="docker is not installed; install it, set sandbox=bub"):
+        make_isolation("docker", Limits())
+
+
+def test_docker_without_its_daemon_is_refused(empty_path: Path) -> None:
+    add_program(empty_path, "docker", "echo 'Cannot connect to the Docker daemon' >&2; exit 1")
+    with pytest.raises(EnvError, match=r"docker does not answer \(Cannot connect to the Docker"):
         make_isolation("docker", Limits())
 
 
@@ -87,6 +93,7 @@ def test_a_docker_container_is_killed_by_its_name(
 ) -> None:
     # A stand-in for docker: `run` starts the guest on this machine, `kill` writes down the name.
     script = (
+        f'[ "$1" = version ] && exit\n'
         f'[ "$1" = kill ] && {{ echo "$2" >> {tmp_path}/killed; exit; }}\n'
         f'while [ "$1" != /guest.py ]; do shift; done; shift\n'
         f'cd {tmp_path}; exec {sys.executable} -I -S {guest_file()} "$@"'

@@ -110,6 +110,25 @@ def test_no_process_of_a_program_is_left(pool: SandboxPool) -> None:
     assert not any(is_guest(pid) for pid in set(guests) - set(others))
 
 
+def test_sandboxes_die_with_a_process_that_is_killed(pool: SandboxPool) -> None:
+    script = (
+        "import time; from moored.envs.code.sandbox import SandboxPool, Job\n"
+        "pool = SandboxPool(); pool.open()\n"
+        "pool.run(Job(kind='stdin', source='print(1)', tests=('',)))\n"
+        "print('ready', flush=True); time.sleep(600)\n"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    with owner:
+        assert owner.stdout is not None and owner.stdout.readline() == b"ready\n"
+        guests = [pid for pid in descendants(owner.pid) if is_guest(pid)]
+        owner.kill()
+    assert guests
+    end_s = time.monotonic() + 5.0
+    while any(map(is_guest, guests)) and time.monotonic() < end_s:
+        time.sleep(0.01)
+    assert not any(map(is_guest, guests))
+
+
 def descendants(pid: int) -> Iterator[int]:
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):  # it has just ended
