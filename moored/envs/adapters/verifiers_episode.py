@@ -155,7 +155,7 @@ class OutsideInteraction:
         if not new:
             raise ValueError("there is nothing to reply to: the task has no prompt, and no message")
         answer = await self._episode.ask([(x.role, _text_of(x)) for x in new])
-        if answer is NO_MORE_TURNS:
+        if answer is None:  # NO_MORE_TURNS
             return self._end()
         reply = vf.AssistantMessage(content=answer.text, reasoning_content=answer.think)
         self._add(new, sampled=False)
