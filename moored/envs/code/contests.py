@@ -78,18 +78,19 @@ def _read_livecodebench(
     if tests[0]["testtype"] == "stdin":
         return "", [_text(test) for test in tests], 0.0
     metadata = _parsed(tests[0].get("metadata") or record.get("metadata") or {})
-    cases = [
-        Case([json.loads(line) for line in test["input"].split("\n")], json.loads(test["output"]))
-        for test in tests
-    ]
+    cases = [Case(_json_lines(test["input"]), json.loads(test["output"])) for test in tests]
     return str(metadata["func_name"]), cases, 0.0
 
 
 def _call(given: Any, expected: Any) -> Case:
     """Arguments as a list, or as JSON with one in each line; a result in a list of its own."""
-    arguments = [json.loads(line) for line in given.split("\n")] if _is_text(given) else given
+    arguments = _json_lines(given) if _is_text(given) else given
     is_wrapped = isinstance(expected, list) and len(expected) == 1
     return Case(list(arguments), expected[0] if is_wrapped else expected)
+
+
+def _json_lines(text: str) -> list[Any]:
+    return [json.loads(line) for line in text.split("\n") if line.strip()]
 
 
 def _text(test: Mapping[str, Any]) -> Case:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,40 +65,46 @@ def _collect(
 
 
 def _read_all(records: Iterable[Record], source: str) -> list[Problem]:
-    problems, num_rows = [], 0
+    """Every problem; rows without tests or with ones that cannot be read are left out."""
+    problems: list[Problem] = []
+    unusable: list[str] = []
     for where, record in records:
-        num_rows += 1
-        problem = _read_row(where, record)
-        if problem is not None:
+        try:
+            problem = _reader_of(where, record)(record)
+        except (ValueError, TypeError, LookupError, SyntaxError, AttributeError) as error:
+            if isinstance(error, EnvError):
+                raise
+            unusable.append(f"{where} ({type(error).__name__}: {error})")
+            continue
+        if problem is None:
+            unusable.append(f"{where} (no tests)")
+        else:
             problems.append(problem)
     if not problems:
-        raise EnvError(f"'{source}': no row has tests; give rows of DeepCoder, HumanEval or MBPP")
-    if len(problems) < num_rows:
+        first = f"the first is {unusable[0]}" if unusable else "there are no rows"
+        raise EnvError(f"'{source}': no row can be used, {first}; correct or replace the file")
+    if unusable:
         logger.warning(
-            "%s: left out %d of %d rows without usable tests",
+            "%s: left out %d of %d rows whose tests cannot be used, the first is %s",
             source,
-            num_rows - len(problems),
-            num_rows,
+            len(unusable),
+            len(problems) + len(unusable),
+            unusable[0],
         )
     return problems
 
 
-def _read_row(where: str, record: Mapping[str, object]) -> Problem | None:
-    reader = next(
-        (read for columns, read in READERS if all(name in record for name in columns)), None
+def _reader_of(
+    where: str, record: Mapping[str, object]
+) -> Callable[[Mapping[str, object]], Problem | None]:
+    for columns, read in READERS:
+        if all(name in record for name in columns):
+            return read
+    raise EnvError(
+        f"{where} has the columns {', '.join(map(str, record)) or '(none)'}; a row needs "
+        f"problem and tests (DeepCoder), prompt, entry_point, test and canonical_solution "
+        f"(HumanEval), or text, code and test_list (MBPP)"
     )
-    if reader is None:
-        raise EnvError(
-            f"{where} has the columns {', '.join(map(str, record)) or '(none)'}; a row needs "
-            f"problem and tests (DeepCoder), prompt, entry_point, test and canonical_solution "
-            f"(HumanEval), or text, code and test_list (MBPP)"
-        )
-    try:
-        return reader(record)
-    except (ValueError, TypeError, KeyError, SyntaxError, AttributeError) as error:
-        raise EnvError(
-            f"{where} cannot be read ({type(error).__name__}: {error}); correct or remove it"
-        ) from error
 
 
 def assign_splits(problems: Iterable[Problem]) -> Mapping[Split, tuple[Problem, ...]]:

@@ -61,7 +61,7 @@ LIVE_CALL = {
     "starter_code": "class Solution:\n    def twoSum(self, nums: List[int], target: int):",
     "metadata": json.dumps({"func_name": "twoSum"}),
     "tests": json.dumps(
-        [{"input": "[2,7,11]\n9", "output": "[0, 1]", "testtype": "functional", "metadata": {}}]
+        [{"input": "[2,7,11]\n9\n", "output": "[0, 1]", "testtype": "functional", "metadata": {}}]
     ),
 }
 TWO_SUM = """
@@ -161,8 +161,8 @@ def test_rows_are_split_by_content(tmp_path: Path) -> None:
     ("row", "message"),
     [
         ({"question": "x"}, r"line 1 of .* has the columns question; a row needs problem and"),
-        ({"problem": "x", "tests": "{"}, r"line 1 of .* cannot be read \(JSONDecodeError"),
-        ({"problem": "x", "tests": "[]"}, "no row has tests"),
+        ({"problem": "x", "tests": "{"}, r"no row can be used, the first is line 1 of .*JSONDec"),
+        ({"problem": "x", "tests": "[]"}, r"no row can be used, .* \(no tests\)"),
     ],
 )
 def test_rows_that_cannot_be_used_are_refused(
@@ -170,6 +170,14 @@ def test_rows_that_cannot_be_used_are_refused(
 ) -> None:
     with pytest.raises(EnvError, match=message):
         load_all(write_rows(tmp_path, row))
+
+
+def test_a_row_that_cannot_be_read_costs_that_row_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_rows(tmp_path, TACO, {"problem": "x", "tests": json.dumps([{"input": "1"}])})
+    assert [problem.key for problem in load_all(path)] == [TACO["problem"]]
+    assert "left out 1 of 2 rows whose tests cannot be used, the first is line 2" in caplog.text
 
 
 def test_asserts_of_another_form_run_in_the_sandbox(tmp_path: Path, pool: SandboxPool) -> None:
