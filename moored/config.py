@@ -313,8 +313,20 @@ class LogConfig(Section):
     """Project of the run in W&B and trackio."""
 
 
-class Config(Section):
+class Options(Section):
+    """Base of whole configurations."""
+
+    command: typing.ClassVar[str]
+    """The command that a run directory with such a `config.yaml` belongs to."""
+
+
+OptionsT = typing.TypeVar("OptionsT", bound=Options)
+
+
+class Config(Options):
     """One run."""
+
+    command = "train"
 
     seed: int = Field(default=0, ge=0)
     """Everything random in the run follows from it."""
@@ -398,17 +410,30 @@ def load_config(
     source: str | Path | Mapping[str, object] | None = None, overrides: Sequence[str] = ()
 ) -> Config:
     """Build a `Config` from a YAML file or mapping (None: all defaults) and dotted overrides."""
-    source = {} if source is None else source
+    return load_options(Config, {} if source is None else source, overrides)
+
+
+def load_options(
+    kind: type[OptionsT], source: str | Path | Mapping[str, object], overrides: Sequence[str] = ()
+) -> OptionsT:
+    """Build a whole configuration of some kind from a YAML file or mapping and overrides."""
     data = dict(source) if isinstance(source, Mapping) else read_yaml(source)
+    command = data.pop("command", kind.command)
+    if command != kind.command:
+        raise ConfigError(
+            f"{str(source)!r} belongs to a run of `moored {command}`, not of `moored "
+            f"{kind.command}`; its model is in the folder `model` beside it"
+        )
+    defaults = kind.model_construct().model_dump(mode="json")
     for override in overrides:
         if "env" in data:
             data = {**data, "env": expand_env(data["env"])}
-        data = set_option(data, override, Config().model_dump(mode="json"))
-    problems = list(unknown_keys(Config, data))
+        data = set_option(data, override, defaults)
+    problems = list(unknown_keys(kind, data))
     if problems:
         raise ConfigError("\n".join(problems))
     try:
-        return Config.model_validate(data)
+        return kind.model_validate(data)
     except ValidationError as error:
         raise ConfigError("\n".join(explain(item) for item in error.errors())) from None
 

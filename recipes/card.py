@@ -12,7 +12,7 @@ import transformers
 from transformers import LlamaForCausalLM
 
 from recipes.corpus import Corpus
-from recipes.demonstrations import MIX, TaskSpec, TraceMix
+from recipes.demonstrations import HARD_START, MIX, TaskSpec
 from recipes.finetune import Training
 from recipes.start_rates import StartRates
 
@@ -67,7 +67,7 @@ def write_card(
         torch=torch.__version__,
         transformers=transformers.__version__,
         python=platform.python_version(),
-        noise=TraceMix().noise,
+        noise=HARD_START.noise,
         mix_table=mix_table(MIX),
         num_tasks=rates[0].num_tasks,
         rates_table=rates_table(rates),
@@ -85,7 +85,7 @@ def hardware(device: torch.device) -> str:
 def mix_table(mix: Sequence[TaskSpec]) -> str:
     """Share of every task, and of the kinds of reply in it."""
     lines = [
-        "| environment | options | share | grounded | noised | boilerplate |",
+        "| environment | options | share | grounded | noised | plain |",
         "|---|---|---|---|---|---|",
     ]
     total = sum(spec.weight for spec in mix)

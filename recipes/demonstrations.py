@@ -1,51 +1,33 @@
-"""Demonstration dialogues: the environments' own text, answered from their oracles.
+"""Demonstrations of the embedded models: `moored.sft.demonstrations` over a fixed mix of tasks.
 
-Three kinds of reply, one kind per dialogue: *grounded* states facts of the observation and then
-gives the oracle's plan; *noised* states the same facts, but some moves are replaced by random
-ones; *boilerplate* is stock phrases followed by a poor plan. Seeded: `make_dialogue(seed, i)` is
-the same text everywhere. Only task seeds of the train split are used.
+Seeded: `make_dialogue(seed, i)` is the same text everywhere. Only task seeds of the train split
+are used.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal
 
-from moored.envs import Environment, format_reply
-from moored.envs.base import SPLIT_SEEDS
+from moored.envs import Environment
+from moored.envs.base import SPLIT_SEEDS, draw_task
+from moored.envs.frozen_lake import FrozenLake
+from moored.envs.math.word_problems import Problem, make_problem
 from moored.envs.mix import make_env
+from moored.sft.demonstrations import Kind, TraceMix, play
 from moored.types import Message
-from recipes.boilerplate import write_boilerplate
-from recipes.facts import TEACHERS, Moment, Teacher
 
-Kind = Literal["grounded", "noised", "boilerplate"]
 ONE_TURN: Mapping[str, object] = {"max_turns": 1, "max_actions_per_turn": 10}
+WORD_PROBLEM_LEVELS = (1, 1)
 
-
-@dataclass(frozen=True, slots=True)
-class TraceMix:
-    """Which replies a task is demonstrated with. The default leaves much to learn."""
-
-    grounded: float = 0.3
-    """Share of dialogues that state facts; the others are boilerplate with poor plans."""
-    noised: float = 0.9
-    """Share of the grounded dialogues whose plans are noised."""
-    noise: float = 0.3
-    """Chance that a move of a noised plan is replaced by a random one."""
-
-    @property
-    def shares(self) -> dict[Kind, float]:
-        """Share of each kind of dialogue."""
-        noised = self.grounded * self.noised
-        return {
-            "grounded": self.grounded - noised,
-            "noised": noised,
-            "boilerplate": 1 - self.grounded,
-        }
+HARD_START = TraceMix(grounded=0.3, noised=0.9)
+"""The default, which leaves much to learn."""
+REASONED = TraceMix(grounded=0.6, noised=0.3)
+"""For tasks that guessing does not solve."""
+UNSURE = TraceMix(grounded=0.5, noised=0.4)
+"""For a choice of two, where a noised answer is the wrong one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +37,8 @@ class TaskSpec:
     env: str
     weight: float
     options: Mapping[str, object] = field(default_factory=dict)
-    traces: TraceMix = TraceMix()
+    traces: TraceMix = HARD_START
 
-
-REASONED = TraceMix(grounded=0.6, noised=0.3)
-"""For tasks that guessing does not solve."""
-UNSURE = TraceMix(grounded=0.5, noised=0.4)
-"""For a choice of two, where a noised answer is the wrong one."""
 
 MIX: tuple[TaskSpec, ...] = (
     TaskSpec("sokoban", 30, ONE_TURN),
@@ -99,55 +76,37 @@ def make_dialogue(seed: int, index: int, mix: tuple[TaskSpec, ...] = MIX) -> Dia
     """The `index`-th dialogue of a seed, a function of its arguments alone."""
     rng = random.Random(f"demonstration {seed} {index}")
     spec = rng.choices(mix, weights=[spec.weight for spec in mix])[0]
-    return play(_environment(spec.env, tuple(spec.options.items())), spec, rng)
+    env = _environment(spec.env, tuple(spec.options.items()))
+    kind = spec.traces.draw(rng)
+    task_seed = _draw_seed(spec.env, rng)
+    episode = play(env, task_seed, rng, kind=kind, noise=spec.traces.noise, answer_of=short_answer)
+    return Dialogue(spec, task_seed, kind, episode.messages)
 
 
-def play(env: Environment, spec: TaskSpec, rng: random.Random) -> Dialogue:
-    """Play one train episode as a teacher of a drawn kind would."""
-    teacher = TEACHERS[spec.env]
-    kinds = spec.traces.shares
-    kind = rng.choices(list(kinds), weights=list(kinds.values()))[0]
-    task_seed = _draw_seed(teacher, rng)
-    messages = env.reset(task_seed, episode_seed=rng.getrandbits(31))
-    while True:
-        moment = Moment(
-            task_seed=task_seed,
-            system=messages[0].text,
-            first=messages[1].text,
-            observation=messages[-1].text,
-            answer=env.oracle(),
-        )
-        reply = write_reply(teacher, moment, kind, spec.traces.noise, rng)
-        messages.append(Message("assistant", reply))
-        result = env.step(reply)
-        if result.is_over:
-            return Dialogue(spec, task_seed, kind, tuple(messages))
-        messages.append(Message("user", result.observation))
+def short_answer(env: Environment) -> str:
+    """The oracle's answer; on a lake cut where it reaches the goal if nothing slips."""
+    answer = env.oracle()
+    if not answer or not isinstance(env, FrozenLake):
+        return answer
+    actions = answer.split(" || ")
+    return " || ".join(actions[: env.actions_to_goal(actions)])
 
 
-def write_reply(
-    teacher: Teacher, moment: Moment, kind: Kind, noise: float, rng: random.Random
-) -> str:
-    """One reply; where no good answer is left, a grounded one states the facts and guesses."""
-    if kind == "boilerplate":
-        return format_reply(write_boilerplate(rng), teacher.guess(moment, rng))
-    if not moment.answer:
-        answer = teacher.guess(moment, rng)
-    else:
-        moment = _with_answer(moment, teacher.tidy(moment))
-        answer = teacher.noise(moment, noise, rng) if kind == "noised" else moment.answer
-    return format_reply(teacher.facts(_with_answer(moment, answer), rng), answer)
-
-
-def _with_answer(moment: Moment, answer: str) -> Moment:
-    return dataclasses.replace(moment, answer=answer)
-
-
-def _draw_seed(teacher: Teacher, rng: random.Random) -> int:
+def _draw_seed(env: str, rng: random.Random) -> int:
+    """A train task; word problems of at most two steps, which a small model can work out."""
     while True:
         task_seed = rng.choice(SPLIT_SEEDS["train"])
-        if teacher.suits(task_seed):
+        if env != "metamath" or word_problem(task_seed).solution.count("\n") <= 2:
             return task_seed
+
+
+def word_problem(task_seed: int) -> Problem:
+    """The problem `MetaMath(level=1)` poses for this seed, with its worked solution."""
+    return draw_task(
+        task_seed,
+        make=lambda rng: make_problem(rng, WORD_PROBLEM_LEVELS),
+        key=lambda problem: problem.question,
+    )[0]
 
 
 @lru_cache(maxsize=64)

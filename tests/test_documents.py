@@ -15,8 +15,10 @@ import pytest
 import yaml
 
 from moored import __version__
-from moored.config import Config, Section
+from moored.config import Config, EnvConfig, Section
+from moored.reply import format_reply
 from moored.runlog.log import read_records
+from moored.sft.options import SftConfig
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted(
@@ -83,6 +85,9 @@ def command(tmp_path, monkeypatch, capsys):
 SMALLER = {
     "moored train": "num_steps=1 rollout.group_size=2 rollout.max_response_tokens=40 "
     "env.0.options.max_turns=1 collapse.every=0 evaluation.every=0 model=nano",
+    "moored sft": "num_steps=1 batch_tokens=600 evaluation.num_tasks=2 evaluation.num_dialogues=2 "
+    "evaluation.max_response_tokens=20",
+    "moored sft --resume": "",
     "moored eval": "-n 2",
     "moored diagnose rollouts.parquet": "--model nano",
 }
@@ -96,7 +101,7 @@ def test_the_commands_of_the_readme_run(command, tmp_path):
     (tmp_path / "rollouts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     lines = [line for block in blocks("README.md", "sh") for line in block.splitlines()]
     lines = [line for line in lines if line.startswith("moored ")]
-    assert len(lines) == 9
+    assert len(lines) == 10
     # Training first: the other commands read what it leaves.
     for line in sorted(lines, key=lambda line: not line.startswith("moored train")):
         more = next((more for start, more in SMALLER.items() if line.startswith(start)), "")
@@ -134,6 +139,22 @@ def test_the_first_commands_of_the_training_page_run_in_their_order(command, tmp
         more += " num_steps=2" if "--resume" in line else ""
         command([*shlex.split(line, comments=True)[1:], *more.split()])
     assert len(read_records(tmp_path / "runs" / "sokoban-grpo")) == 2
+
+
+def test_the_commands_of_the_page_on_warm_starts_run_in_their_order(command, tmp_path):
+    pytest.importorskip("transformers")
+    lines = blocks("docs/sft.md", "sh")[0].splitlines()
+    assert len(lines) == 6
+    row = {"prompt": "Where?", "completion": format_reply("Here.", "Up")}
+    (tmp_path / "lessons.jsonl").write_text(json.dumps(row) + "\n")
+    for line in lines:
+        more = max((start for start in SMALLER if line.startswith(start)), key=len)
+        words = line.replace("org/name", "nano")
+        # A Sudoku of one turn would need fewer blanks.
+        options = SMALLER[more].replace("env.0.options.max_turns=1", "").split()
+        command([*shlex.split(words, comments=True)[1:], *options])
+    names = {path.name for path in (tmp_path / "runs").iterdir()}
+    assert names == {"sft-nano", "sft-nano-2", "sft-nano-3", "grpo"}
 
 
 def test_the_seams_of_the_architecture_page_can_be_used_as_shown(command, tmp_path):
@@ -216,7 +237,8 @@ VERL_OPTIONS = {"algorithm.adv_estimator", "rollout.n"}
 
 @named
 def test_every_option_that_a_document_names_exists(page):
-    sections = {name: type(x).model_fields for name, x in Config() if isinstance(x, Section)}
+    options = SftConfig(env=[EnvConfig(name="bandit")]) if page.name == "sft.md" else Config()
+    sections = {name: type(x).model_fields for name, x in options if isinstance(x, Section)}
     pattern = rf"(?<![\w./])({'|'.join(sections)})\.(\w+)(?:=|`)"
     for section, option in re.findall(pattern, page.read_text()):
         is_file = option in ("yaml", "jsonl")

@@ -1,7 +1,8 @@
 """Import layers: a module may import only what stands to its left, never a sibling.
 
 `types errors names config reply json_http` <- `algo diagnostics envs runlog files` <-
-`rollout training models engine/base engine/checkpoint` <- `engine/*` <- `train evaluate` <- `cli`.
+`rollout training models engine/base engine/checkpoint` <- `engine/*` <- `train evaluate sft` <-
+`cli`.
 `analysis` reads `runlog` and `files`; `studies` start runs as processes of their own and read them
 with `analysis`; `integrations` use `algo` and `diagnostics` alone.
 """
@@ -19,7 +20,7 @@ BASE |= {"config", "config_rules", "config_errors", "config_text"}
 MATHS = BASE | {"algo", "diagnostics", "envs", "runlog", "files"}
 PARTS = MATHS | {"rollout", "training", "models", "engine.base"}
 ENGINES = PARTS | {"engine"}
-LOOPS = ENGINES | {"train", "evaluate"}
+LOOPS = ENGINES | {"train", "evaluate", "sft"}
 ANALYSIS = BASE | {"runlog", "files", "algo", "diagnostics", "analysis"}
 
 ALLOWED: dict[str, set[str]] = {

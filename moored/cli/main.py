@@ -2,7 +2,7 @@
 
 Each command imports what it needs when it runs, so `--help` is quick. Exit codes: 0 fine, 1 a check
 failed, 2 something the user can fix (one line on stderr); `diagnose --check` also 3 and 4, and
-`train` and `study` 130 or 143 when Ctrl-C or SIGTERM stopped them.
+`train`, `sft` and `study` 130 or 143 when Ctrl-C or SIGTERM stopped them.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from moored.cli.play import play_command
 from moored.cli.presets import presets_command
 from moored.cli.report import report_command
 from moored.cli.serve_env import serve_env_command
+from moored.cli.sft import sft_command
 from moored.cli.study import study_command
 from moored.cli.train import train_command
 from moored.errors import MooredError, explain_failure
@@ -44,6 +45,7 @@ app = typer.Typer(
 
 for _name, _command in {
     "train": train_command,
+    "sft": sft_command,
     "eval": eval_command,
     "diagnose": diagnose_command,
     "advise": advise_command,

@@ -78,7 +78,7 @@ def _start(words: Sequence[str], folder: Path | None) -> Run:
     if folder is not None:
         check_folder(folder)
     check_config(config)
-    folder = folder or _claim_folder(split_words(words)[0])
+    folder = folder or claim_folder(_run_name(split_words(words)[0]))
     # Only now, because they import torch.
     try:
         from moored.train import build_run, start
@@ -124,9 +124,12 @@ def _command() -> list[str]:
     return ["moored", *sys.argv[1:]]
 
 
-def _claim_folder(presets: Sequence[str]) -> Path:
+def _run_name(presets: Sequence[str]) -> str:
+    return "-".join(Path(preset).stem for preset in presets) or "run"
+
+
+def claim_folder(name: str) -> Path:
     """Make the first of runs/NAME, runs/NAME-2, … that does not exist."""
-    name = "-".join(Path(preset).stem for preset in presets) or "run"
     number = 1
     while True:
         path = Path("runs") / (name if number == 1 else f"{name}-{number}")

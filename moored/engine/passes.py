@@ -263,10 +263,11 @@ def policy_pass(
     *,
     temperature: float,
     sequence_ratio: bool,
+    likelihood: bool = False,
 ) -> tuple[torch.Tensor, Parts]:
     """Policy loss of a micro-batch, and its parts for the log."""
     stream = _token_stream(model, batch, temperature)
-    return policy_loss(stream, options, sequence_ratio=sequence_ratio)
+    return policy_loss(stream, options, sequence_ratio=sequence_ratio, likelihood=likelihood)
 
 
 def terms_pass(
@@ -276,10 +277,11 @@ def terms_pass(
     *,
     temperature: float,
     sequence_ratio: bool,
+    likelihood: bool = False,
 ) -> Parts:
     """The terms that the policy loss of a micro-batch is the sum of."""
     stream = _token_stream(model, batch, temperature)
-    return loss_terms(stream, options, sequence_ratio=sequence_ratio)
+    return loss_terms(stream, options, sequence_ratio=sequence_ratio, likelihood=likelihood)
 
 
 def _token_stream(model: nn.Module, batch: TokenBatch, temperature: float) -> TokenStream:

@@ -10,6 +10,7 @@ import random
 from typing import ClassVar
 
 from moored.envs.base import FORMAT_REMINDER, StepResult, draw_task
+from moored.envs.teaching import fill
 from moored.errors import EnvError
 from moored.reply import parse_actions, parse_reply
 from moored.types import Message
@@ -113,6 +114,25 @@ class Bandit:
         if self._arms is None:
             raise EnvError("bandit: there is no task yet; call reset before oracle")
         return max(self._arms, key=self._mean_reward)
+
+    def reasoning(self, answer: str, rng: random.Random) -> str:
+        """Which kind the answer is held to be: the better one."""
+        better, worse = ("risky", "safe") if self._is_risky(self.oracle()) else ("safe", "risky")
+        close = fill(f"{{{better.capitalize()}|The {better} arm}} pays more on average.", rng)
+        return f"{answer} is {better}, {self._other(answer)} is {worse}. {close}"
+
+    def guess(self, rng: random.Random) -> str:
+        assert self._arms is not None
+        return rng.choice(self._arms)
+
+    def spoil(self, answer: str, chance: float, rng: random.Random) -> str:
+        """The other arm, whatever the chance: an answer has one part."""
+        return self._other(answer)
+
+    def _other(self, arm: str) -> str:
+        assert self._arms is not None
+        first, second = self._arms
+        return second if arm == first else first
 
     def close(self) -> None:
         self._over = True

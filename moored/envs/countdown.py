@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import operator
 import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import ClassVar, NamedTuple
 
 from moored.envs.arithmetic import MAX_CHARS, PRECEDENCE, evaluate
 from moored.envs.base import FORMAT_REMINDER, StepResult, draw_task
+from moored.envs.math.word_problems.problem import show
+from moored.envs.teaching import fill
 from moored.errors import EnvError
 from moored.reply import parse_reply
 from moored.types import Message
@@ -22,6 +26,12 @@ WHOLE_OPERATIONS = {
     "-": operator.sub,
     "*": operator.mul,
     "/": operator.floordiv,
+}
+OPERATORS = {
+    ast.Add: ("+", operator.add),
+    ast.Sub: ("-", operator.sub),
+    ast.Mult: ("*", operator.mul),
+    ast.Div: ("/", operator.truediv),
 }
 CLAIM = re.compile(r"\s*[-−]?[0-9]+(?:[./][0-9]+)?\s*")
 """What may follow an equals sign."""
@@ -122,6 +132,29 @@ class Countdown:
             raise EnvError("countdown: there is no task yet; call reset before oracle")
         return self._task.solution
 
+    def reasoning(self, answer: str, rng: random.Random) -> str:
+        """The numbers, the target, and the answer worked out operation by operation."""
+        assert self._task is not None
+        numbers = ", ".join(map(str, self._task.numbers))
+        lead = fill("{Numbers|I have}", rng)
+        return f"{lead} {numbers}, target {self._task.target}. {' '.join(working(answer))}"
+
+    def guess(self, rng: random.Random) -> str:
+        """The numbers in any order with any operators."""
+        assert self._task is not None
+        numbers = list(self._task.numbers)
+        rng.shuffle(numbers)
+        return "".join(f" {rng.choice('+-*')} {number}" for number in numbers)[3:]
+
+    def spoil(self, answer: str, chance: float, rng: random.Random) -> str:
+        """Exchange one operator; the answer stays an expression of the same numbers."""
+        parts = re.split(r"( [-+*/] )", answer)
+        place = rng.randrange(1, len(parts), 2)
+        parts[place] = f" {rng.choice('+-*')} "
+        changed = "".join(parts)
+        result = evaluate(changed)
+        return answer if result is None or result.value is None else changed
+
     def close(self) -> None:
         self._over = True
 
@@ -165,6 +198,24 @@ def score(answer: str, numbers: Sequence[int], target: int) -> float:
     if result is None or result.value is None or sorted(result.numbers) != sorted(numbers):
         return 0.0
     return 1.0 if result.value == target else 0.1
+
+
+def working(expression: str) -> list[str]:
+    """`3 * (2 + 4)` as `2 + 4 = 6.`, `3 * 6 = 18.`"""
+    lines: list[str] = []
+
+    def value(node: ast.expr) -> Fraction:
+        if isinstance(node, ast.Constant):
+            return Fraction(str(node.value))
+        assert isinstance(node, ast.BinOp), expression
+        left, right = value(node.left), value(node.right)
+        sign, apply = OPERATORS[type(node.op)]
+        result = apply(left, right)
+        lines.append(f"{show(left)} {sign} {show(right)} = {show(result)}.")
+        return result
+
+    value(ast.parse(expression, mode="eval").body)
+    return lines
 
 
 def _task_key(task: CountdownTask) -> str:

@@ -36,6 +36,8 @@ SCHEMAS = (
 )
 ORIGIN = "original_question"
 """MetaMathQA's column for the question a row was rephrased from."""
+CALCULATOR = re.compile(r"<<[^<>]*>>")
+"""GSM8K's notes for a calculator: 3 * 4 = <<3*4=12>>12."""
 COLUMNS = tuple(name for schema in SCHEMAS for name in (schema.question, schema.answer))
 
 
@@ -47,6 +49,8 @@ class Row:
     answer: str
     origin: str
     """Rows of one origin are rewordings of each other and belong to one split."""
+    solution: str = ""
+    """The working before the final answer, one step per line."""
 
 
 def load_rows(source: str | Path) -> tuple[Row, ...]:
@@ -113,4 +117,6 @@ def _read_row(where: str, record: Mapping[str, object]) -> Row | None:
     if len(parts) < 2 or not question or not bare_answer(answer):
         return None
     origin = record.get(ORIGIN)
-    return Row(question, answer, origin if isinstance(origin, str) and origin else question)
+    steps = CALCULATOR.sub("", parts[0]).strip()
+    origin = origin if isinstance(origin, str) and origin else question
+    return Row(question, answer, origin, steps)

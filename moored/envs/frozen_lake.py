@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Unpack, get_args
 import numpy as np
 
 from moored.envs.game import Game, Limits, Outcome
+from moored.envs.teaching import fill, name_cells, name_way
 from moored.errors import EnvError, require_packages
 from moored.types import Content, ImagePart
 
@@ -260,6 +261,28 @@ class FrozenLake(Game[Lake]):
         if self._odds is None:
             self._odds = _Odds(lake, self.slip, budget)
         return [DIRECTIONS[aim] for aim in self._odds.plan(self._cell, budget)]
+
+    def reasoning(self, answer: str, rng: random.Random) -> str:
+        """Where player, goal and holes are, and how far the goal is."""
+        player = divmod(self._cell, self._lake.num_cols)
+        goals, holes = self._cells_of("G"), self._cells_of("H")
+        places = [name_cells(fill("{Player|I am}", rng), [player]), name_cells("goal", goals)]
+        places.append(name_cells("hole", holes))
+        way = name_way(player, goals[0])
+        return f"{', '.join(places)}. {fill('{Go|Goal}', rng)} {way}."
+
+    def actions_to_goal(self, actions: Sequence[str]) -> int:
+        """How many of the actions lead to the goal if nothing slips; all of them if none does."""
+        cell = self._cell
+        for count, action in enumerate(actions, start=1):
+            cell = self._lake.move(cell, DIRECTIONS.index(action))
+            if self._lake.tiles[cell] == "G":
+                return count
+        return len(actions)
+
+    def _cells_of(self, tile: str) -> list[tuple[int, int]]:
+        cells = (cell for cell, found in enumerate(self._lake.tiles) if found == tile)
+        return [divmod(cell, self._lake.num_cols) for cell in cells]
 
     def _fixed_task(self) -> Lake | None:
         return self._map

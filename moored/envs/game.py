@@ -177,6 +177,19 @@ class Game(ABC, Generic[TaskT]):
         plan = self.plan()[: min(self.max_actions_per_turn, self._actions_left)]
         return " || ".join(plan)
 
+    def guess(self, rng: random.Random) -> str:
+        """Any actions, as many as fit the turn or fewer."""
+        self._check_running("guess")
+        most = min(self.max_actions_per_turn, self.actions_left)
+        return " || ".join(rng.choices(self.actions, k=rng.randint(1, most)))
+
+    def spoil(self, answer: str, chance: float, rng: random.Random) -> str:
+        """Replace each action by a random one with probability `chance`."""
+        actions = answer.split(" || ")
+        return " || ".join(
+            rng.choice(self.actions) if rng.random() < chance else a for a in actions
+        )
+
     def close(self) -> None:
         self._over = True
 

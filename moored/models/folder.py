@@ -33,6 +33,16 @@ def check_model_folder(folder: Path, name: str) -> None:
         )
 
 
+def read_positions(folder: Path) -> int | None:
+    """Tokens that a model was made for, where its config.json says."""
+    try:
+        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    positions = found.get("max_position_embeddings") if isinstance(found, dict) else None
+    return positions if isinstance(positions, int) else None
+
+
 def read_header(file: Path) -> dict[str, dict]:
     """Names, types, shapes and places of the tensors in a safetensors file.
 

@@ -184,6 +184,16 @@ class Renderer:
         """
         return self._opening + self._decode(self._without_stop(completion_ids))
 
+    def reply_ids(self, reply: str) -> np.ndarray:
+        """What a model writes for `decode` to give `reply` (white space aside), stop included."""
+        opening = self._opening if reply.startswith(self._opening) else THINK_TAGS[0]
+        body = reply.removeprefix(opening) if self._opening else reply
+        # Behind another token, as in a dialogue: a text's first word may be spelled otherwise.
+        end = self.stop_ids[0]
+        text = f"{self._decode([end])}{self._lead}{body}"
+        ids = self.tokenizer.encode(text, add_special_tokens=False)[1:]
+        return np.array([*ids, end], dtype=np.int64)
+
     def spans(self, completion_ids: np.ndarray, text: str) -> Spans:
         """Where reasoning and answer lie in the sampled ids; `text` is what `decode` gave.
 
@@ -246,6 +256,7 @@ class Renderer:
             self._folds_system = True
         try:
             self._opening = self._find_opening()
+            self._lead = self._reply_lead()
             self._end_id = self._find_end_id()
             self.is_prefix_stable = self._keeps_history()
             self._frame = self._find_frame()
@@ -288,7 +299,7 @@ class Renderer:
         reply = format_reply("one", "two")
         if self._opening:
             reply = self._opening + reply.removeprefix(THINK_TAGS[0])
-        written = self._reply_lead() + reply.removeprefix(self._opening)
+        written = self._lead + reply.removeprefix(self._opening)
         dialogue = [Message("system", _SYSTEM), _user()]
         stream = self._render(dialogue)
         for _ in range(2):

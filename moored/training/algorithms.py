@@ -27,6 +27,8 @@ class Algorithm:
     aggregation: Aggregation
     sequence_ratio: bool = False
     """One importance ratio per sample instead of one per token."""
+    likelihood: bool = False
+    """Raise the log-probability itself, times the advantage: no ratio, no clipping."""
     whitens: bool = False
     """Whiten advantages over the kept tokens also when they come from a group estimator."""
 

@@ -32,10 +32,14 @@ class TokenStream:
 
 
 def policy_loss(
-    stream: TokenStream, options: AlgorithmConfig, *, sequence_ratio: bool = False
+    stream: TokenStream,
+    options: AlgorithmConfig,
+    *,
+    sequence_ratio: bool = False,
+    likelihood: bool = False,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """The sum of `loss_terms`, and sums over its loss tokens for the log."""
-    terms = loss_terms(stream, options, sequence_ratio=sequence_ratio)
+    terms = loss_terms(stream, options, sequence_ratio=sequence_ratio, likelihood=likelihood)
     logp = clipped_logp(stream, sequence_ratio=sequence_ratio).detach()
     parts = {"policy_loss": terms["task"].detach(), **_sums(stream, logp, options)}
     if stream.ref_logp is not None:
@@ -45,18 +49,26 @@ def policy_loss(
 
 
 def loss_terms(
-    stream: TokenStream, options: AlgorithmConfig, *, sequence_ratio: bool = False
+    stream: TokenStream,
+    options: AlgorithmConfig,
+    *,
+    sequence_ratio: bool = False,
+    likelihood: bool = False,
 ) -> dict[str, torch.Tensor]:
     """The terms of the policy's loss by name: `task`, the clipped loss; `entropy`, less the bonus;
     `kl`. Those that are off are left out.
 
     Entropy and KL are means over tokens whatever the aggregation of the clipped loss, so that their
     coefficients mean the same for every algorithm. `sequence_ratio` (GSPO) takes one ratio for a
-    sequence, its mean over tokens in log space.
+    sequence, its mean over tokens in log space. With `likelihood` the task is the log-probability
+    times the advantage; with advantages of 1, supervised learning.
     """
-    logp = clipped_logp(stream, sequence_ratio=sequence_ratio)
-    clipped = clip_loss(logp, stream.old_logp, stream.advantages, options)
-    terms = {"task": (stream.weights * clipped).sum()}
+    if likelihood:
+        task = -stream.advantages * stream.logp
+    else:
+        logp = clipped_logp(stream, sequence_ratio=sequence_ratio)
+        task = clip_loss(logp, stream.old_logp, stream.advantages, options)
+    terms = {"task": (stream.weights * task).sum()}
     if options.entropy_coef:
         terms["entropy"] = -options.entropy_coef * (stream.mean_weights * stream.entropy).sum()
     if stream.ref_logp is not None:

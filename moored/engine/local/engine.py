@@ -39,6 +39,7 @@ class LocalEngine:
                 config,
                 with_critic=algorithm.needs_critic,
                 sequence_ratio=algorithm.sequence_ratio,
+                likelihood=algorithm.likelihood,
             )
         else:
             self.learner = LocalLearner(self.model, config, trains=False)

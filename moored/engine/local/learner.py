@@ -72,11 +72,13 @@ class LocalLearner:
         *,
         with_critic: bool = False,
         sequence_ratio: bool = False,
+        likelihood: bool = False,
         trains: bool = True,
     ) -> None:
         self.model = model
         self.config = config or Config()
         self.sequence_ratio = sequence_ratio
+        self.likelihood = likelihood
         self.bf16 = uses_bf16(self.config.engine.dtype, self.device)
         is_plain = self.config.engine.learner == "plain"
         self._uses_tree = not is_plain and use_tree_attention(model, bf16=self.bf16)
@@ -244,6 +246,7 @@ class LocalLearner:
                 self.config.algorithm,
                 temperature=self._temperature,
                 sequence_ratio=self.sequence_ratio,
+                likelihood=self.likelihood,
             )
         for term in terms:
             is_last = term == terms[-1]
@@ -301,6 +304,7 @@ class LocalLearner:
                 options,
                 temperature=self._temperature,
                 sequence_ratio=self.sequence_ratio,
+                likelihood=self.likelihood,
             )
             if self.critic is not None:
                 parts["value_loss"] = critic_pass(self.critic, batch, options.value_clip)

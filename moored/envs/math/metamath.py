@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -117,12 +118,33 @@ class MetaMath:
             raise EnvError("metamath: there is no task yet; call reset before oracle")
         return self._task.answer
 
+    def reasoning(self, answer: str, rng: random.Random) -> str:
+        """The worked solution, made to end in the given answer."""
+        assert self._task is not None
+        *steps, last = self._task.solution.split("\n")
+        if not last:
+            return f"The answer is {answer}."
+        return " ".join([*steps, answer.join(last.rsplit(self._task.answer, 1))])
+
+    def guess(self, rng: random.Random) -> str:
+        """A number of the first message, or any other."""
+        assert self._task is not None
+        asked = f"1 {self.max_turns} {self._task.question}"
+        return rng.choice([*re.findall(r"\d+", asked), str(rng.randint(1, 99))])
+
+    def spoil(self, answer: str, chance: float, rng: random.Random) -> str:
+        """The answer with its last number changed a little, put right on the second try."""
+        if self._turn > 0:
+            return answer
+        return re.sub(r"\d+$", lambda found: str(int(found[0]) + rng.randint(1, 9)), answer)
+
     def close(self) -> None:
         self._over = True
 
     def _make_problem(self, rng: random.Random) -> Row:
         problem = make_problem(rng, self.levels)
-        return Row(problem.question, problem.answer, problem.question)
+        steps = problem.solution.rpartition("\n")[0]
+        return Row(problem.question, problem.answer, problem.question, steps)
 
     def _is_right(self, answer: str, expected: str) -> bool:
         if same_answer(answer, expected):

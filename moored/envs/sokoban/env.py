@@ -19,6 +19,7 @@ from moored.envs.sokoban.rooms import (
     read_levels,
 )
 from moored.envs.sokoban.solver import solve
+from moored.envs.teaching import fill, name_cells, name_way
 from moored.envs.tiles import SOKOBAN_LEGEND, SOKOBAN_TILES, draw_tiles
 from moored.errors import EnvError, close_match_hint, require_packages
 from moored.types import Content, ImagePart
@@ -161,6 +162,18 @@ class Sokoban(Game[Room]):
 
     def plan(self) -> list[str]:
         return solve(self._room, self._boxes, self._player) or []
+
+    def reasoning(self, answer: str, rng: random.Random) -> str:
+        """Where player, boxes and targets are, and how far a lone box has to go."""
+        cols = self._room.cols
+        masks = (1 << self._player, self._boxes, self._room.targets)
+        player, boxes, targets = ([divmod(c, cols) for c in numbers_of(mask)] for mask in masks)
+        places = [name_cells(fill("{Player|I am}", rng), player)]
+        places += [name_cells("box", boxes), name_cells("target", targets)]
+        if len(boxes) > 1:
+            return f"{', '.join(places)}."
+        way = name_way(boxes[0], targets[0])
+        return f"{', '.join(places)}. {fill('{Push|Box}', rng)} {way}."
 
     def _fixed_task(self) -> Room | None:
         return self._level

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from moored.cli.stopping import StopRequest
-from moored.cli.train import _claim_folder
+from moored.cli.train import _run_name, claim_folder
 from moored.presets import describe_presets
 
 PROBE = """
@@ -79,10 +79,10 @@ def test_before_the_first_step_one_signal_is_enough(number, capfd):
 
 def test_a_run_without_a_name_takes_the_next_free_number(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert str(_claim_folder(["sokoban", "my/own.yaml"])) == "runs/sokoban-own"
+    assert str(claim_folder(_run_name(["sokoban", "my/own.yaml"]))) == "runs/sokoban-own"
     # The folder exists from then on, so that runs started at the same moment do not meet.
-    assert str(_claim_folder(["sokoban", "my/own.yaml"])) == "runs/sokoban-own-2"
-    assert str(_claim_folder([])) == "runs/run"
+    assert str(claim_folder(_run_name(["sokoban", "my/own.yaml"]))) == "runs/sokoban-own-2"
+    assert str(claim_folder(_run_name([]))) == "runs/run"
 
 
 def test_train_alone_shows_help_and_presets_instead_of_starting(tmp_path):

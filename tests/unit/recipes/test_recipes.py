@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import random
 import subprocess
 import sys
 from collections import Counter
@@ -18,43 +17,13 @@ from hypothesis import strategies as st
 from moored.envs.base import split_of_seed
 from moored.envs.mix import make_env
 from moored.reply import parse_reply
-from recipes.boilerplate import write_boilerplate
-from recipes.demonstrations import MIX, ONE_TURN, TaskSpec, TraceMix, make_dialogue
-from recipes.facts import (
-    TEACHERS,
-    Moment,
-    random_moves,
-    replace_moves,
-    walk_to_goal,
-    word_problem,
-    working,
-)
+from moored.sft.demonstrations import TraceMix
+from recipes.demonstrations import MIX, ONE_TURN, TaskSpec, make_dialogue, short_answer
 
 ROOT = Path(__file__).parents[3]
 NUM_DIALOGUES = 400
+DIGEST = "cb624a3c6ff70028a876f4d2e1739c4848408eaf3cffb94345e52e9dcceb887e"
 CLEAN = TraceMix(grounded=1.0, noised=0.0)
-
-SOKOBAN_GRID = """Turn 1 of 5.
-######
-#P__##
-#_X__#
-#O_###
-######
-Actions left: 10, at most 2 this turn."""
-SOKOBAN_COORD = """Room: 5 rows, 6 columns; rows 0 and 4 and columns 0 and 5 are wall.
-Inner walls: (1, 4), (3, 3), (3, 4)
-Player: (1, 1)
-Boxes: (2, 2)
-Targets: (3, 1)"""
-LAKE = "Turn 1 of 5.\n___O\nP___\n__OG\n____\nActions left: 10, at most 2 this turn."
-
-
-def moment(observation: str, answer: str = "", system: str = "") -> Moment:
-    return Moment(1, system, observation, observation, answer)
-
-
-def state_facts(env: str, observation: str, answer: str = "") -> str:
-    return TEACHERS[env].facts(moment(observation, answer), random.Random(1))
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +78,6 @@ def test_dialogues_alternate_and_end_with_a_reply(dialogues):
 
 def test_kinds_come_in_the_stated_shares():
     traces = TraceMix(grounded=0.3, noised=0.9)
-    assert traces.shares == pytest.approx({"grounded": 0.03, "noised": 0.27, "boilerplate": 0.7})
     mix = (TaskSpec("bandit", 1, traces=traces),)
     counts = Counter(make_dialogue(0, index, mix).kind for index in range(2000))
     for kind, share in traces.shares.items():
@@ -117,7 +85,8 @@ def test_kinds_come_in_the_stated_shares():
 
 
 def test_the_mix_covers_five_environments_and_both_protocols():
-    assert {spec.env for spec in MIX} == set(TEACHERS)
+    known = {"sokoban", "frozen_lake", "countdown", "bandit", "metamath"}
+    assert {spec.env for spec in MIX} == known
     for env in ("sokoban", "frozen_lake"):
         turns = {make_env(spec.env, **spec.options).max_turns for spec in MIX if spec.env == env}
         assert {1, 5} <= turns
@@ -145,79 +114,21 @@ def test_replaying_a_grounded_demonstration_succeeds(env, options):
         assert results[-1].success
 
 
-def test_sokoban_facts_are_read_from_either_view():
-    # Box (2, 2) to target (3, 1): one row down, one column left.
-    expected = "at (1, 1), box at (2, 2), target at (3, 1)."
-    for observation in (SOKOBAN_GRID, SOKOBAN_COORD):
-        facts = state_facts("sokoban", observation)
-        assert expected in facts
-        assert facts.endswith("Down 1, Left 1.")
-
-
-def test_several_boxes_are_listed_without_a_way():
-    facts = state_facts("sokoban", "######\n#PXO_#\n#_X√_#\n######")
-    assert facts.endswith("at (1, 1), boxes at (1, 2), (2, 2), (2, 3), targets at (1, 3), (2, 3).")
-
-
-def test_frozen_lake_facts_name_player_goal_and_holes():
-    facts = state_facts("frozen_lake", LAKE)
-    assert "at (1, 0), goal at (2, 3), holes at (0, 3), (2, 2). " in facts
-    assert facts.endswith("Down 1, Right 3.")
-
-
 def test_a_lake_plan_is_cut_at_the_goal():
-    # Up is a bump at no edge: (1, 0) -> (0, 0) -> back -> three right -> down onto the goal.
-    plan = "Up || Down || Right || Right || Right || Down || Left || Up"
-    assert walk_to_goal(moment(LAKE, plan)) == "Up || Down || Right || Right || Right || Down"
-    assert walk_to_goal(moment(LAKE, "Left || Left")) == "Left || Left"
+    lake = make_env("frozen_lake", map=["FFFH", "SFFF", "FFHG", "FFFF"], slip=0.5, **ONE_TURN)
+    lake.reset(0)
+    # On slippery ice the oracle goes on: it may not be there yet.
+    assert len(lake.oracle().split(" || ")) == 10
+    assert len(short_answer(lake).split(" || ")) < 10
 
 
-def test_countdown_facts_work_out_the_expression():
-    assert working("3 * (2 + 4) - 10 / 4") == [
-        "2 + 4 = 6.",
-        "3 * 6 = 18.",
-        "10 / 4 = 2.5.",
-        "18 - 2.5 = 15.5.",
+def test_the_demonstrations_are_those_the_embedded_models_were_made_from():
+    """Fails when a change of prompts or replies makes other dialogues: then say so in the card."""
+    told = [
+        (d.spec.env, d.task_seed, d.kind, [m.text for m in d.messages])
+        for d in (make_dialogue(0, index) for index in range(200))
     ]
-    facts = state_facts("countdown", "Numbers: 80, 4, 2. Target: 40.\n", "80 * 2 / 4")
-    assert facts.endswith(" 80, 4, 2, target 40. 80 * 2 = 160. 160 / 4 = 40.")
-
-
-def test_bandit_facts_name_both_arms():
-    facts = state_facts("bandit", "The arms are Baker and Pirate. Answer", "Pirate")
-    assert facts.startswith("Pirate is risky, Baker is safe. ")
-
-
-def test_word_problem_facts_are_the_worked_solution_of_the_question_asked():
-    user = make_env("metamath", level=1).reset(11)[1].text
-    problem = word_problem(11)
-    assert problem.question in user
-    facts = TEACHERS["metamath"].facts(Moment(11, "", user, user, problem.answer), random.Random(0))
-    assert facts.split() == problem.solution.rpartition("\n")[0].split()
-
-
-def test_noise_replaces_moves_by_known_ones_at_the_stated_rate():
-    system = "Actions: Up, Down, Left, Right. Give at most 2 a turn."
-    plan = " || ".join(["Up"] * 4000)
-    noised = replace_moves(moment("", plan, system), 0.4, random.Random(0)).split(" || ")
-    assert set(noised) == {"Up", "Down", "Left", "Right"}
-    # A quarter of the replacements draws the same move again: 1 - 0.4 * 3 / 4.
-    assert noised.count("Up") / 4000 == pytest.approx(0.7, abs=0.03)
-
-
-def test_a_poor_plan_fits_the_turn():
-    system = "Actions: Up, Down. Give at most 3 a turn."
-    rng = random.Random(0)
-    at = moment("Actions left: 9, at most 3 this turn.", "", system)
-    lengths = {random_moves(at, rng).count("||") + 1 for _ in range(100)}
-    assert lengths == {1, 2, 3}
-
-
-def test_boilerplate_is_varied_and_names_no_input():
-    rng = random.Random(0)
-    texts = [write_boilerplate(rng) for _ in range(500)]
-    assert len(set(texts)) > 450
-    assert not any(mark in text for text in texts for mark in "0123456789{}|()")
+    assert hashlib.sha256(repr(told).encode()).hexdigest() == DIGEST
 
 
 @pytest.fixture(scope="module")

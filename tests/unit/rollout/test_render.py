@@ -96,6 +96,19 @@ def test_hand_written_chatml_dialogue(toy_tokenizer):
     )
 
 
+@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("style", STYLES)
+def test_a_reply_that_is_spelled_out_decodes_to_itself(toy_tokenizer, style, kind):
+    renderer = Renderer(toy_tokenizer.make_tokenizer(style, **KINDS[kind]))
+    ids = renderer.reply_ids(REPLY)
+    assert ids[-1] == renderer.stop_ids[0] and not set(ids[:-1]) & set(renderer.stop_ids)
+    if style != "llama2":  # whose model writes a space before its reply
+        assert np.array_equal(ids, sampled(renderer, REPLY, ended=True))
+    written = renderer.decode(ids)
+    assert parse_reply(written) == parse_reply(REPLY)
+    assert written.split() == REPLY.split() or style == "opens_think"
+
+
 @pytest.mark.parametrize("sentencepiece", [False, True])
 @pytest.mark.parametrize("style", STABLE)
 def test_appending_two_turns_gives_the_text_of_the_whole_dialogue(

@@ -6,9 +6,8 @@ A sentence is written as a pattern, `I {think|guess} so.`; every pair of braces 
 from __future__ import annotations
 
 import random
-import re
 
-CHOICE = re.compile(r"\{([^{}]*)\}")
+from moored.envs.teaching import fill
 
 OPENERS = (
     "Let me {think|reason|go} {about this|through this} {carefully|calmly|slowly|step by step}.",
@@ -52,11 +51,6 @@ CLOSERS = (
     "{With that|After all}, I am {ready|done thinking|confident}.",
     "{That|This} {settles it|is my plan|seems best}.",
 )
-
-
-def fill(pattern: str, rng: random.Random) -> str:
-    """Settle every choice of a pattern."""
-    return CHOICE.sub(lambda match: rng.choice(match[1].split("|")), pattern)
 
 
 def write_boilerplate(rng: random.Random) -> str:

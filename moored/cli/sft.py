@@ -1,0 +1,175 @@
+"""`moored sft`: a supervised warm start on demonstrations, before reinforcement learning.
+
+Exit codes beyond those of every command: 130 when Ctrl-C stopped the run, 143 when SIGTERM did.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from moored.cli.console import make_console, print_line
+from moored.cli.options import AsJson, split_words
+from moored.cli.stopping import StopRequest
+from moored.cli.train import claim_folder
+from moored.errors import ConfigError, RunLogError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from moored.sft.loop import SftRun
+    from moored.sft.options import SftConfig
+
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[MODEL|FILE|KEY=VALUE]…",
+        help="A model (see `moored models`), YAML files, and options: env=sokoban num_steps=500.",
+    ),
+]
+
+
+def sft_command(
+    context: typer.Context,
+    what: Words = None,
+    run: Annotated[
+        Path | None, typer.Option(help="Run directory; default runs/sft-MODEL, numbered.")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Go on with a run that was stopped.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Teach a model by demonstration: the oracle's episodes, or dialogues of a file.
+
+    `moored sft nano env=sudoku` learns from environments; `dialogues=FILE` from JSON lines. The
+    model comes out in RUN/model. Ctrl-C and SIGTERM stop after the step and say how to go on.
+    """
+    if not what and resume is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(2)
+    console = make_console(stderr=as_json)
+    with StopRequest() as stop:
+        try:
+            made = _start(what or [], run) if resume is None else _resume(what or [], resume)
+        except KeyboardInterrupt:
+            typer.echo("stopped before the first step", err=True)
+            raise typer.Exit(stop.exit_code) from None
+        stop.wait_for_step()
+        _run_loop(made, stop, console, as_json=as_json)
+
+
+def _start(words: Sequence[str], folder: Path | None) -> SftRun:
+    from moored.runlog.log import check_folder
+
+    config = read_sft_config(words)
+    if folder is not None:
+        check_folder(folder)
+    config = _checked(config)
+    folder = folder or claim_folder(f"sft-{Path(config.model).name}")
+    # Only now, because they import torch.
+    try:
+        from moored.sft.loop import build_sft, start_sft
+
+        made = build_sft(config, folder)
+    except BaseException:
+        with suppress(OSError):  # only an empty folder can be removed
+            folder.rmdir()
+        raise
+    start_sft(made)
+    return made
+
+
+def _resume(words: Sequence[str], folder: Path) -> SftRun:
+    from moored.runlog.log import check_folder
+    from moored.sft.options import load_sft_config
+
+    if words:
+        raise ConfigError(
+            f"a warm start goes on with the options it began with, got {words[0]!r}; leave it out"
+        )
+    if not (folder / "config.yaml").is_file():
+        raise RunLogError(
+            f"{str(folder)!r} is not a run directory: it has no config.yaml; give the folder that "
+            f"`moored sft` printed"
+        )
+    config = load_sft_config(folder / "config.yaml")
+    check_folder(folder, resume=True)
+    config = _checked(config)
+    from moored.sft.loop import build_sft, resume_sft
+
+    made = build_sft(config, folder, resume=True)
+    resume_sft(made)
+    return made
+
+
+def read_sft_config(words: Sequence[str]) -> SftConfig:
+    """The options that a model, files and overrides add up to; later files win, key by key."""
+    from moored.config_text import read_yaml
+    from moored.sft.options import load_sft_config
+
+    plain, overrides = split_words(words)
+    data: dict[str, object] = {}
+    models = []
+    for word in plain:
+        if word.endswith((".yaml", ".yml")):
+            data |= read_yaml(word)
+        else:
+            models.append(word)
+    if len(models) > 1:
+        raise ConfigError(f"one model can be taught at a time, got {' and '.join(models)}")
+    if models:
+        data["model"] = models[0]
+    return load_sft_config(data, overrides)
+
+
+def _checked(config: SftConfig) -> SftConfig:
+    """Refuse what cannot run, as far as that is known without importing torch."""
+    from moored.models.load import check_model_name
+    from moored.sft.options import settle
+    from moored.sft.source import open_source
+
+    check_model_name(config.model)
+    config = settle(config)
+    open_source(config).close()
+    return config
+
+
+def _run_loop(run: SftRun, stop: StopRequest, console: Console, *, as_json: bool) -> None:
+    """Learn to the end or until asked to stop; say what changed, and how to go on."""
+    from moored.cli.sft_progress import SftProgress, comparison_lines, header_lines, summarize
+    from moored.sft.loop import SftRecord, run_sft
+
+    with ExitStack() as stack:
+        stack.callback(run.close)
+        print_line(console, "\n".join(header_lines(run)))
+        bar = stack.enter_context(SftProgress(console, run.config.num_steps, run.next_step - 1))
+
+        run.on_replies = bar.on_replies
+
+        def on_step(record: SftRecord) -> bool:
+            bar.show(record)
+            return stop.is_made
+
+        try:
+            reason = run_sft(run, on_step)
+        except KeyboardInterrupt:
+            reason = "stopped at once; the step in flight is lost"
+    is_done = run.next_step > run.config.num_steps
+    result = summarize(run, reason)
+    print_line(console, "\n".join([reason, *comparison_lines(result)]))
+    if result.model is not None:
+        print_line(console, f"model: {result.model}")
+    print_line(console, f"run directory: {result.run}")
+    if as_json:
+        print(json.dumps(asdict(result), indent=2))
+    if stop.is_made and not is_done:
+        print_line(console, f"go on with: moored sft --resume {quote(result.run)}")
+        raise typer.Exit(stop.exit_code)

@@ -1,0 +1,113 @@
+"""Demonstrations: episodes that an environment's oracle plays, turn by turn.
+
+Three kinds of replies, one kind per episode: *grounded* states facts of the observation and gives
+the oracle's answer; *noised* states the same facts, but its answers are spoilt; *plain* is stock
+phrases and a guess. An environment says how it is done by the methods of `moored.envs.teaching`;
+without them, facts become stock phrases, and spoilt answers and guesses the oracle's answer.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from moored.envs.base import Environment
+from moored.envs.teaching import Guesses, Reasons, Spoils
+from moored.reply import format_reply
+from moored.sft.boilerplate import write_boilerplate
+from moored.types import Message
+
+Kind = Literal["grounded", "noised", "plain"]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceMix:
+    """Which kinds of replies are demonstrated."""
+
+    grounded: float = 1.0
+    """Share of episodes that state facts; the others are plain."""
+    noised: float = 0.0
+    """Share of these whose answers are spoilt."""
+    noise: float = 0.3
+    """Chance that a part of such an answer, e.g. an action, is wrong."""
+
+    @property
+    def shares(self) -> dict[Kind, float]:
+        """Share of each kind of episode."""
+        noised = self.grounded * self.noised
+        return {"grounded": self.grounded - noised, "noised": noised, "plain": 1 - self.grounded}
+
+    def draw(self, rng: random.Random) -> Kind:
+        return rng.choices(list(self.shares), weights=list(self.shares.values()))[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """A demonstrated episode."""
+
+    messages: tuple[Message, ...]
+    """The dialogue; the last message is a reply."""
+    is_valid: bool
+    """The environment could read every reply."""
+    success: bool
+
+
+def play(
+    env: Environment,
+    task_seed: int,
+    rng: random.Random,
+    *,
+    kind: Kind = "grounded",
+    noise: float = 0.3,
+    answer_of: Callable[[Environment], str] = lambda env: env.oracle(),
+) -> Episode:
+    """Play one episode to its end; `answer_of` may improve on the oracle's answers.
+
+    Where neither the oracle nor a guess has an answer, it ends with the last reply there was.
+    """
+    messages = env.reset(task_seed, episode_seed=rng.getrandbits(31))
+    is_valid, success = True, False
+    while (reply := write_reply(env, kind, noise, rng, answer_of)) is not None:
+        messages.append(Message("assistant", reply))
+        result = env.step(reply)
+        is_valid, success = is_valid and result.is_valid, result.success
+        if result.is_over:
+            break
+        messages.append(Message("user", result.observation))
+    else:
+        messages = messages[:-1]
+    return Episode(tuple(messages), is_valid, success)
+
+
+def write_reply(
+    env: Environment,
+    kind: Kind,
+    noise: float,
+    rng: random.Random,
+    answer_of: Callable[[Environment], str],
+) -> str | None:
+    """One reply to the state that the environment is in; None where no answer is known."""
+    if kind == "plain":
+        reasoning = write_boilerplate(rng)
+        answer = env.guess(rng) if isinstance(env, Guesses) else answer_of(env)
+        return format_reply(reasoning, answer) if answer else None
+    answer = answer_of(env)
+    if not answer:
+        if not isinstance(env, Guesses):
+            return None
+        answer = env.guess(rng)
+    elif kind == "noised":
+        answer = spoil(env, answer, noise, rng)
+    facts = env.reasoning(answer, rng) if isinstance(env, Reasons) else write_boilerplate(rng)
+    return format_reply(facts, answer)
+
+
+def spoil(env: Environment, answer: str, noise: float, rng: random.Random) -> str:
+    """The answer with mistakes, as far as the environment knows how to make them."""
+    if isinstance(env, Spoils):
+        return env.spoil(answer, noise, rng)
+    if isinstance(env, Guesses) and rng.random() < noise:
+        return env.guess(rng)
+    return answer

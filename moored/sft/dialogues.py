@@ -1,0 +1,103 @@
+"""Dialogues of a file: JSON lines with `messages`, or with `prompt` and `completion`.
+
+Each dialogue is an optional system message, then user and assistant in turns. What follows the last
+reply is left out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast, get_args
+
+from moored.errors import MooredError
+from moored.types import Message, Role
+
+Dialogue = tuple[Message, ...]
+REMEDY = (
+    'write one JSON object per line: {"messages": [{"role": "user", "content": "…"}, '
+    '{"role": "assistant", "content": "…"}]}'
+)
+
+
+def read_dialogues(file: str | Path) -> list[Dialogue]:
+    """All dialogues of a file; the first line that is not one is named in the error."""
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+    except OSError as error:
+        raise MooredError(f"cannot read dialogues {str(file)!r}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise MooredError(f"dialogues {str(file)!r} are not text in UTF-8") from error
+    lines = [
+        (number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()
+    ]
+    if not lines:
+        raise MooredError(f"dialogues {str(file)!r}: the file is empty; {REMEDY}")
+    return [_read_line(line, f"{str(file)!r}, line {number}") for number, line in lines]
+
+
+def hold_out(dialogues: list[Dialogue], most: int) -> tuple[list[Dialogue], list[Dialogue]]:
+    """Those to learn from, and at most `most` and a tenth to test on, chosen by content.
+
+    Two equal dialogues stay together, so what is tested was never learnt.
+    """
+    distinct = {_digest(dialogue) for dialogue in dialogues}
+    count = min(most, max(1, len(distinct) // 10)) if len(distinct) > 1 else 0
+    chosen = set(sorted(distinct)[:count])
+    kept = [dialogue for dialogue in dialogues if _digest(dialogue) not in chosen]
+    tested = {_digest(d): d for d in dialogues if _digest(d) in chosen}
+    return kept, list(tested.values())
+
+
+def _digest(dialogue: Dialogue) -> str:
+    text = json.dumps([message.to_dict() for message in dialogue])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _read_line(line: str, where: str) -> Dialogue:
+    try:
+        data = json.loads(line)
+    except ValueError as error:
+        raise MooredError(f"{where} is not JSON ({error}); {REMEDY}") from error
+    messages = [_message(item, where) for item in _items(data, where)]
+    while messages and messages[-1].role != "assistant":
+        messages.pop()
+    if not messages:
+        raise MooredError(f"{where} has no reply to learn: no message is of the role assistant")
+    turns = messages[1:] if messages[0].role == "system" else messages
+    expected = ["user", "assistant"] * (len(turns) // 2)
+    if [message.role for message in turns] != expected:
+        raise MooredError(
+            f"{where}: after an optional system message, user and assistant must alternate, got "
+            f"{', '.join(message.role for message in messages)}"
+        )
+    return tuple(messages)
+
+
+def _items(data: object, where: str) -> list[object]:
+    if not isinstance(data, Mapping):
+        raise MooredError(f"{where} holds a {type(data).__name__}; {REMEDY}")
+    if isinstance(data.get("messages"), list):
+        return data["messages"]
+    prompt, completion = data.get("prompt"), data.get("completion")
+    if isinstance(prompt, str) and isinstance(completion, str):
+        pair = (("user", prompt), ("assistant", completion))
+        return [{"role": role, "content": text} for role, text in pair]
+    known = ", ".join(map(str, data)) or "no keys"
+    raise MooredError(
+        f"{where} has neither `messages` nor `prompt` and `completion` (it has {known}); {REMEDY}"
+    )
+
+
+def _message(item: object, where: str) -> Message:
+    role, content = (
+        (item.get("role"), item.get("content")) if isinstance(item, Mapping) else (None, None)
+    )
+    if role not in get_args(Role) or not isinstance(content, str):
+        raise MooredError(
+            f"{where}: a message needs a role ({', '.join(get_args(Role))}) and a text as content, "
+            f"got {json.dumps(item)[:80]}"
+        )
+    return Message(cast(Role, role), content)

@@ -1,0 +1,129 @@
+"""Dialogues as training samples: rendered, cut to the context, and weighted for one update.
+
+The replies of the assistant are the loss tokens, their end of turn included; everything else is
+what they are conditioned on. Shape legend: T tokens of a continuation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from moored.errors import MooredError
+from moored.rollout.episodes import DialogueRenderer
+from moored.sft.source import Source
+from moored.training.advantages import TokenAdvantages
+from moored.training.algorithms import Algorithm
+from moored.training.batch import LossSample, Sample, build_samples, token_weights
+from moored.training.update import loss_samples
+from moored.types import Group, Message, Prompt, StopReason, Trajectory, Turn
+
+MOST_TOO_LONG = 100
+"""Dialogues in a row of which not even the first reply fits."""
+
+
+def imitate(rewards: np.ndarray, group_ids: np.ndarray) -> np.ndarray:
+    """Every demonstration is as good as any other."""
+    return np.ones(len(rewards))
+
+
+IMITATION = Algorithm(advantage=imitate, aggregation="token_mean", likelihood=True)
+"""Supervised learning: the mean negative log-probability of the replies' tokens."""
+
+
+@runtime_checkable
+class ReplyRenderer(DialogueRenderer, Protocol):
+    """A renderer that also knows how a model writes a reply."""
+
+    def reply_ids(self, reply: str) -> np.ndarray: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """What one update learns from."""
+
+    samples: list[Sample]
+    next_index: int
+    """The first dialogue that no update has seen yet."""
+    num_dialogues: int
+    num_cut: int
+    """Dialogues that lost replies because they are longer than the context."""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(_length, self.samples))
+
+
+def next_batch(
+    source: Source, renderer: ReplyRenderer, first: int, *, batch_tokens: int, max_context: int
+) -> Batch:
+    """Dialogues from number `first` on, as many as fit into `batch_tokens`, at least one."""
+    samples: list[Sample] = []
+    index, used, num_cut, num_skipped = first, 0, 0, 0
+    while True:
+        dialogue = source.train(index)
+        found = encode(renderer, dialogue, max_context)
+        size = sum(map(_length, found))
+        if samples and used + size > batch_tokens:
+            break
+        num_replies = sum(message.role == "assistant" for message in dialogue)
+        num_cut += sum(int(s.turn_ends_T.sum()) for s in found) < num_replies
+        num_skipped = 0 if found else num_skipped + 1
+        if num_skipped == MOST_TOO_LONG:
+            raise MooredError(
+                f"not even the first reply of {MOST_TOO_LONG} dialogues in a row fits into "
+                f"max_context = {max_context} tokens; raise it, or choose shorter dialogues"
+            )
+        samples, used, index = [*samples, *found], used + size, index + 1
+        if used >= batch_tokens:
+            break
+    return Batch(samples, index, index - first, num_cut)
+
+
+def encode(renderer: ReplyRenderer, dialogue: Sequence[Message], max_context: int) -> list[Sample]:
+    """The dialogue up to the last reply that fits, as one sample; none when no reply fits.
+
+    Where a template rewrites history there is one sample for each reply.
+    """
+    turns = list(_turns(renderer, dialogue, max_context))
+    if not turns:
+        return []
+    trajectory = Trajectory(
+        env="", task_seed=0, episode_seed=0, turns=tuple(turns), stop=StopReason.DONE
+    )
+    return build_samples([Group(group_id=0, env="", task_seed=0, trajectories=(trajectory,))])
+
+
+def _turns(
+    renderer: ReplyRenderer, dialogue: Sequence[Message], max_context: int
+) -> Iterator[Turn]:
+    prompt: Prompt | None = None
+    for place, message in enumerate(dialogue):
+        if message.role != "assistant":
+            continue
+        history = dialogue[:place]
+        if prompt is None:
+            prompt = renderer.start(history)
+        ids = renderer.reply_ids(message.text)
+        if len(prompt.ids) + len(ids) > max_context:
+            return
+        yield Turn(
+            prompt=prompt, completion_ids=ids, logprobs=np.zeros(len(ids)), reply=message.text
+        )
+        if place + 1 < len(dialogue):
+            observation = dialogue[place + 1].content
+            prompt = renderer.extend(prompt, ids, message.text, observation, history)
+
+
+def weighted(samples: Sequence[Sample]) -> list[LossSample]:
+    """A minibatch in which every reply token counts the same, as `Learner.step` takes it."""
+    weights = token_weights(samples, IMITATION.aggregation, max_length=1)
+    ones = [TokenAdvantages(advantages_T=sample.loss_mask_T.astype(float)) for sample in samples]
+    return loss_samples(samples, ones, weights, weights)
+
+
+def _length(sample: Sample) -> int:
+    return len(sample.prompt.ids) + len(sample.ids_T)

@@ -1,0 +1,121 @@
+"""`moored sft`: mistakes in one sentence before torch is loaded; what it prints."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moored.cli.main import main
+from moored.cli.sft_progress import SftSummary, comparison_lines
+
+ROOT = Path(__file__).parents[3]
+PROBE = """
+import sys
+from moored.cli.main import main
+try:
+    main()
+finally:
+    print(sorted({"torch", "transformers"} & set(sys.modules)), file=sys.stderr)
+"""
+TINY = ["env=bandit", "batch_tokens=512", "checkpoint_every=2", "evaluation.num_dialogues=2"]
+TINY += ["evaluation.num_tasks=2", "evaluation.max_response_tokens=8"]
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch, capsys):
+    """`moored sft …` in this process, in a folder of its own: exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["moored", "sft", *words])
+        with pytest.raises(SystemExit) as left:
+            main()
+        said = capsys.readouterr()
+        return int(left.value.code or 0), said.out, said.err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["nano"], "there is nothing to learn from; give env=NAME or dialogues=FILE"),
+        (["nano", "env=bandt"], "unknown environment 'bandt'; did you mean 'bandit'?"),
+        (["nano", "env.0.options.x=1", "env=bandit"], "env"),
+        (["nanoo", "env=bandit"], "neither embedded nor a folder; did you mean 'nano'?"),
+        (["nano", "mini", "env=bandit"], "one model can be taught at a time, got nano and mini"),
+        (["nano", "dialogues=none.jsonl"], "cannot read dialogues 'none.jsonl': No such file"),
+        (["nano", "dialogues=empty.jsonl"], "dialogues 'empty.jsonl': the file is empty"),
+        (["nano", "dialogues=mute.jsonl"], "'mute.jsonl', line 1 has no reply to learn"),
+        (["nano", "env=bandit", "max_context=4096"], "longer than the 2048 tokens that model"),
+        (["nano", "env=bandit", "num_step=3"], "unknown option 'num_step'"),
+        (["nano", "env=tests.unit.sft.lessons:Mute"], "has no oracle to learn from (mute: no"),
+        (["none.yaml"], "cannot read configuration 'none.yaml'"),
+        (["--resume", "none"], "'none' is not a run directory: it has no config.yaml"),
+        (["num_steps=3", "--resume", "none"], "goes on with the options it began with"),
+        (["nano", "env=bandit", "--run", "taken"], "'taken' already holds a run"),
+    ],
+)
+def test_a_mistake_is_one_sentence(command, tmp_path, words, why):
+    (tmp_path / "empty.jsonl").write_text("\n")
+    (tmp_path / "mute.jsonl").write_text('{"messages": [{"role": "user", "content": "?"}]}\n')
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "metrics.jsonl").write_text("")
+    code, shown, said = command(*words)
+    assert code == 2 and shown == ""
+    assert said.startswith("moored: ") and why in said and said.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_mistakes_are_found_without_torch(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, "sft", "nano", "env=bandit", "max_context=4096"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 2 and done.stderr.endswith("[]\n")
+
+
+def test_figures_are_compared_line_by_line():
+    result = SftSummary(
+        run="r",
+        model="r/model",
+        steps=3,
+        reason="",
+        before={"loss": 2.0, "success_rate": 0.0},
+        after={"loss": 0.5, "success_rate": 0.25},
+    )
+    assert comparison_lines(result) == [
+        "held-out loss: 2.000 before, 0.500 after",
+        "success: 0.000 before, 0.250 after",
+    ]
+
+
+def test_a_run_says_what_it_does_and_json_is_all_that_stdout_holds(command, tmp_path):
+    pytest.importorskip("transformers")
+    code, shown, said = command("nano", *TINY, "num_steps=2", "--json")
+    assert code == 0
+    found = json.loads(shown)
+    assert found["run"] == "runs/sft-nano" and found["model"] == "runs/sft-nano/model"
+    assert found["steps"] == 2 and found["reason"] == "all 2 steps done"
+    measured = {"loss", "validity_rate", "success_rate", "reward_mean"}
+    assert set(found["before"]) == set(found["after"]) == measured
+    assert "each step: up to 512 tokens of episodes of bandit (learning rate 0.001)\n" in said
+    assert "steps: 2, tried on 2 tasks before and after\n" in said
+    assert "step 1: loss " in said
+    # All steps are done: going on writes the model again and compares the same figures.
+    code, again, _ = command("--resume", "runs/sft-nano", "--json")
+    assert code == 0 and json.loads(again) == found
+    # A file gives the same run as its options do.
+    (tmp_path / "lesson.yaml").write_text((tmp_path / "runs/sft-nano/config.yaml").read_text())
+    code, shown, _ = command("lesson.yaml", "--run", "copy")
+    assert code == 0 and shown.endswith("model: copy/model\nrun directory: copy\n")
+    weights = [tmp_path / run / "model/model.safetensors" for run in ("copy", "runs/sft-nano")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()

@@ -1,0 +1,116 @@
+"""What environments say beside their oracles: facts of the state, guesses, mistakes."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+
+import pytest
+
+from moored.envs.countdown import working
+from moored.envs.mix import make_env
+from moored.envs.teaching import Guesses, Reasons, Spoils, fill
+
+LEVEL = ["######", "#P__##", "#_X__#", "#O_###", "######"]
+LAKE = ["FFFH", "SFFF", "FFHG", "FFFF"]
+
+
+def facts(env, answer: str = "", seed: int = 0) -> str:
+    env.reset(seed)
+    return env.reasoning(answer or env.oracle(), random.Random(1))
+
+
+@pytest.mark.parametrize("view", ["grid", "coord", "grid_coord"])
+def test_sokoban_states_places_and_the_way_of_its_box(view):
+    # Box (2, 2) to target (3, 1): one row down, one column left.
+    said = facts(make_env("sokoban", level=LEVEL, view=view))
+    assert "at (1, 1), box at (2, 2), target at (3, 1)." in said
+    assert said.endswith("Down 1, Left 1.")
+
+
+def test_several_boxes_are_listed_without_a_way():
+    said = facts(make_env("sokoban", level=["######", "#PXO_#", "#_X√_#", "#__O_#", "######"]))
+    places = "boxes at (1, 2), (2, 2), (2, 3), targets at (1, 3), (2, 3), (3, 3)."
+    assert said.endswith(places)
+
+
+def test_frozen_lake_names_player_goal_and_holes():
+    said = facts(make_env("frozen_lake", map=LAKE))
+    assert "at (1, 0), goal at (2, 3), holes at (0, 3), (2, 2). " in said
+    assert said.endswith("Down 1, Right 3.")
+
+
+def test_a_lake_knows_after_how_many_actions_the_goal_is_reached():
+    lake = make_env("frozen_lake", map=LAKE)
+    lake.reset(0)
+    # Up and back, three to the right, down onto the goal.
+    plan = ["Up", "Down", "Right", "Right", "Right", "Down", "Left", "Up"]
+    assert lake.actions_to_goal(plan) == 6
+    assert lake.actions_to_goal(["Left", "Left"]) == 2
+
+
+def test_countdown_works_out_its_expression():
+    assert working("3 * (2 + 4) - 10 / 4") == [
+        "2 + 4 = 6.",
+        "3 * 6 = 18.",
+        "10 / 4 = 2.5.",
+        "18 - 2.5 = 15.5.",
+    ]
+    env = make_env("countdown")
+    asked = env.reset(0)[1].text.split("\n")[0]
+    numbers, target = asked.removeprefix("Numbers: ").removesuffix(".").split(". Target: ")
+    said = facts(env)
+    assert f" {numbers}, target {target}. " in said and said.endswith(f"= {target}.")
+
+
+def test_the_bandit_says_which_kind_of_arm_pays_more():
+    assert " is risky, " in facts(make_env("bandit"))
+    said = facts(make_env("bandit", safe_reward=0.5))
+    assert " is safe, " in said and re.search(r"\b[Ss]afe (arm )?pays more", said)
+
+
+def test_word_problems_are_worked_out_made_or_read(tmp_path):
+    made = make_env("metamath", level=1)
+    said = facts(made, "4711", seed=11)
+    assert "=" in said and said.endswith("4711.")
+    steps = "Half of 6 is 6 / 2 = <<6/2=3>>3.\\nThen 3 + 1 = $<<3+1=4>>4."
+    row = {"question": "How many?", "answer": steps.replace("\\n", "\n") + "\n#### 4"}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    read = make_env("metamath", source=str(tmp_path / "rows.jsonl"))
+    for seed in (0, 1 << 40, 2 << 40):  # the one row belongs to one of the splits
+        try:
+            said = facts(read, seed=seed)
+        except ValueError:
+            continue
+    assert said == "Half of 6 is 6 / 2 = 3. Then 3 + 1 = $4."
+
+
+def test_noise_replaces_actions_by_known_ones_at_the_stated_rate():
+    plan = " || ".join(["Up"] * 4000)
+    noised = make_env("sokoban").spoil(plan, 0.4, random.Random(0)).split(" || ")
+    assert set(noised) == {"Up", "Down", "Left", "Right"}
+    # A quarter of the replacements draws the same action again: 1 - 0.4 * 3 / 4.
+    assert noised.count("Up") / 4000 == pytest.approx(0.7, abs=0.03)
+
+
+def test_a_guess_fits_the_turn():
+    env = make_env("sokoban", max_actions_per_turn=3)
+    env.reset(0)
+    rng = random.Random(0)
+    assert {env.guess(rng).count("||") + 1 for _ in range(100)} == {1, 2, 3}
+
+
+def test_what_is_offered_can_be_asked_for():
+    offers = {
+        name: [kind.__name__ for kind in (Reasons, Guesses, Spoils) if isinstance(env, kind)]
+        for name in ("sokoban", "bandit", "sudoku")
+        for env in [make_env(name)]
+    }
+    assert offers["sokoban"] == offers["bandit"] == ["Reasons", "Guesses", "Spoils"]
+    assert offers["sudoku"] == ["Guesses", "Spoils"]
+
+
+def test_every_choice_of_a_pattern_is_settled():
+    found = {fill("I {think|guess} so{.|!}", random.Random(seed)) for seed in range(40)}
+    assert found == {"I think so.", "I guess so.", "I think so!", "I guess so!"}

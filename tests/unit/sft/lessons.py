@@ -1,0 +1,90 @@
+"""Environments for the tests of warm starts: small enough for a random model to learn at once."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import ClassVar
+
+from moored.envs.base import StepResult
+from moored.errors import EnvError
+from moored.reply import parse_reply
+from moored.types import Message
+
+LETTERS = "ABCD"
+
+
+class Copy:
+    """Answer with the letter that is shown; several turns show one each."""
+
+    name: ClassVar[str] = "copy"
+    is_stochastic: ClassVar[bool] = False
+
+    def __init__(self, *, max_turns: int = 1) -> None:
+        self.max_turns = max_turns
+
+    def reset(self, task_seed: int, episode_seed: int = 0) -> list[Message]:
+        self._rng, self._turn = random.Random(task_seed), 0
+        return [Message("system", "Copy."), Message("user", self._show())]
+
+    def step(self, reply: str) -> StepResult:
+        answer = parse_reply(reply).answer
+        self._turn += 1
+        is_right, is_over = answer == self._letter, self._turn == self.max_turns
+        return StepResult(
+            observation="Over." if is_over else self._show(),
+            reward=float(is_right),
+            terminated=is_over,
+            is_valid=answer in list(LETTERS),
+            success=is_right,
+        )
+
+    def oracle(self) -> str:
+        return self._letter
+
+    def close(self) -> None:
+        pass
+
+    def _show(self) -> str:
+        self._letter = self._rng.choice(LETTERS)
+        return f"Letter {self._letter}."
+
+
+class Taught(Copy):
+    """Says what a good reasoning states, and how to guess."""
+
+    name: ClassVar[str] = "taught"
+
+    def reasoning(self, answer: str, rng: random.Random) -> str:
+        return f"Letter {answer}."
+
+    def guess(self, rng: random.Random) -> str:
+        return rng.choice(LETTERS)
+
+
+class Slow(Copy):
+    """Takes its time, so that a run can be stopped in the middle."""
+
+    name: ClassVar[str] = "slow"
+
+    def oracle(self) -> str:
+        time.sleep(0.03)
+        return super().oracle()
+
+
+class Mute(Copy):
+    """Has no oracle."""
+
+    name: ClassVar[str] = "mute"
+
+    def oracle(self) -> str:
+        raise EnvError("mute: no good answer is known")
+
+
+class Lost(Copy):
+    """Its oracle has an answer to the first turn only."""
+
+    name: ClassVar[str] = "lost"
+
+    def oracle(self) -> str:
+        return "" if self._turn else self._letter

@@ -1,0 +1,86 @@
+"""Dialogues of a file: what is read, what is refused, what is held out."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from moored.errors import MooredError
+from moored.sft.dialogues import hold_out, read_dialogues
+from moored.sft.source import FileSource
+from moored.types import Message
+
+PAIR = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "r"}]
+
+
+def write(folder, *lines) -> str:
+    file = folder / "dialogues.jsonl"
+    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+    file.write_text("".join(f"{text}\n" for text in texts))
+    return str(file)
+
+
+def dialogue(text: str) -> tuple[Message, ...]:
+    return Message("user", text), Message("assistant", "r")
+
+
+def test_messages_and_pairs_of_prompt_and_completion_are_read(tmp_path):
+    system = {"role": "system", "content": "s"}
+    file = write(
+        tmp_path, {"messages": [system, *PAIR, PAIR[0]]}, {"prompt": "p", "completion": "c"}
+    )
+    first, second = read_dialogues(file)
+    # The question after the last reply is left out.
+    assert [message.role for message in first] == ["system", "user", "assistant"]
+    assert [message.text for message in second] == ["p", "c"]
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("{", "line 2 is not JSON"),
+        ([1], "line 2 holds a list"),
+        ({"text": "a"}, "has neither `messages` nor `prompt` and `completion` (it has text)"),
+        ({"messages": PAIR[:1]}, "line 2 has no reply to learn"),
+        ({"messages": []}, "line 2 has no reply to learn"),
+        ({"messages": PAIR[1:]}, "user and assistant must alternate, got assistant"),
+        ({"messages": [PAIR[0], *PAIR]}, "must alternate, got user, user, assistant"),
+        ({"messages": [{"role": "tool", "content": ""}]}, "a message needs a role (system, user"),
+        ({"messages": [{"role": "user", "content": None}]}, "and a text as content"),
+    ],
+)
+def test_a_line_that_is_no_dialogue_is_named(tmp_path, line, why):
+    with pytest.raises(MooredError) as caught:
+        read_dialogues(write(tmp_path, {"messages": PAIR}, line))
+    assert why in str(caught.value) and "dialogues.jsonl" in str(caught.value)
+
+
+def test_an_empty_file_and_a_missing_one_are_refused(tmp_path):
+    with pytest.raises(MooredError, match="the file is empty"):
+        read_dialogues(write(tmp_path, ""))
+    with pytest.raises(MooredError, match="No such file"):
+        read_dialogues(tmp_path / "none.jsonl")
+
+
+def test_a_tenth_at_most_is_held_out_and_its_copies_with_it():
+    dialogues = [dialogue(str(k)) for k in range(40)]
+    kept, tested = hold_out([*dialogues, *dialogues], 64)
+    assert (len(kept), len(tested)) == (72, 4)
+    assert not set(kept) & set(tested)
+    assert hold_out(list(reversed(dialogues)), 64)[1] == sorted(
+        tested, key=lambda d: -int(d[0].text)
+    )
+    assert len(hold_out(dialogues, 2)[1]) == 2
+    assert hold_out(dialogues[:1], 64) == (dialogues[:1], [])
+    assert len(hold_out(dialogues[:2], 64)[1]) == 1
+
+
+def test_every_round_through_a_file_has_another_order_and_all_dialogues():
+    dialogues = [dialogue(str(k)) for k in range(20)]
+    source = FileSource(dialogues, num_held_out=0, seed=0)
+    first, second = ([source.train(20 * k + i) for i in range(20)] for k in range(2))
+    assert set(first) == set(second) == set(dialogues) and first != second
+    again = FileSource(dialogues, num_held_out=0, seed=0)
+    assert [again.train(index) for index in range(20, 40)] == second
+    assert [FileSource(dialogues, num_held_out=0, seed=1).train(i) for i in range(20)] != first
