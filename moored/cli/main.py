@@ -28,6 +28,7 @@ from moored.cli.play import play_command
 from moored.cli.presets import presets_command
 from moored.cli.report import report_command
 from moored.cli.serve_env import serve_env_command
+from moored.cli.serve_search import serve_search_command
 from moored.cli.sft import sft_command
 from moored.cli.study import study_command
 from moored.cli.train import train_command
@@ -57,6 +58,7 @@ for _name, _command in {
     "envs": envs_command,
     "check-env": check_env_command,
     "serve-env": serve_env_command,
+    "serve-search": serve_search_command,
     "models": models_command,
     "presets": presets_command,
     "config": config_command,

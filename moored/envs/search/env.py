@@ -16,12 +16,13 @@ from moored.envs.base import (
     draw_task,
     warn_of_missing_splits,
 )
+from moored.envs.search.choose import RetrieverChoice
 from moored.envs.search.corpus import storable
 from moored.envs.search.questions import Question, load_questions
-from moored.envs.search.retriever import Bm25, Hit, Retriever
+from moored.envs.search.retriever import Hit, Retriever
 from moored.envs.search.scoring import MIN_F1, answer_reward, exact_match, f1
 from moored.envs.search.world import MAX_HOPS, make_question, make_world
-from moored.errors import EnvError, require_packages
+from moored.errors import EnvError
 from moored.reply import parse_reply
 from moored.types import Message
 
@@ -49,6 +50,11 @@ class Search:
       (Parquet needs `moored[data]`).
     - `corpus=None`: a file of passages with `title` and `text`, or with `contents` as Search-R1 has
       them.
+    - `retriever="bm25"`: or `"dense"`, passages by meaning (needs `moored[dense]`), or the address
+      of a server with Search-R1's `/retrieve`, such as `moored serve-search` starts. A server that
+      fails ends the episode as an error; the model never reads of it.
+    - `embedding_model=None`: for `dense`, a sentence-transformers model, as a folder or hub id.
+    - `timeout_s=10.0`: how long a server may take for one request; each search has three tries.
     - `num_hops=(1, 3)`: hops of the made questions, one number or a range.
     - `world_seed=0`: which world is made up.
     - `num_passages=5`: passages a search shows.
@@ -66,6 +72,9 @@ class Search:
         *,
         questions: str | Path | None = None,
         corpus: str | Path | None = None,
+        retriever: str = "bm25",
+        embedding_model: str | None = None,
+        timeout_s: float = 10.0,
         num_hops: int | Sequence[int] = (1, 3),
         world_seed: int = 0,
         num_passages: int = 5,
@@ -80,9 +89,14 @@ class Search:
         ):
             if value < 1:
                 raise EnvError(f"search: {option} must be at least 1, got {value}")
-        require_packages("search", ["tantivy"])
         self.questions = questions
-        self.corpus = None if corpus is None else str(corpus)
+        self._choice = RetrieverChoice(
+            name=retriever,
+            corpus=None if corpus is None else str(corpus),
+            world_seed=world_seed,
+            embedding_model=embedding_model,
+            timeout_s=timeout_s,
+        )
         self.num_hops = _check_hops(num_hops)
         self.world_seed = world_seed
         self.num_passages = num_passages
@@ -96,7 +110,7 @@ class Search:
         self._over = True
 
     def resources(self) -> dict[str, Resource]:
-        return {"retriever": Bm25(self.corpus, self.world_seed)}
+        return {"retriever": self._choice.make()}
 
     def reset(self, task_seed: int, episode_seed: int = 0) -> list[Message]:
         # World and rows live in their loaders' caches: shared by all instances, never pickled.
@@ -146,11 +160,13 @@ class Search:
 
     def _check_sources(self) -> None:
         if self.questions is None:
-            if self.corpus is not None:
+            if self._choice.corpus is not None:
                 raise EnvError("search: a corpus needs questions about it; set questions too")
             return
-        if self.corpus is None:
-            raise EnvError("search: questions need passages to search; set corpus too")
+        if self._choice.corpus is None and not self._choice.is_server:
+            raise EnvError(
+                "search: questions need passages to search; set corpus, or retriever=http://…"
+            )
         rows = load_questions(self.questions)
         warn_of_missing_splits(self.questions, f"{len(rows)} questions", map(_task_key, rows))
 

@@ -6,7 +6,7 @@ threads at once.
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from moored.envs.base import Resource
 from moored.envs.search.corpus import Passage, load_corpus
 from moored.envs.search.world import make_world
-from moored.errors import require_packages
 
 if TYPE_CHECKING:
     import tantivy
@@ -36,7 +35,7 @@ class Hit:
 
 
 @dataclass
-class Retriever(Resource):
+class Retriever(Resource, ABC):
     """Base of all retrievers."""
 
     @abstractmethod
@@ -52,6 +51,10 @@ class CorpusRetriever(Retriever):
     """File of passages; None: the fictional world of `world_seed`."""
     world_seed: int = 0
 
+    def __post_init__(self) -> None:
+        self.passages: tuple[Passage, ...] = ()
+        """What is searched, while it is open."""
+
     def load_passages(self) -> tuple[Passage, ...]:
         if self.corpus is None:
             return make_world(self.world_seed).passages
@@ -66,14 +69,19 @@ class Bm25(CorpusRetriever):
     """
 
     def open(self) -> None:
-        require_packages("searching with BM25", ["tantivy"])
         self.passages = self.load_passages()
         self._analyzer = _make_analyzer()
         self._index = _build_index(self.passages, self._analyzer)
         self._searcher = self._index.searcher()
 
     def close(self) -> None:
-        del self.passages, self._analyzer, self._index, self._searcher
+        self.passages = ()
+        del self._analyzer, self._index, self._searcher
+
+    @property
+    def num_segments(self) -> int:
+        """Parts of the index; more than one would make the order of equal scores random."""
+        return self._searcher.num_segments
 
     def search(self, queries: Sequence[str], num_passages: int) -> list[list[Hit]]:
         return [self._search_one(query, num_passages) for query in queries]

@@ -219,7 +219,12 @@ def test_long_titles_and_surplus_passages_are_cut(env):
         ({"max_turns": 0}, "max_turns must be at least 1, got 0"),
         ({"num_passages": 0}, "num_passages must be at least 1"),
         ({"corpus": "c.jsonl"}, "set questions too"),
-        ({"questions": "q.jsonl"}, "set corpus too"),
+        ({"questions": "q.jsonl"}, "questions need passages to search; set corpus"),
+        ({"retriever": "bm26"}, "retriever must be bm25, dense or a server's address .* 'bm26'"),
+        ({"retriever": "http://a", "corpus": "c.jsonl"}, "a server has its own corpus"),
+        ({"retriever": "dense"}, "set embedding_model"),
+        ({"embedding_model": "m"}, "is for retriever=dense"),
+        ({"retriever": "http://a", "timeout_s": 0}, "timeout_s must be positive, got 0"),
     ],
 )
 def test_wrong_options_are_named(options, message):

@@ -1,0 +1,68 @@
+"""`moored serve-search`: a search server with Search-R1's protocol."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from moored.cli.console import make_console, print_line
+from moored.cli.listening import listen
+from moored.errors import MooredError, require_packages
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+
+def serve_search_command(
+    corpus: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="CORPUS",
+            help="JSONL, JSON or Parquet with title and text; if not given, the made-up corpus of "
+            "the environment search.",
+        ),
+    ] = None,
+    retriever: Annotated[str, typer.Option(help="bm25 or dense.")] = "bm25",
+    embedding_model: Annotated[
+        str | None, typer.Option(help="Model for dense: a folder or hub id.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8000,
+    max_waiting: Annotated[
+        int, typer.Option(help="Requests that may wait; more are refused with 503.", min=1)
+    ] = 256,
+) -> None:
+    """Serve searches at /retrieve, as Search-R1 does; / and /health tell how it goes."""
+    require_packages("serve-search", ["starlette", "uvicorn"])
+    from moored.envs.search.choose import RetrieverChoice
+    from moored.envs.search.retriever import CorpusRetriever
+    from moored.envs.search.server import SearchService, make_app
+
+    name = None if corpus is None else str(corpus)
+    choice = RetrieverChoice(name=retriever, corpus=name, embedding_model=embedding_model)
+    index = choice.make()
+    if not isinstance(index, CorpusRetriever):
+        raise MooredError(f"serve-search needs bm25 or dense, got {retriever!r}")
+    # Ctrl-C is how a server is ended, so it is no error.
+    with contextlib.closing(listen(host, port)) as listener, suppress(KeyboardInterrupt):
+        index.open()
+        with contextlib.closing(index):
+            num_passages = len(index.passages)
+            service = SearchService(index, retriever, num_passages, max_waiting=max_waiting)
+            address = f"http://{host}:{listener.getsockname()[1]}"
+            told = f"serving {num_passages:,} passages with {retriever} at {address}/retrieve"
+            print_line(make_console(), told)
+            _serve(make_app(service), listener)
+
+
+def _serve(app: Starlette, listener: socket.socket) -> None:
+    """Until Ctrl-C or SIGTERM."""
+    import uvicorn
+
+    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5)
+    uvicorn.Server(config).run(sockets=[listener])

@@ -1,0 +1,318 @@
+"""A search server that dies, hangs, answers garbage or fails costs episodes, not the run."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moored.config import RolloutConfig
+from moored.engine.base import LockstepStream, Request, SamplingParams
+from moored.engine.endpoint.sampler import TextRenderer
+from moored.envs import format_reply
+from moored.envs.base import StepResult
+from moored.envs.mix import make_env, open_env
+from moored.envs.search.env import Search
+from moored.envs.search.remote import CircuitBreaker, SearchServer
+from moored.errors import EnvError
+from moored.rollout.episodes import Task, roll_out
+from moored.rollout.pool import EnvPool
+from moored.types import Completion, FinishReason, StopReason, content_text
+
+ROOT = Path(__file__).parents[4]
+HIT = {"document": {"id": "3", "contents": '"Kirham"\nKirham is a town.'}, "score": 2.5}
+GOOD = {"result": [[HIT]]}
+COMMAND = [sys.executable, "-c", "from moored.cli.main import main; main()", "serve-search"]
+Answer = Callable[[dict, int], tuple[int, bytes]]
+
+
+@contextmanager
+def serving(answer: Answer) -> Iterator[tuple[str, list[dict]]]:
+    """A server in a thread that gives set answers; its address and the requests it has seen."""
+    seen: list[dict] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            seen.append({"path": self.path, **body})
+            status, data = answer(body, len(seen) - 1)
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", seen
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def good(body: dict, number: int) -> tuple[int, bytes]:
+    return 200, json.dumps(GOOD).encode()
+
+
+def after_the_first(status: int, data: bytes) -> Answer:
+    return lambda body, number: (status, data) if number else good(body, number)
+
+
+def opened(url: str, **options: float) -> SearchServer:
+    server = SearchServer(url, pause_s=0.0, **options)  # pyright: ignore[reportArgumentType]
+    server.open()
+    return server
+
+
+def test_the_request_and_the_answer_are_those_of_search_r1():
+    with serving(good) as (url, seen):
+        (hits,) = opened(f"{url}/retrieve").search(["Kirham"], 5)
+    asked = {"path": "/retrieve", "queries": ["Kirham"], "topk": 5, "return_scores": True}
+    assert seen[1] == asked
+    assert [(hit.passage.title, hit.passage.text, hit.score) for hit in hits] == [
+        ("Kirham", "Kirham is a town.", 2.5)
+    ]
+
+
+@pytest.mark.parametrize(
+    "passage",
+    [
+        {"contents": "Kirham\nKirham is a town."},
+        {"title": "Kirham", "text": "Kirham is a town."},
+        {"document": {"title": "Kirham", "text": "Kirham is a town."}, "score": None},
+    ],
+)
+def test_other_shapes_of_a_passage_are_read_too(passage):
+    data = json.dumps({"result": [[passage]]}).encode()
+    with serving(lambda body, number: (200, data)) as (url, _):
+        ((hit,),) = opened(url).search(["Kirham"], 5)
+    assert (hit.passage.title, hit.passage.text) == ("Kirham", "Kirham is a town.")
+
+
+@pytest.mark.parametrize(
+    ("status", "data", "message", "num_requests"),
+    [
+        (500, b"oops", r"500 .*oops \(try 3 of 3\)", 3),
+        (503, b"", r"503 .*\(try 3 of 3\)", 3),
+        (404, b"", r"404 .*\(try 1 of 3\)", 1),
+        (200, b"<html>", r"the answer is not JSON: <html> \(try 3 of 3\)", 3),
+        (200, b"[]", "must hold 'result', a list for each of the 1 queries", 1),
+        (200, b'{"result": []}', "must hold 'result'", 1),
+        (200, b'{"result": [3]}', "lists of passages", 1),
+        (200, b'{"result": [["x"]]}', "a passage must have 'contents'", 1),
+        (200, b'{"result": [[{"document": {"contents": 3}}]]}', "a passage must have", 1),
+        (200, b"[" * 100_000, "not JSON", 3),
+    ],
+)
+def test_what_a_server_does_wrong_is_an_environment_error(status, data, message, num_requests):
+    with serving(after_the_first(status, data)) as (url, seen):
+        server = opened(url)
+        with pytest.raises(EnvError, match=message):
+            server.search(["Kirham"], 5)
+        assert len(seen) == 1 + num_requests
+
+
+def test_a_failure_that_passes_is_not_noticed():
+    def fails_once(body: dict, number: int) -> tuple[int, bytes]:
+        return (500, b"") if number == 1 else good(body, number)
+
+    with serving(fails_once) as (url, seen):
+        assert len(opened(url).search(["Kirham"], 5)[0]) == 1
+        assert len(seen) == 3
+
+
+def test_a_server_that_is_not_there_is_told_at_the_start():
+    told = r"127.0.0.1:9.*start it first \(moored serve-search\)"
+    with EnvPool() as pool, pytest.raises(EnvError, match=told):
+        pool.take(lambda: make_env("search", retriever="http://127.0.0.1:9"))
+
+
+def test_a_circuit_opens_after_failures_and_lets_one_call_try_after_its_rest():
+    now_s = 0.0
+    breaker = CircuitBreaker(2, 10.0, clock=lambda: now_s)
+    breaker.failed()
+    breaker.succeeded()
+    breaker.failed()
+    assert breaker.may_call()
+    breaker.failed()
+    assert not breaker.may_call()
+    now_s = 9.9
+    assert not breaker.may_call()
+    now_s = 10.0
+    assert breaker.may_call()
+    assert not breaker.may_call()
+    breaker.failed()
+    now_s = 19.9
+    assert not breaker.may_call()
+    now_s = 20.0
+    assert breaker.may_call()
+    breaker.succeeded()
+    assert breaker.may_call() and breaker.may_call()
+
+
+def test_an_open_circuit_fails_at_once_and_asks_nothing():
+    with serving(after_the_first(500, b"")) as (url, seen):
+        server = opened(url, max_failures=2)
+        for _ in range(2):
+            with pytest.raises(EnvError, match="500"):
+                server.search(["Kirham"], 5)
+        num_requests = len(seen)
+        with pytest.raises(EnvError, match=r"failed 2 times in a row and is left alone for 15 s"):
+            server.search(["Kirham"], 5)
+        assert len(seen) == num_requests
+
+
+@contextmanager
+def serve_search(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`moored serve-search` as a process of its own, and its address."""
+    process = subprocess.Popen(
+        [*COMMAND, "--port", "0", *words],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    try:
+        assert process.stdout is not None
+        told = process.stdout.readline()
+        assert "/retrieve" in told, told
+        yield process, told.split()[-1].removesuffix("/retrieve")
+    finally:
+        process.send_signal(signal.SIGCONT)
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    with serve_search() as found:
+        yield found
+
+
+def searching_envs(pool: EnvPool, url: str) -> list[Search]:
+    made = [pool.take(lambda: make_env("search", retriever=url, timeout_s=0.7)) for _ in range(4)]
+    return [env for env in made if isinstance(env, Search)]
+
+
+def search_with_all(pool: EnvPool, envs: list[Search]) -> list[StepResult | Exception]:
+    """One search in a new episode of each, as training would do it."""
+    for seed, env in enumerate(envs):
+        env.reset(seed)
+    reply = format_reply("", "search[Kirham town]")
+    return pool.run_all([lambda env=env: env.step(reply) for env in envs], envs)
+
+
+def assert_found(results: list[StepResult | Exception]) -> None:
+    for result in results:
+        assert isinstance(result, StepResult) and "[1] " in result.observation, result
+
+
+def test_a_real_server_that_hangs_in_mid_run_costs_the_episodes_under_way(server):
+    process, url = server
+    with EnvPool(workers=4, timeout_s=30.0) as pool:
+        envs = searching_envs(pool, url)
+        assert_found(search_with_all(pool, envs))
+        process.send_signal(signal.SIGSTOP)
+        lost = search_with_all(pool, envs)
+        process.send_signal(signal.SIGCONT)
+        assert [type(result) for result in lost] == [EnvError] * 4
+        assert all("no answer within 0.7 s" in str(error) for error in lost)
+        assert_found(search_with_all(pool, envs))
+
+
+class Pen:
+    """Searches in the first turn; then half of the episodes search again, the others finish.
+
+    Before the second turn it calls `between`.
+    """
+
+    def __init__(self, between: Callable[[], object]) -> None:
+        self.between = between
+
+    def stream(self, params: SamplingParams) -> LockstepStream:
+        return LockstepStream(self, params)
+
+    def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Completion]:
+        turns = [sum(m.role == "assistant" for m in request.messages) for request in requests]
+        if 1 in turns:
+            self.between()
+        return [
+            self._write("finish[Kirham]" if turn and place % 2 else "search[Kirham town]")
+            for place, turn in enumerate(turns)
+        ]
+
+    def _write(self, action: str) -> Completion:
+        ids = np.array([ord(char) for char in format_reply("", action)])
+        return Completion(ids, np.full(len(ids), -1.0), FinishReason.STOP)
+
+    def end_sessions(self, sessions: Sequence[int]) -> None:
+        pass
+
+
+@dataclass
+class Writer:
+    sampler: Pen
+    renderer: TextRenderer = field(default_factory=TextRenderer)
+
+
+def test_a_real_server_that_is_killed_in_mid_run_costs_the_episodes_that_search():
+    def tasks(url: str) -> list[Task]:
+        make = functools.partial(make_env, "search", retriever=url, timeout_s=2.0, max_turns=2)
+        seeds = range(3)
+        return [
+            Task(group_id=i, env="search", make_env=make, task_seed=i, episode_seeds=(0, 1))
+            for i in seeds
+        ]
+
+    def kill() -> None:
+        process.kill()
+        process.wait()
+
+    with serve_search() as (process, url), EnvPool(workers=2, timeout_s=30.0) as pool:
+        engine, planned = Writer(Pen(kill)), tasks(url)
+        options = RolloutConfig(max_context=100_000)
+        groups = roll_out(planned, engine=engine, options=options, seed=(0,), pool=pool)
+        stops = [trajectory.stop for group in groups for trajectory in group.trajectories]
+        assert stops == [StopReason.ENV_ERROR, StopReason.DONE] * 3
+        seen = [turn.seen for group in groups for t in group.trajectories for turn in t.turns]
+        assert sum("[1] " in content_text(text) for text in seen) == 6
+        assert not any("server" in content_text(text) for text in seen)
+        # The next step of the run begins as usual; without a server every search is lost.
+        again = roll_out(planned, engine=engine, options=options, seed=(1,), pool=pool)
+        stops = {trajectory.stop for group in again for trajectory in group.trajectories}
+        assert stops == {StopReason.ENV_ERROR}
+
+
+def test_the_served_corpus_finds_what_the_embedded_one_does(server):
+    with open_env("search", retriever=server[1]) as served, open_env("search") as embedded:
+        for seed in range(20):
+            served.reset(seed)
+            embedded.reset(seed)
+            is_over = False
+            while not is_over:
+                reply = format_reply("", embedded.oracle())
+                here, there = embedded.step(reply), served.step(reply)
+                assert here == there
+                is_over = here.is_over
+
+
+def test_ctrl_c_ends_the_server_without_an_error():
+    with serve_search() as (process, _):
+        process.send_signal(signal.SIGINT)
+        assert process.wait() == 0
