@@ -122,6 +122,14 @@ class Environment(Protocol):
     def close(self) -> None: ...
 
 
+def encodable(text: str) -> str:
+    """The text with halves of surrogate pairs replaced, which no tokenizer can encode.
+
+    For observations that hold what a model wrote, or what a server says about it.
+    """
+    return text.encode("utf-8", "replace").decode()
+
+
 def split_of_seed(task_seed: int) -> Split:
     """The split whose seed range holds `task_seed`."""
     for split, seeds in SPLIT_SEEDS.items():

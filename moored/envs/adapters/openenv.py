@@ -17,7 +17,7 @@ from moored.envs.adapters.openenv_client import (
     OpenEnvSession,
     fetch_action_schema,
 )
-from moored.envs.base import FORMAT_REMINDER, StepResult, draw_task, split_of_seed
+from moored.envs.base import FORMAT_REMINDER, StepResult, draw_task, encodable, split_of_seed
 from moored.envs.serving.wire import expect_number
 from moored.errors import EnvError, require_packages
 from moored.names import import_object
@@ -244,7 +244,7 @@ class OpenEnv:
                     f"{known}"
                 )
         text = found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
-        return text[:MAX_SHOWN_CHARS]
+        return encodable(text[:MAX_SHOWN_CHARS])
 
     def _system_text(self) -> str:
         fields = ", ".join(self._fields or {})

@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import Any
 
 from moored.envs.adapters.textarena_oracles import ORACLES
-from moored.envs.base import draw_task, split_of_seed
+from moored.envs.base import draw_task, encodable, split_of_seed
 from moored.errors import EnvError, close_match_hint
 from moored.names import import_object
 
@@ -321,4 +321,5 @@ def shown(game: Game) -> str:
         who = f"Player {sender}: " if kind == "PLAYER_ACTION" else ""
         lines.append(f"{who}{text.strip()[:MAX_MESSAGE_CHARS]}")
     reason = game.env.state.game_info[game.player].get("reason") if game.is_over else None
-    return "\n".join([*lines, *([str(reason)[:MAX_MESSAGE_CHARS]] if reason else [])])
+    closing = [str(reason)[:MAX_MESSAGE_CHARS]] if reason else []
+    return encodable("\n".join([*lines, *closing]))

@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from moored.envs.base import encodable
 from moored.errors import EnvError
 
 NO_MORE_TURNS = None
@@ -221,4 +222,4 @@ def _trace_task(task: Any) -> Any:
 def _text_of(message: Any) -> str:
     from verifiers.v1.types import content_text  # pyright: ignore[reportMissingImports]
 
-    return content_text(message.content) if message.content is not None else ""
+    return "" if message.content is None else encodable(content_text(message.content))
