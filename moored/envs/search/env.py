@@ -22,12 +22,14 @@ from moored.envs.search.questions import Question, load_questions
 from moored.envs.search.retriever import Hit, Retriever
 from moored.envs.search.scoring import MIN_F1, answer_reward, exact_match, f1
 from moored.envs.search.world import MAX_HOPS, make_question, make_world
+from moored.envs.teaching import fill
 from moored.errors import EnvError
 from moored.reply import parse_reply
 from moored.types import Message
 
 ACTION = re.compile(r"(search|finish)\s*\[(.*)\]", re.IGNORECASE | re.DOTALL)
 MAX_ACTION_CHARS = 1000
+MAX_TITLE_CHARS = 200
 
 
 class Search:
@@ -105,7 +107,7 @@ class Search:
         self.format_penalty = format_penalty
         self._check_sources()
         self._task: Question | None = None
-        self._seen: set[str] = set()
+        self._seen: dict[str, str] = {}
         self._turn = 0
         self._over = True
 
@@ -120,7 +122,7 @@ class Search:
         else:
             make = functools.partial(_pick, load_questions(self.questions))
         self._task, _ = draw_task(task_seed, make, _task_key)
-        self._seen = set()
+        self._seen = {}
         self._turn = 0
         self._over = False
         user = f"{self._turn_line()}\nQuestion: {self._task.text}\n{FORMAT_REMINDER}."
@@ -138,10 +140,12 @@ class Search:
         if kind == "finish":
             self._advance(is_last=True)
             return _finish(self._task, text)
+        if "retriever" not in vars(self):
+            raise EnvError("search: no retriever is open; use moored.envs.mix.open_env")
         # A retriever that fails raises: the episode ends there, and the turn is not counted.
         (hits,) = self.retriever.search([text], self.num_passages)
         self._advance()
-        self._seen |= {hit.passage.title for hit in hits}
+        self._seen |= {hit.passage.title: self._shown_text(hit) for hit in hits}
         return self._go_on(f"Reward: 0.\n{self._show(hits)}", 0.0, is_valid=True)
 
     def oracle(self) -> str:
@@ -154,6 +158,24 @@ class Search:
         if not queries or self._turn + 1 >= self.max_turns:
             return f"finish[{self._task.answers[0]}]"
         return f"search[{queries[0]}]"
+
+    def reasoning(self, answer: str, rng: random.Random) -> str:
+        """The sentence of a passage that names what the action is about, if one was seen."""
+        assert self._task is not None
+        kind, text = _parse_action(answer) or ("search", self._task.text)
+        wanted = [self._seen[title] for title in self._task.titles if title in self._seen]
+        passages = [*reversed(wanted), *self._seen.values()]
+        sentence = next((s for passage in passages for s in _sentences(passage) if text in s), "")
+        lead = sentence or f"The question {fill('{names|is about}', rng)} {text}."
+        so = "{So the answer is|That is} " if kind == "finish" else "{I search for|I look up} "
+        return f"{lead} {fill(so, rng)}{text}."
+
+    def guess(self, rng: random.Random) -> str:
+        """Either action with two words of the question."""
+        assert self._task is not None
+        words = self._task.text.rstrip("?").split()
+        start = rng.randrange(max(1, len(words) - 1))
+        return f"{rng.choice(('search', 'finish'))}[{' '.join(words[start : start + 2])}]"
 
     def close(self) -> None:
         self._over = True
@@ -193,10 +215,12 @@ class Search:
         if not hits:
             return "No passage fits."
         return "\n".join(
-            f"[{number}] {_cut(hit.passage.title, 200)}\n"
-            f"{_cut(hit.passage.text, self.max_passage_chars)}"
+            f"[{number}] {_cut(hit.passage.title, MAX_TITLE_CHARS)}\n{self._shown_text(hit)}"
             for number, hit in enumerate(hits[: self.num_passages], start=1)
         )
+
+    def _shown_text(self, hit: Hit) -> str:
+        return _cut(hit.passage.text, self.max_passage_chars)
 
     def _rules(self) -> str:
         passages = f"{self.num_passages} passages" if self.num_passages > 1 else "one passage"
@@ -232,6 +256,10 @@ def _parse_action(answer: str | None) -> tuple[str, str] | None:
     match = ACTION.fullmatch(answer.strip())
     text = storable(match[2]).strip() if match else ""
     return (match[1].lower(), text) if match and text else None
+
+
+def _sentences(text: str) -> list[str]:
+    return re.findall(r"[^.]+\.", text.replace("\n", " "))
 
 
 def _is_sayable(query: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import random
 from collections.abc import Iterator
 
 import pytest
@@ -188,6 +189,37 @@ def test_a_pickled_environment_leaves_the_world_behind():
     env = make_env("search")
     env.reset(0)
     assert len(pickle.dumps(env)) < 2000
+
+
+def test_reasoning_quotes_the_sentence_that_leads_to_the_answer(env):
+    rng = random.Random(0)
+    assert env.reasoning("search[Amber Door]", rng) in {
+        f"The question {verb} Amber Door. I {what} Amber Door."
+        for verb in ("names", "is about")
+        for what in ("search for", "look up")
+    }
+    act(env, "search[Amber Door]")
+    written = "The Amber Door was written by Edda Calbach."
+    assert env.reasoning("search[Edda Calbach]", rng).startswith(f"{written} I ")
+    act(env, "search[Edda Calbach]")
+    assert env.reasoning("finish[Kirham]", rng) in {
+        f"Edda Calbach was born in Kirham. {so} Kirham." for so in ("So the answer is", "That is")
+    }
+
+
+def test_a_guess_is_an_action_with_words_of_the_question(env):
+    for seed in range(20):
+        kind, _, rest = env.guess(random.Random(seed)).partition("[")
+        assert kind in ("search", "finish")
+        assert rest.removesuffix("]") in QUESTION["question"]
+    assert act(env, env.guess(random.Random(0))).is_valid
+
+
+def test_a_search_without_an_open_retriever_says_how_to_get_one():
+    unopened = make_env("search")
+    unopened.reset(0)
+    with pytest.raises(EnvError, match=r"no retriever is open; use moored.envs.mix.open_env"):
+        unopened.step(format_reply("", "search[Kirham]"))
 
 
 class Broken(Retriever):
