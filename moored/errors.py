@@ -23,6 +23,7 @@ EXTRA_OF_PACKAGE = {
     "gymnasium": "gym",
     "reasoning_gym": "gym",
     "textarena": "textarena",
+    "textworld": "textworld",
     "starlette": "serve",
     "uvicorn": "serve",
     "websockets": "serve",

@@ -23,6 +23,7 @@ ENVIRONMENTS = Registry(
         "gymnasium": "moored.envs.adapters.gymnasium:GymnasiumEnv",
         "reasoning_gym": "moored.envs.adapters.reasoning_gym:ReasoningGym",
         "textarena": "moored.envs.adapters.textarena:TextArena",
+        "textworld": "moored.envs.adapters.textworld:TextWorld",
         "lean": "moored.envs.lean.env:Lean",
         "remote": "moored.envs.adapters.remote:Remote",
         "openenv": "moored.envs.adapters.openenv:OpenEnv",
