@@ -10,6 +10,7 @@ TITLES = {
     "environment": "Environments: what is played",
     "algorithm": "Algorithms: how rewards become an update",
     "filter": "Filters: which groups are trained on",
+    "model": "Models: which one is trained, at which rates and sizes",
     "run": "Whole runs; others may be laid over them",
 }
 

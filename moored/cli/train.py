@@ -125,7 +125,8 @@ def _command() -> list[str]:
 
 
 def _run_name(presets: Sequence[str]) -> str:
-    return "-".join(Path(preset).stem for preset in presets) or "run"
+    names = (Path(preset).name.removesuffix(".yaml").removesuffix(".yml") for preset in presets)
+    return "-".join(names) or "run"
 
 
 def claim_folder(name: str) -> Path:

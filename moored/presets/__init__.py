@@ -12,7 +12,7 @@ from moored.errors import ConfigError, close_match_hint
 
 HERE = Path(__file__).parent
 
-Kind = Literal["environment", "algorithm", "filter", "run"]
+Kind = Literal["environment", "algorithm", "filter", "model", "run"]
 """What a preset is about; a `run` sets a bit of everything, and others may be laid over it."""
 
 
@@ -53,7 +53,9 @@ def _kind_of(preset: Mapping[str, object]) -> Kind:
         return "environment"
     if sections == {"filter"}:
         return "filter"
-    return "algorithm" if sections <= {"algorithm", "filter"} else "run"
+    if sections <= {"algorithm", "filter"}:
+        return "algorithm"
+    return "model" if "model" in sections and "env" not in sections else "run"
 
 
 def _check_kinds(names: Sequence[str]) -> None:

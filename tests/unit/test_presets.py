@@ -6,7 +6,11 @@ import pytest
 
 from moored.config import load_config
 from moored.errors import ConfigError
+from moored.models.load import check_model_name
+from moored.models.rates import with_rates
 from moored.presets import preset_kinds, read_presets
+
+REAL_MODELS = ["llama-3.2-3b", "qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-3b", "qwen2.5-7b"]
 
 
 def test_the_kind_of_a_preset_follows_from_what_it_sets():
@@ -17,6 +21,7 @@ def test_the_kind_of_a_preset_follows_from_what_it_sets():
     assert [kinds[name] for name in ("ppo", "grpo", "dr_grpo", "dapo")] == ["algorithm"] * 4
     assert [kinds[name] for name in ("no_filter", "trajectory_filter")] == ["filter"] * 2
     assert [kinds[name] for name in ("smoke", "collapse")] == ["run"] * 2
+    assert [name for name, kind in kinds.items() if kind == "model"] == REAL_MODELS
 
 
 @pytest.mark.parametrize(
@@ -25,6 +30,7 @@ def test_the_kind_of_a_preset_follows_from_what_it_sets():
         (["sokoban", "grpo", "frozen_lake"], "environment", "'env=[sokoban, frozen_lake]'"),
         (["sokoban", "grpo", "ppo"], "algorithm", "choose one of 'grpo' and 'ppo'"),
         (["no_filter", "trajectory_filter"], "filter", "choose one of 'no_filter' and 'traj"),
+        (["qwen2.5-3b", "grpo", "llama-3.2-3b"], "model", "choose one of 'qwen2.5-3b' and 'llama"),
         (["collapse", "smoke"], "run", "choose one of 'collapse' and 'smoke'"),
     ],
 )
@@ -59,3 +65,22 @@ def test_a_misspelt_file_is_not_called_a_preset(tmp_path, monkeypatch):
     )
     with pytest.raises(ConfigError, match=r"'no/thing.yaml' does not exist; check the path"):
         read_presets(["no/thing.yaml"])
+
+
+@pytest.mark.parametrize("name", REAL_MODELS)
+def test_a_real_model_has_the_papers_settings_under_every_algorithm(name, monkeypatch):
+    monkeypatch.setattr("socket.socket", None)  # nothing is downloaded
+    family, size = name.rsplit("-", 1)
+    for algorithm in ("ppo", "grpo", "dapo"):
+        config = with_rates(load_config(read_presets(["sokoban", algorithm, name])))
+        check_model_name(config.model)
+        assert family.partition("-")[0].lower() in config.model.lower()
+        assert f"-{size}-instruct" in config.model.lower()
+        assert (config.env[0].name, config.algorithm.name) == ("sokoban", algorithm)
+        optimizer, rollout = config.optimizer, config.rollout
+        assert (optimizer.lr, optimizer.critic_lr, optimizer.grad_clip) == (1e-6, 1e-5, 1.0)
+        # 128 episodes in updates of 32, replies of up to 400 tokens.
+        assert rollout.num_groups * rollout.group_size / optimizer.num_minibatches == 32
+        assert rollout.max_response_tokens == 400
+        # Five turns of prompt and reply.
+        assert rollout.max_context >= 5 * 400 + 1000

@@ -83,6 +83,7 @@ def test_a_run_without_a_name_takes_the_next_free_number(tmp_path, monkeypatch):
     # The folder exists from then on, so that runs started at the same moment do not meet.
     assert str(claim_folder(_run_name(["sokoban", "my/own.yaml"]))) == "runs/sokoban-own-2"
     assert str(claim_folder(_run_name([]))) == "runs/run"
+    assert _run_name(["sokoban", "qwen2.5-0.5b"]) == "sokoban-qwen2.5-0.5b"
 
 
 def test_train_alone_shows_help_and_presets_instead_of_starting(tmp_path):
