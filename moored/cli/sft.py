@@ -113,6 +113,8 @@ def _resume(words: Sequence[str], folder: Path) -> SftRun:
 def read_sft_config(words: Sequence[str]) -> SftConfig:
     """The options that a model, files and overrides add up to; later files win, key by key."""
     from moored.config_text import read_yaml
+    from moored.envs import ENVIRONMENTS
+    from moored.presets import preset_kinds, read_presets
     from moored.sft.options import load_sft_config
 
     plain, overrides = split_words(words)
@@ -121,6 +123,10 @@ def read_sft_config(words: Sequence[str]) -> SftConfig:
     for word in plain:
         if word.endswith((".yaml", ".yml")):
             data |= read_yaml(word)
+        elif word in ENVIRONMENTS:
+            raise ConfigError(f"{word!r} is an environment, not a model; write env={word}")
+        elif preset_kinds().get(word) == "model":
+            models.append(str(read_presets([word])["model"]))
         else:
             models.append(word)
     if len(models) > 1:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moored.errors import MooredError, close_match_hint, require_packages
+from moored.models.adapter import base_name, check_adapter, is_adapter
 from moored.models.folder import check_model_folder
 
 if TYPE_CHECKING:
@@ -41,6 +42,15 @@ def embedded_models() -> dict[str, Path]:
     return {path.parent.name: path.parent for path in sorted(HERE.glob("*/config.json"))}
 
 
+def weights_folder(name: str) -> Path:
+    """Where the weights of a model lie; of an adapter, those of its base."""
+    folder = embedded_models().get(name) or Path(name)
+    if not is_adapter(folder):
+        return folder
+    base = base_name(folder)
+    return embedded_models().get(base) or Path(base)
+
+
 def describe_models() -> list[dict[str, str]]:
     """What `moored models` lists."""
     rows = [{"name": name, "what": f"embedded, {path}"} for name, path in embedded_models().items()]
@@ -48,7 +58,10 @@ def describe_models() -> list[dict[str, str]]:
     return [
         *rows,
         {"name": "smollm2", "what": f"SmolLM2-135M-Instruct, Apache-2.0 ({state})"},
-        {"name": "FOLDER", "what": "any causal language model in Hugging Face format"},
+        {
+            "name": "FOLDER",
+            "what": "a causal language model in Hugging Face format, or a PEFT adapter",
+        },
         {"name": "ORG/NAME", "what": "a model of the Hugging Face hub (downloads it)"},
     ]
 
@@ -67,7 +80,18 @@ def check_model_name(name: str) -> None:
             )
         return
     source = embedded_models().get(name) or Path(name)
-    if source.is_dir():
+    if source.is_dir() and is_adapter(source):
+        require_packages("a LoRA adapter", ("peft",))
+        base = base_name(source)
+        folder = embedded_models().get(base) or Path(base)
+        if is_adapter(folder):
+            raise MooredError(
+                f"the base of adapter {name!r}, {base!r}, is itself an adapter; "
+                f"merge that one first"
+            )
+        check_model_name(base)
+        check_adapter(source, folder if folder.is_dir() else None)
+    elif source.is_dir():
         check_model_folder(source, name)
     elif source.exists():
         raise MooredError(f"model {name!r} is a file; give the folder it lies in")
@@ -109,6 +133,8 @@ def load_model(name: str, device: torch.device) -> LoadedModel:
         return _load_smollm(device)
     source = embedded_models().get(name) or Path(name)
     is_local = source.is_dir()
+    if is_local and is_adapter(source):
+        return _load_adapted(source, device)
     where = str(source) if is_local else name
     with _quiet(), _explained(name, is_local=is_local):
         tokenizer = AutoTokenizer.from_pretrained(where, local_files_only=is_local)
@@ -123,6 +149,16 @@ def load_model(name: str, device: torch.device) -> LoadedModel:
             f"for, {missing[0]!r} among them; give a whole causal language model"
         )
     return LoadedModel(model.to(device), tokenizer)
+
+
+def _load_adapted(folder: Path, device: torch.device) -> LoadedModel:
+    """The base of an adapter, with the adapter merged into its weights."""
+    from peft import PeftModel
+
+    base = load_model(base_name(folder), device)
+    with _quiet(), _explained(str(folder), is_local=True):
+        merged = PeftModel.from_pretrained(base.model, str(folder)).merge_and_unload()  # pyright: ignore[reportCallIssue]
+    return LoadedModel(merged, base.tokenizer)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from moored.config import Config, OptimizerConfig
 from moored.models.folder import read_header
-from moored.models.load import embedded_models
+from moored.models.load import weights_folder
 
 SMALL_MODEL_PARAMETERS = 50_000_000
 """A model below this size is small: `nano` has 1.2 million, `mini` 5.4, SmolLM2 135."""
@@ -54,7 +54,7 @@ def count_parameters(model: str) -> int | None:
     """Parameters of an embedded model or a folder; None for a hub id, or what cannot be read."""
     if model == "smollm2":
         return SMOLLM_PARAMETERS
-    folder = embedded_models().get(model) or Path(model)
+    folder = weights_folder(model)
     counts = [_count_in(file) for file in sorted(folder.glob("*.safetensors"))]
     known = [count for count in counts if count is not None]
     return sum(known) if known and len(known) == len(counts) else None

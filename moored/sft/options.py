@@ -20,7 +20,7 @@ from moored.config import (
 )
 from moored.errors import ConfigError
 from moored.models.folder import read_positions
-from moored.models.load import embedded_models
+from moored.models.load import weights_folder
 from moored.models.rates import SMALL_MODEL_PARAMETERS, count_parameters
 from moored.names import Schedule
 
@@ -160,7 +160,7 @@ def learning_rate(config: SftConfig) -> float:
 
 def longest_context(model: str) -> int | None:
     """Tokens that an embedded model or a folder says it was made for; None for others."""
-    return read_positions(embedded_models().get(model) or Path(model))
+    return read_positions(weights_folder(model))
 
 
 def engine_config(config: SftConfig) -> Config:

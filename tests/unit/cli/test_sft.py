@@ -49,6 +49,7 @@ def command(tmp_path, monkeypatch, capsys):
         (["nano", "env.0.options.x=1", "env=bandit"], "env"),
         (["nanoo", "env=bandit"], "neither embedded nor a folder; did you mean 'nano'?"),
         (["nano", "mini", "env=bandit"], "one model can be taught at a time, got nano and mini"),
+        (["nano", "sudoku"], "'sudoku' is an environment, not a model; write env=sudoku"),
         (["nano", "dialogues=none.jsonl"], "cannot read dialogues 'none.jsonl': No such file"),
         (["nano", "dialogues=empty.jsonl"], "dialogues 'empty.jsonl': the file is empty"),
         (["nano", "dialogues=mute.jsonl"], "'mute.jsonl', line 1 has no reply to learn"),

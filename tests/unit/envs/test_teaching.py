@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from typing import Any
 
 import pytest
 
@@ -42,7 +43,7 @@ def test_frozen_lake_names_player_goal_and_holes():
 
 
 def test_a_lake_knows_after_how_many_actions_the_goal_is_reached():
-    lake = make_env("frozen_lake", map=LAKE)
+    lake: Any = make_env("frozen_lake", map=LAKE)
     lake.reset(0)
     # Up and back, three to the right, down onto the goal.
     plan = ["Up", "Down", "Right", "Right", "Right", "Down", "Left", "Up"]
@@ -88,14 +89,15 @@ def test_word_problems_are_worked_out_made_or_read(tmp_path):
 
 def test_noise_replaces_actions_by_known_ones_at_the_stated_rate():
     plan = " || ".join(["Up"] * 4000)
-    noised = make_env("sokoban").spoil(plan, 0.4, random.Random(0)).split(" || ")
+    env: Any = make_env("sokoban")
+    noised = env.spoil(plan, 0.4, random.Random(0)).split(" || ")
     assert set(noised) == {"Up", "Down", "Left", "Right"}
     # A quarter of the replacements draws the same action again: 1 - 0.4 * 3 / 4.
     assert noised.count("Up") / 4000 == pytest.approx(0.7, abs=0.03)
 
 
 def test_a_guess_fits_the_turn():
-    env = make_env("sokoban", max_actions_per_turn=3)
+    env: Any = make_env("sokoban", max_actions_per_turn=3)
     env.reset(0)
     rng = random.Random(0)
     assert {env.guess(rng).count("||") + 1 for _ in range(100)} == {1, 2, 3}

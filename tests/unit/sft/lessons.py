@@ -18,7 +18,7 @@ class Copy:
     """Answer with the letter that is shown; several turns show one each."""
 
     name: ClassVar[str] = "copy"
-    is_stochastic: ClassVar[bool] = False
+    is_stochastic: bool = False
 
     def __init__(self, *, max_turns: int = 1) -> None:
         self.max_turns = max_turns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 from safetensors.torch import load_file  # noqa: E402
 
+from moored.engine.local.engine import LocalEngine  # noqa: E402
 from moored.sft.loop import build_sft, resume_sft, run_sft, start_sft  # noqa: E402
 
 LESSONS = "tests.unit.sft.lessons"
@@ -46,6 +48,10 @@ def run_to_end(config, folder):
     return reason
 
 
+def records_of(folder) -> list[dict[str, Any]]:
+    return read_records(folder)
+
+
 def weights(folder) -> dict:
     return load_file(folder / "model" / "model.safetensors")
 
@@ -59,7 +65,7 @@ def test_a_random_model_learns_to_reply_in_the_asked_form(tiny_folder, tmp_path)
         evaluation={**SMALL, "num_tasks": 32, "every": 30},
     )
     assert run_to_end(config, tmp_path / "run") == "all 60 steps done"
-    records = read_records(tmp_path / "run")
+    records = records_of(tmp_path / "run")
     measured = [record for record in records if "evaluation/loss" in record]
     assert [record["step"] for record in measured] == [0, 30, 60]
     before, _, after = measured
@@ -128,9 +134,10 @@ def test_lora_trains_few_weights_and_exports_a_plain_model(tiny_folder, tmp_path
     run = build_sft(options(tiny_folder, optimizer={"lora_rank": 4, "lr": 0.01}), tmp_path)
     start_sft(run)
     run_sft(run)
-    names = [name for name, weight in run.engine.model.named_parameters() if weight.requires_grad]
+    model = cast(LocalEngine, run.engine).model
+    names = [name for name, weight in model.named_parameters() if weight.requires_grad]
     assert names and all("lora_" in name for name in names)
-    losses = [r["train/loss"] for r in read_records(tmp_path) if "train/loss" in r]
+    losses = [r["train/loss"] for r in records_of(tmp_path) if "train/loss" in r]
     assert losses[-1] < losses[0]
     base = load_file(tiny_folder / "model.safetensors")
     merged = weights(tmp_path)
@@ -145,18 +152,18 @@ def test_dialogues_of_a_file_are_learnt_and_tried_on_an_environment(tiny_folder,
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = options(tiny_folder, dialogues=str(file), optimizer={"lr": 0.01})
     run_to_end(config, tmp_path / "run")
-    first, *_, last = read_records(tmp_path / "run")
+    first, *_, last = records_of(tmp_path / "run")
     assert last["evaluation/loss"] < first["evaluation/loss"]
     assert "evaluation/success_rate" in last
     run_to_end(options(tiny_folder, dialogues=str(file), env=[]), tmp_path / "alone")
-    assert "evaluation/success_rate" not in read_records(tmp_path / "alone")[-1]
+    assert "evaluation/success_rate" not in records_of(tmp_path / "alone")[-1]
 
 
 def test_the_rate_warms_up_and_falls_as_the_options_say(tiny_folder, tmp_path):
     optimizer = {"lr": 0.01, "schedule": "linear", "warmup_steps": 2, "min_lr_ratio": 0.2}
     none = {"num_tasks": 0, "num_dialogues": 0}
     run_to_end(options(tiny_folder, optimizer=optimizer, evaluation=none), tmp_path)
-    steps = [record for record in read_records(tmp_path) if record["step"]]
+    steps = [record for record in records_of(tmp_path) if record["step"]]
     rates = [record["train/lr"] for record in steps]
     assert rates == pytest.approx([0.005, 0.01, 0.01, 0.008, 0.006, 0.004])
     assert np.all([record["train/num_tokens"] <= 128 for record in steps])
@@ -174,7 +181,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(tiny_folder, tmp_path):
     run = build_sft(options(tiny_folder), tmp_path)
     start_sft(run)
     with torch.no_grad():
-        run.engine.model.get_input_embeddings().weight.fill_(float("inf"))
+        cast(LocalEngine, run.engine).model.get_input_embeddings().weight.fill_(float("inf"))
     run.config = run.config.model_copy(
         update={"evaluation": run.config.evaluation.model_copy(update={"num_tasks": 0})}
     )

@@ -37,6 +37,11 @@ class Endless:
     def train(self, index):
         return self.dialogues[index % len(self.dialogues)]
 
+    held_out = train
+
+    def close(self):
+        pass
+
 
 @pytest.fixture(scope="module")
 def renderer(tiny_folder):
