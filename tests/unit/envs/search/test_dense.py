@@ -1,4 +1,4 @@
-"""Dense retrieval with a tiny embedding model, built here from a configuration."""
+"""Dense retrieval with a tiny embedding model, made here."""
 
 from __future__ import annotations
 
@@ -23,30 +23,22 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> str:
-    """Two layers of random weights, saved as a sentence-transformers model."""
-    import torch
+    """The mean of random word vectors, saved as a sentence-transformers model."""
+    import numpy as np
     from sentence_transformers import SentenceTransformer
-    from sentence_transformers.models import Pooling, Transformer
-    from transformers import BertConfig, BertModel, BertTokenizerFast
+    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
 
-    folder = tmp_path_factory.mktemp("tiny")
-    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
-    (folder / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
-    tokenizer = BertTokenizerFast(str(folder / "vocab.txt"))
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=len(vocabulary),
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-    )
-    BertModel(config).save_pretrained(folder / "bert")
-    tokenizer.save_pretrained(folder / "bert")
-    encoder = Transformer(str(folder / "bert"))
-    whole = SentenceTransformer(modules=[encoder, Pooling(16)], device="cpu")
-    whole.save(str(folder / "model"))
-    return str(folder / "model")
+    numbers = {word: number for number, word in enumerate(["[UNK]", *WORDS])}
+    tokenizer = Tokenizer(WordLevel(numbers, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()  # pyright: ignore[reportAttributeAccessIssue]
+    vectors = np.random.default_rng(0).normal(size=(len(numbers), 16)).astype(np.float32)
+    words = StaticEmbedding(tokenizer, embedding_weights=vectors)
+    folder = tmp_path_factory.mktemp("tiny") / "model"
+    SentenceTransformer(modules=[words], device="cpu").save(str(folder))
+    return str(folder)
 
 
 def corpus(tmp_path: Path, *texts: str) -> str:
