@@ -27,7 +27,7 @@ def wait_for_step(run: Path, process: WarmProcess, *, with_errors: bool) -> None
 def test_a_killed_environment_server_costs_episodes_and_not_the_run(tmp_path: Path) -> None:
     with serve_env("countdown") as (url, server):
         small = ["rollout.max_response_tokens=8", "collapse.every=0", "evaluation.every=0"]
-        words = ["train", "smoke", f"env=remote:{url}", "num_steps=60", "rollout.env_workers=8"]
+        words = ["train", "smoke", f"env=remote:{url}", "num_steps=20", "rollout.env_workers=8"]
         process = WarmProcess([*words, *small, "--run", "run"], cwd=tmp_path, merge_stderr=True)
         wait_for_step(tmp_path / "run", process, with_errors=False)
         server.kill()

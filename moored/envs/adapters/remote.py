@@ -27,6 +27,7 @@ from moored.types import Message
 RETRY_WAITS_S = (0.1, 0.4)
 """Pauses before a request is sent again; every request may be repeated without harm."""
 LOST_SESSION = 404
+_about_servers: dict[str, dict[str, object]] = {}
 
 
 @dataclass
@@ -106,7 +107,6 @@ class Remote:
         if timeout_s <= 0:
             raise EnvError(f"remote: timeout_s must be positive, got {timeout_s}")
         self._connection = ServerConnection(url, token_env, timeout_s)
-        self._about: dict[str, object] | None = None
         self._session = ""
         self._over = True
 
@@ -178,18 +178,24 @@ class Remote:
         return getattr(self, "server", self._connection)
 
     def _facts(self) -> dict[str, object]:
-        if self._about is None:
+        """What the server said of its environment when it was first asked in this process.
+
+        Instances that are made while the server is down must not fail for that: a run makes new
+        ones after every error.
+        """
+        url = self._connection.url
+        if url not in _about_servers:
             try:
                 about = self._server().get("/environment")
             finally:
                 self._connection.close()  # nobody may close an instance that is only asked this
             if about.get("protocol") != PROTOCOL:
                 raise EnvError(
-                    f"remote: {self._connection.url} does not speak protocol {PROTOCOL}; is it a "
-                    f"`moored serve-env` of this version?"
+                    f"remote: {url} does not speak protocol {PROTOCOL}; is it a `moored serve-env` "
+                    f"of this version?"
                 )
-            self._about = about
-        return self._about
+            _about_servers[url] = about
+        return _about_servers[url]
 
     def _begin(self) -> dict[str, object]:
         """Reset the session, or a new one where there is none or the server has forgotten it."""

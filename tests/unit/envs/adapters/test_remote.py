@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from moored.envs import format_reply
-from moored.envs.adapters import Remote
+from moored.envs.adapters import Remote, remote
 from moored.envs.check.runner import check_env
 from moored.envs.mix import make_env, open_env
 from moored.envs.serving.wire import messages_to_json, result_to_json
@@ -22,6 +22,12 @@ from moored.errors import EnvError, MooredError
 from tests.env_server import serve_env
 
 pytest.importorskip("uvicorn")
+
+
+@pytest.fixture(autouse=True)
+def forget_servers() -> None:
+    """A port may be used again by another server."""
+    remote._about_servers.clear()
 
 
 @contextmanager
@@ -122,6 +128,15 @@ def test_a_server_that_hangs_or_dies_costs_the_episode_and_a_new_one_serves_the_
         with serve_env("bandit", port=port):
             env.reset(1)
             assert env.step("x").is_over
+
+
+def test_an_instance_is_made_while_the_server_is_down_if_it_was_known() -> None:
+    with serve_env("bandit") as (url, _):
+        assert make_env("remote", url=url).max_turns == 1
+    env = make_env("remote", url=url)
+    assert env.max_turns == 1
+    with closing(env), pytest.raises(EnvError, match="remote: http"):
+        env.reset(0)
 
 
 def test_a_token_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
