@@ -26,7 +26,7 @@ from moored.evaluate import evaluate
 from moored.rollout.pool import EnvPool
 from moored.runlog.log import RunLog, read_records, written_whole
 from moored.sft.options import SftConfig, dump_sft_config, engine_config, settle
-from moored.sft.samples import ReplyRenderer, encode, next_batch, weighted
+from moored.sft.samples import Batch, ReplyRenderer, encode, next_batch, weighted
 from moored.sft.source import Source, open_source
 from moored.types import ScoreRequest
 
@@ -172,6 +172,7 @@ def _measure_before(run: SftRun) -> SftRecord:
 def sft_step(run: SftRun, step: int) -> SftRecord:
     """Take the next dialogues, update, measure when due, log."""
     config, begin = run.config, time.perf_counter()
+    seconds: dict[str, float] = {}
     batch = next_batch(
         run.source,
         run.renderer,
@@ -179,6 +180,7 @@ def sft_step(run: SftRun, step: int) -> SftRecord:
         batch_tokens=config.batch_tokens,
         max_context=run.max_context,
     )
+    seconds["dialogues_s"] = time.perf_counter() - begin
     factor = lr_factor(
         step,
         config.num_steps,
@@ -192,8 +194,21 @@ def sft_step(run: SftRun, step: int) -> SftRecord:
             f"step {step}: the loss or its gradient is not finite, so the update was not made; "
             f"lower optimizer.lr and start again"
         )
+    seconds["update_s"] = time.perf_counter() - begin - seconds["dialogues_s"]
     run.next_index = batch.next_index
-    metrics = {
+    metrics = _step_metrics(batch, stats)
+    every = config.evaluation.every
+    if step == config.num_steps or (every and step % every == 0):
+        run.engine.publish()
+        metrics |= measure(run)
+    seconds["step_s"] = time.perf_counter() - begin
+    run.log.append("timing", step, seconds)
+    run.log.append("metrics", step, metrics)
+    return SftRecord(step=step, metrics=metrics, seconds=seconds["step_s"])
+
+
+def _step_metrics(batch: Batch, stats: Mapping[str, float]) -> dict[str, float]:
+    return {
         "train/loss": stats["policy_loss"],
         **{f"train/{name}": stats[name] for name in LOGGED},
         "train/num_dialogues": float(batch.num_dialogues),
@@ -201,14 +216,6 @@ def sft_step(run: SftRun, step: int) -> SftRecord:
         "train/num_tokens": float(batch.num_tokens),
         "train/num_reply_tokens": float(sum(s.num_loss_tokens for s in batch.samples)),
     }
-    every = config.evaluation.every
-    if step == config.num_steps or (every and step % every == 0):
-        run.engine.publish()
-        metrics |= measure(run)
-    seconds = time.perf_counter() - begin
-    run.log.append("timing", step, {"step_s": seconds})
-    run.log.append("metrics", step, metrics)
-    return SftRecord(step=step, metrics=metrics, seconds=seconds)
 
 
 def measure(run: SftRun) -> dict[str, float]:

@@ -81,7 +81,13 @@ class OracleSource:
         rng = random.Random(f"sft {self._seed} {split} {index}")
         entry = self._mix.index_of_group(index, seed=self._seed)
         kind, task_seed = self._traces.draw(rng), rng.choice(SPLIT_SEEDS[split])
-        return play(self._envs[entry], task_seed, rng, kind=kind, noise=self._traces.noise)
+        try:
+            return play(self._envs[entry], task_seed, rng, kind=kind, noise=self._traces.noise)
+        except Exception as error:
+            raise EnvError(
+                f"environment {self._mix.names[entry]!r} failed while its oracle played task "
+                f"{task_seed}: {type(error).__name__}: {error}"
+            ) from error
 
     def close(self) -> None:
         self._stack.close()

@@ -81,6 +81,17 @@ class Mute(Copy):
         raise EnvError("mute: no good answer is known")
 
 
+class Broken(Copy):
+    """Fails in its second turn."""
+
+    name: ClassVar[str] = "broken"
+
+    def step(self, reply: str) -> StepResult:
+        if self._turn:
+            raise RuntimeError("the board is gone")
+        return super().step(reply)
+
+
 class Lost(Copy):
     """Its oracle has an answer to the first turn only."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from moored.config import EnvConfig
 from moored.envs.base import split_of_seed
 from moored.envs.mix import make_env
-from moored.errors import ConfigError
+from moored.errors import ConfigError, EnvError
 from moored.reply import parse_reply
 from moored.sft import source as sources
 from moored.sft.boilerplate import write_boilerplate
@@ -116,6 +117,29 @@ def test_an_environment_without_an_oracle_is_refused():
         "environment 'tests.unit.sft.lessons:Mute' has no oracle to learn from (mute: no good "
         "answer is known); give dialogues=FILE, or choose an environment that has one"
     )
+
+
+def test_an_environment_that_fails_is_named_with_its_task():
+    spec = EnvConfig(name="tests.unit.sft.lessons:Broken", options={"max_turns": 2})
+    source = OracleSource([spec], TraceMix(), num_held_out=0, seed=0)
+    with pytest.raises(EnvError) as caught:
+        source.train(0)
+    assert re.fullmatch(
+        r"environment 'tests.unit.sft.lessons:Broken' failed while its oracle played task \d+: "
+        r"RuntimeError: the board is gone",
+        str(caught.value),
+    )
+
+
+@pytest.mark.parametrize("name", ["search", "webshop"])
+def test_environments_with_something_shared_are_played_too(name):
+    source = OracleSource([EnvConfig(name=name)], TraceMix(), num_held_out=0, seed=0)
+    try:
+        episodes = [source.episode(index) for index in range(3)]
+    finally:
+        source.close()
+    assert all(episode.is_valid and episode.success for episode in episodes)
+    assert max(len(replies(episode)) for episode in episodes) > 1
 
 
 def test_boilerplate_is_varied_and_names_no_input():
