@@ -43,12 +43,12 @@ def hold_out(dialogues: list[Dialogue], most: int) -> tuple[list[Dialogue], list
 
     Two equal dialogues stay together, so what is tested was never learnt.
     """
-    distinct = {_digest(dialogue) for dialogue in dialogues}
+    digests = [_digest(dialogue) for dialogue in dialogues]
+    distinct = dict(zip(digests, dialogues, strict=True))
     count = min(most, max(1, len(distinct) // 10)) if len(distinct) > 1 else 0
-    chosen = set(sorted(distinct)[:count])
-    kept = [dialogue for dialogue in dialogues if _digest(dialogue) not in chosen]
-    tested = {_digest(d): d for d in dialogues if _digest(d) in chosen}
-    return kept, list(tested.values())
+    tested = {digest: distinct[digest] for digest in sorted(distinct)[:count]}
+    pairs = zip(digests, dialogues, strict=True)
+    return [d for digest, d in pairs if digest not in tested], list(tested.values())
 
 
 def _digest(dialogue: Dialogue) -> str:

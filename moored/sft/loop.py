@@ -24,7 +24,7 @@ from moored.envs.mix import EnvMix
 from moored.errors import ConfigError, MooredError
 from moored.evaluate import evaluate
 from moored.rollout.pool import EnvPool
-from moored.runlog.log import RunLog, read_records, written_whole
+from moored.runlog.log import RunLog, written_whole
 from moored.sft.options import SftConfig, dump_sft_config, engine_config, settle
 from moored.sft.samples import Batch, ReplyRenderer, encode, next_batch, weighted
 from moored.sft.source import Source, open_source
@@ -138,9 +138,12 @@ def resume_sft(run: SftRun) -> None:
 def run_sft(run: SftRun, on_step: Callable[[SftRecord], bool | None] = lambda record: None) -> str:
     """Run to the last step, or until `on_step` says True; returns why it ended.
 
-    The model is then in the run directory, under `model`, in Hugging Face format.
+    If a step was done, the model is then in the run directory, under `model`, in Hugging Face
+    format.
     """
     reason = _run_steps(run, on_step)
+    if run.next_step == 1:
+        return reason
     with written_whole(run.log.path / "model") as folder:
         run.engine.export(folder)
     return reason
@@ -148,8 +151,8 @@ def run_sft(run: SftRun, on_step: Callable[[SftRecord], bool | None] = lambda re
 
 def _run_steps(run: SftRun, on_step: Callable[[SftRecord], bool | None]) -> str:
     config = run.config
-    if run.next_step == 1 and not read_records(run.log.path):
-        on_step(_measure_before(run))
+    if run.next_step == 1 and on_step(_measure_before(run)):
+        return "stopped on request before the first step"
     for step in range(run.next_step, config.num_steps + 1):
         record = sft_step(run, step)
         run.next_step = step + 1

@@ -118,6 +118,18 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(tiny_folder, tmp_
     assert whole.read_bytes() == killed.read_bytes()
 
 
+def test_a_run_stopped_before_its_first_step_leaves_no_model_and_goes_on(tiny_folder, tmp_path):
+    config = options(tiny_folder, num_steps=2)
+    run = build_sft(config, tmp_path)
+    start_sft(run)
+    assert run_sft(run, lambda record: True) == "stopped on request before the first step"
+    assert not (tmp_path / "model").exists()
+    again = build_sft(config, tmp_path, resume=True)
+    resume_sft(again)
+    assert run_sft(again) == "all 2 steps done"
+    assert [record["step"] for record in records_of(tmp_path)] == [0, 1, 2]
+
+
 def test_a_finished_run_that_lost_its_model_writes_it_again(tiny_folder, tmp_path):
     config = options(tiny_folder, num_steps=2)
     run_to_end(config, tmp_path)
