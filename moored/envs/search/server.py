@@ -182,7 +182,6 @@ async def _retrieve(service: SearchService, request: Request) -> JSONResponse:
         return refuse(422, str(error))
     if service.is_full:
         service.num_refused += 1
-        # Starlette's keyword would need a dash.
         return refuse(503, f"{service.max_waiting} requests are waiting", **{"Retry-After": "1"})
     try:
         found = await service.search(query)
