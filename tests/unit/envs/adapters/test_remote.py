@@ -25,19 +25,22 @@ pytest.importorskip("uvicorn")
 
 
 @pytest.fixture(autouse=True)
-def forget_servers() -> None:
-    """A port may be used again by another server."""
+def forget_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A port may be used again by another server; and nobody waits long for one that is gone."""
     remote._about_servers.clear()
+    monkeypatch.setattr(remote, "RETRY_WAITS_S", (0.01, 0.02))
 
 
 @contextmanager
-def fake_server(answers: dict[str, tuple[int, object]]) -> Iterator[str]:
+def fake_server(answers: dict[str, tuple[int, object]], token: str = "") -> Iterator[str]:
     """Answers by the last part of the path: a status, and JSON or bytes."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
             status, data = answers[self.path.rpartition("/")[2]]
+            if token and self.headers.get("Authorization") != f"Bearer {token}":
+                status, data = 401, {"error": "the token is missing"}
             body = data if isinstance(data, bytes) else json.dumps(data).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
@@ -50,7 +53,7 @@ def fake_server(answers: dict[str, tuple[int, object]]) -> Iterator[str]:
             pass
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"
@@ -131,7 +134,7 @@ def test_a_server_that_hangs_or_dies_costs_the_episode_and_a_new_one_serves_the_
 
 
 def test_an_instance_is_made_while_the_server_is_down_if_it_was_known() -> None:
-    with serve_env("bandit") as (url, _):
+    with fake_server(sane()) as url:
         assert make_env("remote", url=url).max_turns == 1
     env = make_env("remote", url=url)
     assert env.max_turns == 1
@@ -141,11 +144,13 @@ def test_an_instance_is_made_while_the_server_is_down_if_it_was_known() -> None:
 
 def test_a_token_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAKE_TOKEN", "secret")
-    with serve_env("bandit", token="secret") as (url, _):
-        with closing(Remote(url=url)) as env:
-            monkeypatch.delenv("MOORED_ENV_TOKEN", raising=False)
-            with pytest.raises(EnvError, match="401 Unauthorized: the token is missing or wrong"):
-                env.reset(0)
+    monkeypatch.delenv("MOORED_ENV_TOKEN", raising=False)
+    with fake_server(sane(), token="secret") as url:
+        with (
+            closing(Remote(url=url)) as env,
+            pytest.raises(EnvError, match="401 Unauthorized: the token is missing"),
+        ):
+            env.reset(0)
         with closing(Remote(url=url, token_env="LAKE_TOKEN")) as env:
             assert env.reset(0)
 

@@ -21,7 +21,7 @@ from moored.types import messages_digest
 
 pytest.importorskip("textarena")
 
-SINGLE = ("2048-v0-ultra-easy", "GuessTheNumber-v0", "LightsOut-v0", "Mastermind-v0", "Sokoban-v0")
+SINGLE = ("2048-v0-ultra-easy", "GuessTheNumber-v0", "LightsOut-v0", "Mastermind-v0")
 DOUBLE = ("ConnectFour-v0", "KuhnPoker-v0", "Nim-v0", "TicTacToe-v0")
 
 

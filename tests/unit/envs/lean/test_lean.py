@@ -17,6 +17,7 @@ import pytest
 from moored.envs import format_reply
 from moored.envs.check.nasty import NASTY_REPLIES, fuzz_replies
 from moored.envs.check.runner import check_env
+from moored.envs.lean import server
 from moored.envs.lean.proof import (
     forbidden_words,
     is_proved,
@@ -80,19 +81,24 @@ def kimina(lean: Callable[[str], Any]) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
+    web = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=web.serve_forever, args=(0.01,))
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield f"http://127.0.0.1:{web.server_port}"
     finally:
-        server.shutdown()
+        web.shutdown()
         thread.join()
-        server.server_close()
+        web.server_close()
 
 
 def answer(text: str) -> str:
     return format_reply("", text)
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "RETRY_WAITS_S", (0.01, 0.02))
 
 
 @pytest.fixture(scope="module")
