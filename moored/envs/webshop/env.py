@@ -17,6 +17,7 @@ from moored.envs.webshop.pages import render_page
 from moored.envs.webshop.products import Goal
 from moored.envs.webshop.score import PurchaseScore, purchase_score
 from moored.envs.webshop.shop import Catalogue, Shop
+from moored.envs.webshop.teaching import explain, guess
 from moored.envs.webshop.visit import Visit, Walk, parse_action
 from moored.errors import EnvError
 from moored.reply import parse_reply
@@ -168,6 +169,16 @@ class WebShop:
         if self._over:
             raise EnvError("webshop: the episode is over or was not begun; call reset first")
         return str(next_action(self.walk, self._visit, self.goal))
+
+    def reasoning(self, answer: str, rng: random.Random) -> str:
+        """What is wanted, and what of it the page shows."""
+        action = parse_action(answer)
+        assert action is not None, answer
+        return explain(self.walk, self._visit, self.goal, action, rng)
+
+    def guess(self, rng: random.Random) -> str:
+        """Anything that the page offers."""
+        return str(guess(self.walk, self._visit, self.goal, rng))
 
     def close(self) -> None:
         self._over = True
