@@ -7,7 +7,6 @@ is kept between requests but a cache: an episode that is not in it is played aga
 
 from __future__ import annotations
 
-import copy
 import pickle
 import random
 import re
@@ -17,10 +16,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from moored.envs.adapters.textarena_opponents import choose_move
 from moored.envs.adapters.textarena_oracles import ORACLES
 from moored.envs.base import draw_task, encodable, split_of_seed
 from moored.errors import EnvError, close_match_hint
-from moored.names import import_object
 
 NUM_PROBES = 16
 """Starts that are compared to find out whether all are equal."""
@@ -28,8 +27,6 @@ MAX_KEPT_GAMES = 512
 MAX_MESSAGE_CHARS = 3000
 MAX_OPPONENT_MOVES = 200
 """An opponent that keeps the turn for longer than this ends the episode as an error."""
-MOVE = re.compile(r"\[[^\[\]\n]{1,40}\]")
-FUNCTION = re.compile(r"[\w.]+:\w+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +238,7 @@ def take_turn(game: Game, answer: str) -> View:
 
 def let_others_move(game: Game) -> None:
     """Play the opponent's turns, and collect what the player is shown."""
+    spec = game.spec
     for _ in range(MAX_OPPONENT_MOVES):
         if game.is_over:
             break
@@ -248,9 +246,9 @@ def let_others_move(game: Game) -> None:
         if player == game.player:
             game.messages += _messages(seen)
             return
-        _step(game, opponent_move(game, seen))
+        _step(game, choose_move(game.env, spec.opponent, seen, game.opponent_rng))
     else:
-        raise EnvError(f"{game.spec.id}: the opponent was to move {MAX_OPPONENT_MOVES} times")
+        raise EnvError(f"{spec.id}: the opponent was to move {MAX_OPPONENT_MOVES} times")
     game.messages += _messages(game.env.state.observations.get(game.player, []))
 
 
@@ -260,52 +258,6 @@ def _step(game: Game, answer: str) -> None:
 
 def _messages(seen: Sequence[Any]) -> list[tuple[int, str, str]]:
     return [(sender, text, kind.name) for sender, text, kind in seen]
-
-
-def opponent_move(game: Game, seen: Sequence[Any]) -> str:
-    """What the opponent answers: see the option `opponent` of the environment."""
-    opponent = game.spec.opponent
-    if isinstance(opponent, tuple):
-        return game.opponent_rng.choice(opponent)
-    if opponent == "random":
-        return random_move(game, seen)
-    if FUNCTION.fullmatch(opponent):
-        text = "\n".join(text for _, text, _ in seen)
-        return str(_load(opponent)(text, game.opponent_rng))
-    return opponent
-
-
-@lru_cache(maxsize=16)
-def _load(path: str) -> Callable[[str, random.Random], object]:
-    function: Any = import_object(path, kind="opponent")
-    return function
-
-
-def random_move(game: Game, seen: Sequence[Any]) -> str:
-    """A random move out of those in square brackets in what the game shows, tried on a copy."""
-    moves = sorted({move for _, text, _ in seen for move in MOVE.findall(text)})
-    game.opponent_rng.shuffle(moves)
-    state = random.getstate()
-    for move in moves:
-        is_legal = _is_legal(game, move)
-        random.setstate(state)
-        if is_legal:
-            return move
-    raise EnvError(
-        f"{game.spec.id} shows the opponent no legal move in square brackets; set the option "
-        f"opponent to a list of moves, or to a function 'module:name'"
-    )
-
-
-def _is_legal(game: Game, move: str) -> bool:
-    trial = copy.deepcopy(game.env)
-    player = trial.state.current_player_id
-    trial.state.error_allowance = 0
-    try:
-        trial.step(move)
-    except Exception:
-        return False
-    return not trial.state.game_info[player].get("invalid_move")
 
 
 def shown(game: Game) -> str:

@@ -10,8 +10,8 @@ import pytest
 
 from moored.envs import format_reply
 from moored.envs.adapters import TextArena
+from moored.envs.adapters.textarena_opponents import choose_move
 from moored.envs.adapters.textarena_oracles import place_mark
-from moored.envs.adapters.textarena_worker import Game, GameSpec, opponent_move
 from moored.envs.base import SPLIT_SEEDS
 from moored.envs.check.rules import RULES
 from moored.envs.check.runner import check_env
@@ -81,9 +81,8 @@ def test_an_opponent_may_be_a_function_of_what_it_sees(
     code = "def last(seen, rng):\n    return seen[-3:]\n"
     (tmp_path / "textarena_rival.py").write_text(code, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    spec = GameSpec("TicTacToe-v0", b"", "textarena_rival:last", 0)
-    game = Game(spec, env=None, num_players=2, opponent_rng=random.Random(0))
-    assert opponent_move(game, [(-1, "Moves: [3]", None), (-1, "or [7]", None)]) == "[7]"
+    seen = [(-1, "Moves: [3]", None), (-1, "or [7]", None)]
+    assert choose_move(None, "textarena_rival:last", seen, random.Random(0)) == "[7]"
 
 
 def test_an_opponent_given_as_moves_plays_them() -> None:
