@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from moored.cli.main import main
-from moored.runlog.log import read_records
 
 pytest.importorskip("transformers")
+from moored.sft import loop
 
 ROOT = Path(__file__).parents[3]
 ENTRY = "from moored.cli.main import main; main()"
-NUM_STEPS = 40
+NUM_STEPS = 16
 SLOWLY = ["env=tests.unit.sft.lessons:Slow", f"num_steps={NUM_STEPS}", "checkpoint_every=4"]
 SLOWLY += ["batch_tokens=1", "evaluation.num_tasks=0", "evaluation.num_dialogues=2"]
 
@@ -44,29 +44,37 @@ def wait_for_steps(run: Path, count: int, process: subprocess.Popen[str]) -> Non
 def test_a_run_that_was_killed_and_stopped_ends_with_the_weights_of_one_that_was_not(
     tiny_folder, tmp_path, monkeypatch, capsys
 ):
-    def finish(*words: str) -> None:
+    def sft(*words: str, code: int = 0) -> tuple[str, str]:
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "argv", ["moored", "sft", *words])
         with pytest.raises(SystemExit) as left:
             main()
-        assert not left.value.code, capsys.readouterr().err
+        said = capsys.readouterr()
+        assert (left.value.code or 0) == code, said.err
+        return said.out, said.err
 
     run, whole = tmp_path / "run", tmp_path / "whole"
     killed = launch(tmp_path, str(tiny_folder), *SLOWLY, "--run", "run")
     wait_for_steps(run, 7, killed)
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
-    stopped = launch(tmp_path, "--resume", "run")
-    # Going on from the checkpoint of step 4 or a later one, beyond what was done before.
-    wait_for_steps(run, len(read_records(run)) + 3, stopped)
-    stopped.send_signal(signal.SIGTERM)
-    shown, said = stopped.communicate()
-    assert stopped.returncode == 143, said
-    assert "stopping after this step" in said
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "sft_step", stopping_at(12, loop.sft_step))
+        shown, _ = sft("--resume", "run", code=143)
+    assert "stopped on request after step 12\n" in shown
     assert shown.endswith("go on with: moored sft --resume run\n")
-    step = int(str(read_records(run)[-1]["step"]))
-    assert step < NUM_STEPS and f"stopped on request after step {step}\n" in shown
-    finish("--resume", "run")
-    finish(str(tiny_folder), *SLOWLY, "--run", "whole")
+    sft("--resume", "run")
+    sft(str(tiny_folder), *SLOWLY, "--run", "whole")
     for file in ("metrics.jsonl", "config.yaml", "model/model.safetensors"):
         assert (run / file).read_bytes() == (whole / file).read_bytes(), file
+
+
+def stopping_at(last: int, do_step):
+    """The step, and SIGTERM to this process while step `last` is done."""
+
+    def do(run, step):
+        if step == last:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return do_step(run, step)
+
+    return do
