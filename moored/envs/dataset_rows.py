@@ -117,6 +117,6 @@ def _read_row(where: str, record: Mapping[str, object]) -> Row | None:
     if len(parts) < 2 or not question or not bare_answer(answer):
         return None
     origin = record.get(ORIGIN)
-    steps = CALCULATOR.sub("", parts[0]).strip()
+    steps = CALCULATOR.sub("", parts[0]).partition("####")[0].strip()
     origin = origin if isinstance(origin, str) and origin else question
     return Row(question, answer, origin, steps)

@@ -240,7 +240,8 @@ def test_the_same_rows_come_from_json_jsonl_and_parquet(tmp_path):
     rows = metamath_rows(5)
     jsonl = "\n".join(json.dumps(row) for row in rows)
     expected = load_rows(write(tmp_path, jsonl))
-    assert expected[3] == Row("What is 3 plus 3, said in another way?", "6", "What is 1 plus?")
+    question = "What is 3 plus 3, said in another way?"
+    assert expected[3] == Row(question, "6", "What is 1 plus?", "We add them.")
     assert load_rows(write(tmp_path, json.dumps(rows, indent=1), "rows.json")) == expected
     assert load_rows(write(tmp_path, b"\xef\xbb\xbf" + jsonl.encode() + b"\r\n\n", "x")) == expected
     assert load_rows(write_parquet(tmp_path, rows)) == expected
@@ -249,7 +250,7 @@ def test_the_same_rows_come_from_json_jsonl_and_parquet(tmp_path):
 def test_gsm8k_rows_are_read(tmp_path):
     row = {"question": "How many?", "answer": "He has 5*2=<<5*2=10>>10.\n#### 1,010"}
     (loaded,) = load_rows(write(tmp_path, json.dumps(row)))
-    assert loaded == Row("How many?", "1,010", "How many?")
+    assert loaded == Row("How many?", "1,010", "How many?", "He has 5*2=10.")
 
 
 def test_latex_answers_are_kept_and_solved(tmp_path):
