@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ def raw_server(*pieces: bytes, endless: bytes = b"") -> Iterator[str]:
         while not closing.is_set():
             connection, _ = listener.accept()
             with connection:
-                connection.recv(1 << 16)
+                read_request(connection)
                 try:
                     for piece in pieces:
                         connection.sendall(piece)
@@ -48,6 +49,18 @@ def raw_server(*pieces: bytes, endless: bytes = b"") -> Iterator[str]:
         closing.set()
         socket.create_connection(("127.0.0.1", port)).close()  # wakes accept
         thread.join()
+
+
+def read_request(connection: socket.socket) -> None:
+    """All of it: what is unread when a connection closes takes the answer with it."""
+    data, length = b"", 0
+    while b"\r\n\r\n" not in data or len(data.partition(b"\r\n\r\n")[2]) < length:
+        piece = connection.recv(1 << 16)
+        if not piece:
+            return
+        data += piece
+        found = re.search(rb"content-length: *(\d+)", data.lower())
+        length = int(found[1]) if found else 0
 
 
 def failure(url: str, *, timeout_s: float = 30.0, key: str | None = None) -> HttpError:
