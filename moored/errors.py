@@ -47,6 +47,7 @@ DISK_REMEDIES = {
     errno.EPERM: "choose another folder, or change its permissions",
     errno.EROFS: "choose another folder",
 }
+MAX_LISTED_NAMES = 40
 
 
 class MooredError(ValueError):
@@ -83,7 +84,11 @@ def close_match_hint(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     if close:
         return f"did you mean {close[0]!r}?"
-    return f"choose one of {', '.join(known)}" if known else "nothing is registered"
+    if not known:
+        return "nothing is registered"
+    more = len(known) - MAX_LISTED_NAMES
+    rest = f" or one of {more} more" if more > 0 else ""
+    return f"choose one of {', '.join(known[:MAX_LISTED_NAMES])}{rest}"
 
 
 def require_packages(purpose: str, packages: Iterable[str]) -> None:

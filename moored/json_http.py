@@ -46,6 +46,11 @@ class HttpError(Exception):
     def __str__(self) -> str:
         return self.message
 
+    def with_remedy(self) -> str:
+        """The message, and what to do where nothing listens at the address."""
+        remedy = "; start the server first, or check the address" if self.is_unreachable else ""
+        return f"{self.message}{remedy}"
+
 
 class JsonClient:
     """Sends JSON to one server; may be used from many threads. No message shows the key."""
@@ -78,6 +83,14 @@ class JsonClient:
     def get(self, path: str) -> object:
         """Look something up; does not wait long."""
         return self._send("GET", path, None, min(LOOKUP_TIMEOUT_S, self._timeout_s))
+
+    def check_reachable(self) -> None:
+        """Raise an HttpError when nothing answers at the address; any answer will do."""
+        try:
+            self.get("/")
+        except HttpError as error:
+            if error.is_unreachable or error.is_timeout:
+                raise
 
     def delete(self, path: str) -> object:
         """Have something deleted; does not wait long."""

@@ -95,8 +95,7 @@ def build_run(config: Config, folder: Path, *, resume: bool = False) -> Run:
     algorithm = load_algorithm(config.algorithm)
     check_filter(config.filter.score, config.filter.rule)
     mix = EnvMix(config.env)
-    for env in mix.make():
-        env.close()
+    mix.check()
     engine = build_engine(config)
     if config.log.rollouts_every:
         require_packages("storing rollouts (log.rollouts_every)", ("pyarrow",))

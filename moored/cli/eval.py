@@ -101,8 +101,7 @@ def evaluate_source(source: str, env: str | None, given: dict[str, Any]) -> Eval
     config = _evaluation_config(source, env, given, is_run=is_run)
     saved = newest_checkpoint(Path(source)) if is_run else None
     mix = EnvMix(config.env)
-    for made in mix.make():
-        made.close()
+    mix.check()
     if is_run:
         check_model_name(config.model)
     # Only now, because they import torch.

@@ -100,8 +100,7 @@ def check_config(config: Config) -> None:
 
     require_sinks(config.log.sinks)
     check_model_name(config.model)
-    for env in EnvMix(config.env).make():
-        env.close()
+    EnvMix(config.env).check()
 
 
 def parse_options(pairs: Sequence[str]) -> dict[str, object]:

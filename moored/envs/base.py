@@ -122,12 +122,37 @@ class Environment(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
+class ChecksItself(Protocol):
+    """An environment that knows beforehand whether an episode can begin."""
+
+    def check_available(self) -> None:
+        """Raise a MooredError when none can: a name that is unknown, a server that is not there.
+
+        Asked once, before a run, where a failing `reset` would cost one episode after another.
+        Resources are not open yet: one that cannot be opened says so itself.
+        """
+        ...
+
+
+def check_available(env: Environment) -> None:
+    """Have an environment say whether an episode can begin; one without the method is trusted."""
+    if isinstance(env, ChecksItself):
+        env.check_available()
+
+
 def encodable(text: str) -> str:
     """The text with halves of surrogate pairs replaced, which no tokenizer can encode.
 
     For observations that hold what a model wrote, or what a server says about it.
     """
     return text.encode("utf-8", "replace").decode()
+
+
+def check_address(env: str, url: str) -> None:
+    """Refuse what cannot be the address of a server that an environment plays on."""
+    if not url.startswith(("http://", "https://")):
+        raise EnvError(f"{env}: url must look like http://host:8000, got {url!r:.80}")
 
 
 def split_of_seed(task_seed: int) -> Split:

@@ -18,7 +18,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from moored.envs import ENVIRONMENTS
-from moored.envs.base import Environment
+from moored.envs.base import Environment, check_available
 from moored.envs.option_types import MISFIT, annotations_of, describe_kind, fit_value
 from moored.envs.resources import SharedResources
 from moored.errors import ConfigError, EnvError, MooredError, close_match_hint
@@ -66,6 +66,7 @@ def make_env(source: EnvSource, /, **options: object) -> Environment:
 def open_env(source: EnvSource, /, **options: object) -> Iterator[Environment]:
     """An environment with its resources, for one block; all of it is closed at the end."""
     with closing(SharedResources()) as resources, closing(make_env(source, **options)) as env:
+        check_available(env)
         resources.attach(env)
         yield env
 
@@ -213,6 +214,8 @@ class EnvMix:
         stretches = [found[start : start + count] for start in range(1000)]
         return [min(part.count(entry) for part in stretches) for entry in range(len(self.specs))]
 
-    def make(self) -> tuple[Environment, ...]:
-        """Build every environment once, in the order of `specs`."""
-        return tuple(make() for make in self.makers)
+    def check(self) -> None:
+        """Build every environment once, and raise what says that its episodes cannot begin."""
+        for make in self.makers:
+            with closing(make()) as env:
+                check_available(env)

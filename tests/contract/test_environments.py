@@ -97,8 +97,9 @@ def test_the_prompt_states_the_real_format_penalty(name: str) -> None:
 
 def test_all_environments_can_be_mixed() -> None:
     names = [name for name in PLAYABLE if name != "code" or has_bubblewrap]
-    envs = EnvMix(load_config({"env": names}).env).make()
-    assert [env.name for env in envs] == names
+    mix = EnvMix(load_config({"env": names}).env)
+    mix.check()
+    assert [make().name for make in mix.makers] == names
 
 
 @needs_bubblewrap

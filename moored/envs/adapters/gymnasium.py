@@ -117,6 +117,9 @@ class GymnasiumEnv:
         self._env: gymnasium.Env | None = None
         self._over = True
 
+    def check_available(self) -> None:
+        self._living_env()
+
     def reset(self, task_seed: int, episode_seed: int = 0) -> list[Message]:
         self._over = True
         start = self._draw_start(task_seed)

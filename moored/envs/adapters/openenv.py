@@ -17,7 +17,14 @@ from moored.envs.adapters.openenv_client import (
     OpenEnvSession,
     fetch_action_schema,
 )
-from moored.envs.base import FORMAT_REMINDER, StepResult, draw_task, encodable, split_of_seed
+from moored.envs.base import (
+    FORMAT_REMINDER,
+    StepResult,
+    check_address,
+    draw_task,
+    encodable,
+    split_of_seed,
+)
 from moored.envs.serving.wire import expect_number
 from moored.errors import EnvError, require_packages
 from moored.names import import_object
@@ -87,8 +94,7 @@ class OpenEnv:
             raise EnvError(f"openenv: max_turns must be at least 1, got {max_turns}")
         if timeout_s <= 0:
             raise EnvError(f"openenv: timeout_s must be positive, got {timeout_s}")
-        if not url.startswith(("http://", "https://")):
-            raise EnvError(f"openenv: url must look like http://host:8000, got {url!r:.80}")
+        check_address("openenv", url)
         require_packages("environment openenv", ("websockets",))
         self.max_turns = max_turns
         self.is_stochastic = is_stochastic
@@ -105,6 +111,9 @@ class OpenEnv:
         self._fields: Mapping[str, Mapping[str, Any]] | None = None
         self._start_seeds: dict[int, tuple[int, str]] = {}
         self._over = True
+
+    def check_available(self) -> None:
+        self._fields = fetch_action_schema(self._url, self._timeout_s)
 
     def reset(self, task_seed: int, episode_seed: int = 0) -> list[Message]:
         self._over = True

@@ -121,7 +121,7 @@ def fetch_action_schema(url: str, timeout_s: float) -> Mapping[str, Mapping[str,
     try:
         schema = expect_mapping(client.get("/schema"))
     except HttpError as error:
-        raise EnvError(f"openenv: {url}: {error}") from error
+        raise EnvError(f"openenv: {url}: {error.with_remedy()}") from error
     finally:
         client.close()
     fields = expect_mapping(expect_mapping(schema.get("action")).get("properties", {}))

@@ -73,15 +73,12 @@ class ReasoningGym:
         self.format_penalty = format_penalty
         self._task: Task | None = None
 
+    def check_available(self) -> None:
+        self._draw(0)
+
     def reset(self, task_seed: int, episode_seed: int = 0) -> list[Message]:
         self._task = None
-        try:
-            task: Task = _ask("draw", self.dataset, self.config, task_seed)
-        except WorkerLost as lost:
-            raise EnvError(
-                f"reasoning_gym: the child process was lost over a task of {self.dataset}: {lost}"
-            ) from lost
-        self._task = task
+        self._task = task = self._draw(task_seed)
         system = (
             f"Solve the problem. A right answer earns 1, any other less, a malformed reply "
             f"{self.format_penalty:g}. You have one turn. Between the answer tags write the answer "
@@ -127,6 +124,14 @@ class ReasoningGym:
 
     def close(self) -> None:
         self._task = None
+
+    def _draw(self, task_seed: int) -> Task:
+        try:
+            return _ask("draw", self.dataset, self.config, task_seed)
+        except WorkerLost as lost:
+            raise EnvError(
+                f"reasoning_gym: the child process was lost over a task of {self.dataset}: {lost}"
+            ) from lost
 
     def _score(self, task: Task, answer: str) -> Verdict:
         try:

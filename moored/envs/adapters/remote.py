@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from moored.envs.base import Resource, StepResult
+from moored.envs.base import Resource, StepResult, check_address
 from moored.envs.serving.wire import (
     PROTOCOL,
     expect_mapping,
@@ -70,7 +70,8 @@ class ServerConnection(Resource):
                 return dict(expect_mapping(send(self._client)))
             except HttpError as error:
                 if error.status is not None or error.is_timeout or wait_s is None:
-                    raise ServerError(f"{self.url}: {error}", error.status) from error
+                    text = f"remote: {self.url}: {error.with_remedy()}"
+                    raise ServerError(text, error.status) from error
                 time.sleep(wait_s)
         raise AssertionError("the last attempt returns or raises")
 
@@ -79,7 +80,7 @@ class ServerError(EnvError):
     """A request that the server refused or did not answer."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
-        super().__init__(f"remote: {message}")
+        super().__init__(message)
         self.status = status
 
 
@@ -106,6 +107,7 @@ class Remote:
     ) -> None:
         if timeout_s <= 0:
             raise EnvError(f"remote: timeout_s must be positive, got {timeout_s}")
+        check_address("remote", url)
         self._connection = ServerConnection(url, token_env, timeout_s)
         self._session = ""
         self._over = True
@@ -126,6 +128,9 @@ class Remote:
     @property
     def is_stochastic(self) -> bool:
         return bool(self._facts().get("is_stochastic"))
+
+    def check_available(self) -> None:
+        self._facts()
 
     def reset(self, task_seed: int, episode_seed: int = 0) -> list[Message]:
         self._over = True

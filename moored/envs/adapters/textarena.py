@@ -91,12 +91,12 @@ class TextArena:
         )
         self._over = True
 
+    def check_available(self) -> None:
+        self._ask_for_start("check", self._spec)
+
     def reset(self, task_seed: int, episode_seed: int = 0) -> list[Message]:
         self._over = True
-        try:
-            start: Start = _ask(START_LIMIT_S, "draw", self._spec, task_seed)
-        except WorkerLost as lost:
-            raise EnvError(f"textarena: {self._spec.id} could not be started: {lost}") from lost
+        start: Start = self._ask_for_start("draw", self._spec, task_seed)
         episode = episode_seed if self.is_stochastic else "every"
         self._episode = self._spec, start.seed, f"{start.seed} {episode}"
         self._answers: tuple[str, ...] = ()
@@ -126,6 +126,12 @@ class TextArena:
 
     def close(self) -> None:
         self._over = True
+
+    def _ask_for_start(self, request: str, *arguments: object) -> Any:
+        try:
+            return _ask(START_LIMIT_S, request, *arguments)
+        except WorkerLost as lost:
+            raise EnvError(f"textarena: {self._spec.id} could not be started: {lost}") from lost
 
     def _check_running(self, method: str) -> None:
         if self._over:

@@ -85,9 +85,19 @@ def import_package() -> None:
 
 
 def answer_request(request: str, *arguments: Any) -> object:
-    """What `Worker.ask` calls: `draw` a start, `play` an answer, or ask the `oracle`."""
-    handlers: dict[str, Callable[..., object]] = {"draw": draw, "play": play, "oracle": oracle}
+    """What `Worker.ask` calls: `check` a game, `draw` a start, `play`, or ask the `oracle`."""
+    handlers: dict[str, Callable[..., object]] = {
+        "check": check,
+        "draw": draw,
+        "play": play,
+        "oracle": oracle,
+    }
     return handlers[request](*arguments)
+
+
+def check(spec: GameSpec) -> None:
+    """Raise when the game cannot be started."""
+    start_of(spec, 0)
 
 
 def draw(spec: GameSpec, task_seed: int) -> Start:
@@ -185,7 +195,13 @@ def _reset(spec: GameSpec, seed: int) -> tuple[Any, int]:
     from textarena.envs.registration import ENV_REGISTRY as known
 
     if f"{spec.id}-raw" not in known:
-        names = [name for name in known if not name.endswith(("-raw", "-train"))]
+        # Without a version in it, it cannot be one of a game's variants, such as Chess-v0-long.
+        kind = r".+" if "-v" in spec.id else r"[^-]+-v\d+"
+        names = [
+            name
+            for name in known
+            if re.fullmatch(kind, name) and not name.endswith(("-raw", "-train"))
+        ]
         raise EnvError(f"there is no game {spec.id!r}; {close_match_hint(spec.id, names)}")
     problem: Exception | None = None
     for num_players in (1, 2):

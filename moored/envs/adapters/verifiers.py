@@ -78,6 +78,10 @@ class Verifiers:
         self._episode: Episode | None = None
         self._over = True
 
+    def check_available(self) -> None:
+        env, tasks = load(*self._source)
+        check_task(self._id, env, tasks[0])
+
     def reset(self, task_seed: int, episode_seed: int = 0) -> list[Message]:
         self._over = True
         self._end_episode()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from moored.envs.base import check_available
 from moored.envs.check.child import ChildDied, watch_child
 from moored.envs.check.probe import NotApplicable, Subject
 from moored.envs.check.rules import FIRST_RULES, RULES
@@ -151,9 +152,9 @@ def _run_in_order(subject: Subject, names: list[str]) -> Iterator[str | Check]:
 
 
 def _refuse_wrong_options(subject: Subject) -> None:
-    """Raise what the constructor says about options; the first rule reports other errors."""
+    """Raise what the environment says about its options; the first rule reports other errors."""
     try:
-        subject.make()
+        check_available(subject.make().env)
     except MooredError:
         raise
     except (Exception, SystemExit):

@@ -10,6 +10,7 @@ from moored.envs.base import (
     FORMAT_REMINDER,
     Resource,
     StepResult,
+    check_address,
     draw_task,
     warn_of_missing_splits,
 )
@@ -67,6 +68,7 @@ class Lean:
         for option, value in (("max_turns", max_turns), ("time_limit_s", time_limit_s)):
             if value < 1:
                 raise EnvError(f"lean: {option} must be at least 1, got {value}")
+        check_address("lean", url)
         self.max_turns = max_turns
         self.format_penalty = format_penalty
         self._server = url, token_env, time_limit_s
@@ -79,6 +81,9 @@ class Lean:
 
     def resources(self) -> dict[str, Resource]:
         return {"server": LeanServer(*self._server)}
+
+    def check_available(self) -> None:
+        LeanServer(*self._server).check_reachable()
 
     def reset(self, task_seed: int, episode_seed: int = 0) -> list[Message]:
         self._theorem, _ = draw_task(task_seed, self._draw, lambda theorem: theorem.statement)

@@ -56,6 +56,17 @@ class LeanServer(Resource):
         timeout_s = self.time_limit_s + HTTP_GRACE_S
         self._client = JsonClient(self.url, api_key=token, timeout_s=timeout_s)
 
+    def check_reachable(self) -> None:
+        """Raise an EnvError when nothing answers at the address."""
+        self.open()
+        assert self._client is not None
+        try:
+            self._client.check_reachable()
+        except HttpError as error:
+            raise EnvError(f"lean: {self.url}: {error.with_remedy()}") from error
+        finally:
+            self.close()
+
     def close(self) -> None:
         if self._client is not None:
             self._client.close()

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from moored.envs.base import Environment
+from moored.envs.base import Environment, check_available
 from moored.envs.serving.openenv import Player, environment_schema
 from moored.envs.serving.sessions import Limits, NoRoomError, Session, Sessions, UnknownSessionError
 from moored.envs.serving.wire import PROTOCOL, messages_to_json, result_to_json
@@ -70,6 +70,7 @@ class EnvServer:
         self._limits = limits
         self._token = token
         env = make_env()
+        check_available(env)
         self._about = {
             "protocol": PROTOCOL,
             "name": env.name,

@@ -64,6 +64,48 @@ def test_a_run_whose_model_is_gone_is_told(said, tmp_path):
     assert "there is no folder './gone'" in said("eval", "runs/old")
 
 
+COMMANDS = {
+    "train": "train env={} --run run",
+    "eval": "eval nano --env {}",
+    "sft": "sft nano env={} --run run",
+    "play": "play {}",
+    "check-env": "check-env {}",
+    "serve-env": "serve-env {}",
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+def test_a_mistyped_game_is_refused_before_any_episode(said, tmp_path, command):
+    pytest.importorskip("textarena")
+    sentence = said(*command.format("textarena:TicTakToe-v0").split())
+    assert "there is no game 'TicTakToe-v0'; did you mean 'TicTacToe-v0'?" in sentence
+    assert not any(tmp_path.iterdir())
+
+
+NOBODY = "http://127.0.0.1:9"
+GONE = "start the server first, or check the address"
+
+
+@pytest.mark.parametrize(
+    ("env", "package", "sentence"),
+    [
+        ("textarena:Nope", "textarena", "no game 'Nope'; choose one of 2048-v0, Alquerque-v0,"),
+        ("gymnasium:FrozenLak-v1", "gymnasium", "doesn't exist. Did you mean: `FrozenLake`?"),
+        ("reasoning_gym:chain_sun", "reasoning_gym", "'chain_sun'; did you mean 'chain_sum'?"),
+        ("textworld:nope.z8", "textworld", "there is no file or folder 'nope.z8'"),
+        ("verifiers:nope", "verifiers", "verifiers: nope cannot be loaded"),
+        (f"remote:{NOBODY}", "httpx2", GONE),
+        (f"openenv:{NOBODY}", "websockets", GONE),
+        (f"lean:{NOBODY}", "httpx2", GONE),
+        ("remote:nope", "httpx2", "remote: url must look like http://host:8000, got 'nope'"),
+    ],
+)
+@pytest.mark.parametrize("command", ["train env={}", "check-env {}"])
+def test_a_wrong_name_or_address_is_one_sentence(said, command, env, package, sentence):
+    pytest.importorskip(package)
+    assert sentence in said(*command.format(env).split())
+
+
 @pytest.mark.parametrize("damage", ["cut", "gone"])
 def test_a_damaged_state_of_a_checkpoint_names_the_one_before(tmp_path, damage):
     folder = tmp_path / "checkpoints" / "step_000002"

@@ -11,7 +11,7 @@ import pytest
 from moored.config import EnvConfig
 from moored.envs import ENVIRONMENTS
 from moored.envs.base import StepResult
-from moored.envs.mix import REQUIRED, EnvMix, make_env, option_defaults
+from moored.envs.mix import REQUIRED, EnvMix, make_env, open_env, option_defaults
 from moored.errors import ConfigError, EnvError, MooredError, UnknownNameError
 from moored.types import Message
 
@@ -44,6 +44,33 @@ class LoudEcho(Echo):
     def __init__(self, *, volume: int = 11, **options) -> None:
         super().__init__(**options)
         self.volume = volume
+
+
+class Unreachable(Echo):
+    num_closed = 0
+
+    def check_available(self) -> None:
+        raise EnvError(f"unreachable: nobody answers to {self.word!r}")
+
+    def close(self) -> None:
+        Unreachable.num_closed += 1
+
+
+def test_a_mix_is_refused_by_the_environment_whose_episodes_cannot_begin() -> None:
+    specs = [EnvConfig(name=f"{__name__}:{kind}") for kind in ("Echo", "Unreachable")]
+    EnvMix(specs[:1]).check()
+    before = Unreachable.num_closed
+    with pytest.raises(EnvError, match="unreachable: nobody answers to 'hello'"):
+        EnvMix(specs).check()
+    assert Unreachable.num_closed == before + 1
+
+
+def test_an_environment_that_cannot_begin_is_not_opened() -> None:
+    with (
+        pytest.raises(EnvError, match="nobody answers to 'bye'"),
+        open_env(Unreachable, word="bye"),
+    ):
+        raise AssertionError("it was opened")
 
 
 def test_options_reach_the_constructor() -> None:

@@ -8,7 +8,7 @@ import random
 import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -229,9 +229,12 @@ def test_a_server_without_a_free_process_is_asked_again() -> None:
         assert env.step(answer("simp")).success
 
 
-def test_a_server_that_is_gone_costs_the_episode() -> None:
-    with open_env("lean", url="http://127.0.0.1:9") as env:
+def test_a_server_that_goes_away_costs_the_episode() -> None:
+    with ExitStack() as running, ExitStack() as playing:
+        address = running.enter_context(kimina(KnowsProofs()))
+        env = playing.enter_context(open_env("lean", url=address))
         env.reset(0)
+        running.close()
         with pytest.raises(EnvError, match="lean: http"):
             env.step(answer("simp"))
 
