@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from moored.analysis.diagnosis import Diagnosis, Look, Series
+from moored.diagnostics.alarm import NOTHING_TO_LOSE
 from moored.diagnostics.report import CollapseReport, Interval, Regime, Verdict
 from moored.diagnostics.resampling import t_quantile
 
@@ -123,10 +124,20 @@ def explanation(diagnosis: Diagnosis) -> list[Finding]:
     for series in diagnosis.series:
         last = series.looks[-1]
         env = f"{series.env}: " if len(diagnosis.series) > 1 else ""
-        remedy = REMEDIES.get(last.regime, "") if last.regime is not None else ""
-        text = f"{env}{last.why} {remedy}".strip()
+        text = f"{env}{last.why} {_remedy(last)}".strip()
         found.append(Finding(text, KINDS[series.verdict]))
     return found
+
+
+def _remedy(look: Look) -> str:
+    if look.regime is None:
+        return ""
+    if look.verdict is Verdict.COLLAPSED and look.watched.has_nothing_to_lose:
+        return (
+            f"{NOTHING_TO_LOSE}. Teach the model to reason about its prompt first: moored sft, or "
+            f"another model."
+        )
+    return REMEDIES.get(look.regime, "")
 
 
 def notes(diagnosis: Diagnosis) -> list[Finding]:
@@ -199,7 +210,8 @@ def _alarm(series: Series) -> Finding:
     """Whether MI fell over the steps."""
     alarm = series.alarm
     if alarm is None:
-        return Finding("no alarm")
+        empty = series.looks[-1].watched.has_nothing_to_lose
+        return Finding(f"no alarm: {NOTHING_TO_LOSE}" if empty else "no alarm")
     text = (
         f"ALARM at step {alarm.step}: {alarm.kind}, MI fell from "
         f"{alarm.mi_reference:.3f} to {alarm.mi_level:.3f}"

@@ -21,6 +21,7 @@ from rich.progress import (
 from rich.table import Column
 
 from moored.cli.console import make_console
+from moored.diagnostics.alarm import NOTHING_TO_LOSE
 
 if TYPE_CHECKING:
     from moored.config import Config
@@ -165,7 +166,9 @@ def _environment_text(look: EnvironmentLook) -> str:
         f"MI {report.mi_estimate:.3f}  H(Z|X) {report.conditional_entropy_est:.2f}  "
         f"{_words(look.verdict)}{regime}"
     )
-    return text if look.alarm is None else f"{text}  ALARM: {_words(look.alarm.kind)}"
+    if look.alarm is not None:
+        return f"{text}  ALARM: {_words(look.alarm.kind)}"
+    return f"{text}  {NOTHING_TO_LOSE}" if look.watched.has_nothing_to_lose else text
 
 
 def _words(name: str) -> str:

@@ -3,8 +3,10 @@
 It goes off when the *level*, the mean of the last three looks, is at most 38 % of what the run has
 *held* in a quarter of its looks. The two bars are set for the worst series that is still promised:
 noise of a fifth of the mean, autocorrelated with 0.8, which wanders far and stays away for long
-(docs/results/alarm.md). Noisier looks lower the bar. A run whose MI was never clearly above zero
-raises no alarm. Shape legend: S series, T looks.
+(docs/results/alarm.md). Noisier looks lower the bar. Only a level that is clearly above zero, by
+the errors of its own looks, is a reference: most looks of a run without MI have tiny errors, and a
+chance rise among them, whose errors are large, is not something that was lost.
+Shape legend: S series, T looks.
 """
 
 from __future__ import annotations
@@ -32,6 +34,9 @@ DEFAULT_NOISE = 0.2
 LEAST_NOISE = 0.1
 """And the least that is believed of one look, whatever its standard error."""
 
+NOTHING_TO_LOSE = "MI was not clearly above 0 from the start: nothing to lose"
+"""Said in the place of an alarm."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alarm:
@@ -56,6 +61,8 @@ class Fall:
     reference_S: np.ndarray
     limit_S: np.ndarray
     """The alarm goes off at a level of at most this; -inf where there is nothing to fall from."""
+    nothing_to_lose_S: np.ndarray
+    """Neither the first look nor a level so far was clearly above zero."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +75,9 @@ class AlarmRule:
     """Of the first look minus two standard errors; one look is a weak reference."""
     min_errors: float = 4.5
     """Standard errors of the level that a fall must span: the looks' own noise is white."""
+    min_errors_above_zero: float = 3.0
+    """Standard errors, those of its own looks, by which a level must be above zero to be a
+    reference. Chance gets there once in 700 levels; the stored runs that fell had 3.5 or more."""
     quarter: int = 4
     """A level is held when one look in so many reached it."""
 
@@ -78,21 +88,28 @@ class AlarmRule:
 
     def apply(self, mi_ST: np.ndarray, errors_ST: np.ndarray | None) -> Fall:
         """Look at the newest of at least `MIN_LOOKS` looks; `errors_ST` are standard errors."""
-        levels_ST = _levels(mi_ST)
-        level_S, noise_S = levels_ST[:, -1], _noise(mi_ST, errors_ST)
-        error_S = noise_S / math.sqrt(LEVEL_LOOKS)
-        held_S = self._held(levels_ST)
+        levels_ST = _mean_of_three(mi_ST)
+        level_S, error_S = levels_ST[:, -1], _noise(mi_ST, errors_ST) / math.sqrt(LEVEL_LOOKS)
+        shown_ST = self._shown(levels_ST, _level_errors(levels_ST, error_S, errors_ST))
+        nothing_S = (shown_ST == 0.0).all(axis=1)
+        held_S = self._held(shown_ST)
         if levels_ST.shape[1] > RECENT_LOOKS:
-            held_S = np.maximum(held_S, self._held(levels_ST[:, -RECENT_LOOKS:]))
+            held_S = np.maximum(held_S, self._held(shown_ST[:, -RECENT_LOOKS:]))
         limit_S = self._limit(held_S, self.max_share, error_S)
         if mi_ST.shape[1] > FIRST_LOOKS:
-            return Fall(level_S, error_S, held_S, limit_S)
+            return Fall(level_S, error_S, held_S, limit_S, nothing_S)
         first_S = mi_ST[:, 0]
-        shown_S = DEFAULT_NOISE * np.abs(first_S) if errors_ST is None else errors_ST[:, 0]
-        first_S = first_S - 2.0 * np.maximum(shown_S, LEAST_NOISE * np.abs(first_S))
+        own_S = DEFAULT_NOISE * np.abs(first_S) if errors_ST is None else errors_ST[:, 0]
+        first_S = self._shown(first_S, own_S)
+        first_S = first_S - 2.0 * np.maximum(own_S, LEAST_NOISE * first_S)
         first_limit_S = self._limit(first_S, self.max_share_of_first, error_S)
         reference_S = np.where(first_limit_S > limit_S, first_S, held_S)
-        return Fall(level_S, error_S, reference_S, np.maximum(limit_S, first_limit_S))
+        nothing_S &= np.isneginf(first_limit_S)
+        return Fall(level_S, error_S, reference_S, np.maximum(limit_S, first_limit_S), nothing_S)
+
+    def _shown(self, mi: np.ndarray, own_errors: np.ndarray) -> np.ndarray:
+        """MI where it is clearly above zero, and 0 elsewhere."""
+        return np.where(mi > self.min_errors_above_zero * own_errors, mi, 0.0)
 
     def _held(self, levels_ST: np.ndarray) -> np.ndarray:
         """The level that a quarter of the looks reached: one outlying look does not make it."""
@@ -104,9 +121,18 @@ class AlarmRule:
         return np.where(room_S > 0.0, np.minimum(share * reference_S, room_S), -np.inf)
 
 
-def _levels(mi_ST: np.ndarray) -> np.ndarray:
-    windows = np.lib.stride_tricks.sliding_window_view(mi_ST, LEVEL_LOOKS, axis=1)
+def _mean_of_three(values_ST: np.ndarray) -> np.ndarray:
+    windows = np.lib.stride_tricks.sliding_window_view(values_ST, LEVEL_LOOKS, axis=1)
     return windows.mean(axis=2)
+
+
+def _level_errors(
+    levels_ST: np.ndarray, error_S: np.ndarray, errors_ST: np.ndarray | None
+) -> np.ndarray:
+    """Standard error of each level: of its own looks where theirs are known, else the typical."""
+    if errors_ST is None:
+        return np.broadcast_to(error_S[:, None], levels_ST.shape)
+    return np.sqrt(_mean_of_three(errors_ST**2) / LEVEL_LOOKS)
 
 
 def _noise(mi_ST: np.ndarray, errors_ST: np.ndarray | None) -> np.ndarray:
@@ -127,6 +153,8 @@ class CollapseAlarm:
         self.entropy_share = entropy_share
         """Entropy below this share of its start has fallen, too."""
         self.alarm: Alarm | None = None
+        self.has_nothing_to_lose = False
+        """After `MIN_LOOKS` looks: MI was never clearly above zero, so it cannot fall."""
         self._mi: list[float] = []
         self._entropy: list[float] = []
         self._errors: list[float | None] = []
@@ -153,6 +181,7 @@ class CollapseAlarm:
         known = [error for error in self._errors if error is not None]
         errors_ST = np.array([known]) if len(known) == len(self._mi) else None
         found = self.rule.apply(np.array([self._mi]), errors_ST)
+        self.has_nothing_to_lose = bool(found.nothing_to_lose_S[0])
         if found.level_S[0] > found.limit_S[0]:
             return None
         self.alarm = Alarm(

@@ -35,6 +35,8 @@ class Watched:
     """None when the verdict is `cannot_tell`."""
     alarm: Alarm | None
     """Set in the look in which the alarm goes off."""
+    has_nothing_to_lose: bool = False
+    """MI was never clearly above zero, so no alarm can go off."""
 
 
 class CollapseWatch:
@@ -75,6 +77,7 @@ class CollapseWatch:
             prompts_needed=found.prompts_needed,
             regime=regime,
             alarm=alarm,
+            has_nothing_to_lose=self._alarm.has_nothing_to_lose,
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from moored.analysis.diagnosis import Diagnosis, Look, Series
-from moored.analysis.findings import Kind, explanation, headline, interval_of
+from moored.analysis.findings import Kind, explanation, headline, interval_of, notes
 from moored.diagnostics.alarm import Alarm
 from moored.diagnostics.information import information
 from moored.diagnostics.report import Regime, Verdict
@@ -93,6 +93,17 @@ def test_only_a_collapse_is_answered_by_going_back_to_a_checkpoint():
         (line,) = explanation(diagnosis(series(letter)))
         assert line.text.startswith(f"Because of {letter}.")
         assert ("Go back to a checkpoint" in line.text) == (letter == "c")
+
+
+def test_a_run_that_began_without_information_is_told_that_it_had_nothing_to_lose():
+    found = series("cccc")
+    empty = replace(found.looks[-1].watched, has_nothing_to_lose=True)
+    found = replace(found, looks=(*found.looks[:-1], replace(found.looks[-1], watched=empty)))
+    sentence = "MI was not clearly above 0 from the start: nothing to lose"
+    (line,) = explanation(diagnosis(found))
+    assert sentence in line.text and "Go back to a checkpoint" not in line.text
+    assert f"no alarm: {sentence}" in [note.text for note in notes(diagnosis(found))]
+    assert "no alarm" in [note.text for note in notes(diagnosis(series("hhhh")))]
 
 
 def test_where_there_is_no_bootstrap_intervals_come_from_standard_errors():

@@ -17,6 +17,7 @@ from moored.cli.progress import StepProgress, duration_text, seconds_left, steps
 from moored.config import load_config
 from moored.diagnostics import CollapseWatch, information
 from moored.diagnostics.look import EnvironmentLook, Measurement
+from moored.diagnostics.watch import Watched
 from moored.train import StepRecord
 
 METRICS = {
@@ -85,7 +86,7 @@ def test_a_look_is_told_for_each_environment_by_name_where_there_are_several():
     report = information(logp, columns, np.full(8, 2), permutations=99)
     watched = CollapseWatch().update(1, report)
 
-    def shown(*names: str) -> str:
+    def shown(*names: str, watched: Watched = watched) -> str:
         looks = {
             name: EnvironmentLook(view=name, watched=watched, share_unmeasured=0.0)
             for name in names
@@ -104,3 +105,5 @@ def test_a_look_is_told_for_each_environment_by_name_where_there_are_several():
     assert f"sokoban: {judged}" in two and f"bandit: {judged}" in two
     assert str(watched.verdict).replace("_", " ") in one
     assert "x/chain not measured: too few" in one
+    empty = replace(watched, has_nothing_to_lose=True)
+    assert "nothing to lose" in shown("sokoban", watched=empty) and "nothing" not in one

@@ -126,6 +126,33 @@ def test_information_that_never_was_above_zero_raises_no_alarm(error):
     assert alarm_at(-0.01 * LOOKS, error=error) is None
 
 
+def test_a_chance_rise_from_zero_is_nothing_to_fall_from():
+    # The second level is 0.0104 with an error of sqrt(0.001^2 + 0.012^2 + 0.011^2) / 3 = 0.0054:
+    # less than two errors above 0, though 18 times the error of a typical look.
+    series = [(0.001, 0.001), (0.002, 0.001), (0.015, 0.012), (0.014, 0.011), *[(0.001, 0.001)] * 3]
+    watch = CollapseAlarm()
+    assert [watch.update(s, mi, 1.0, error) for s, (mi, error) in enumerate(series)] == [None] * 7
+    assert watch.has_nothing_to_lose
+
+
+def test_a_fall_from_a_little_information_that_was_really_there_is_seen():
+    series = [*[(0.015, 0.002)] * 4, *[(0.001, 0.001)] * 3]
+    watch = CollapseAlarm()
+    for step, (mi, error) in enumerate(series):
+        watch.update(step, mi, 1.0, error)
+    assert watch.alarm is not None and not watch.has_nothing_to_lose
+
+
+def test_whether_there_is_something_to_lose_is_said_from_the_fourth_look_on():
+    watch = CollapseAlarm()
+    told = []
+    for step in range(8):
+        watch.update(step, 0.001 if step < 5 else 0.2, 1.0, 0.01)
+        told.append(watch.has_nothing_to_lose)
+    # The sixth look alone lifts its level to 0.067, 4.5 errors of 0.0058 above 0.
+    assert told == [False] * 3 + [True] * 2 + [False] * 3
+
+
 def slow_alarm(series: list[float], error: float | None) -> int | None:
     """The rule of the module, look by look in plain Python."""
     for end in range(4, len(series) + 1):
