@@ -1,14 +1,18 @@
-"""What is stored about the bottle's curves is what the code says of them today."""
+"""What is stored about curves is what the code says of them today, and pages have its numbers."""
 
 from __future__ import annotations
 
 import importlib
 import json
+import re
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from moored.analysis.compare import half_width
 from moored.analysis.correlate import correlate
 from moored.analysis.curve_files import read_curve_file, up_to_shortest
 from moored.analysis.run_curves import read_all
@@ -70,3 +74,40 @@ def test_start_and_end_of_curves_are_the_first_twentieth_and_the_last_fifth(scri
     assert curves.start_of(curve) == 3.0  # steps 1 to 5
     assert curves.end_of(curve) == 90.5  # steps 81 to 100
     assert curves.start_of([(50, 7.0), (100, 9.0)]) == 7.0
+
+
+def test_every_interval_on_the_page_of_studies_is_one_of_the_stored_runs():
+    page = (ROOT / "docs" / "results" / "studies.md").read_text()
+    for section in re.split(r"^##+ ", page, flags=re.MULTILINE)[1:]:
+        (name,) = re.findall(r"benchmarks/results/(study_\w+\.json)", section)
+        table = json.loads((RESULTS / name).read_text())
+        known = {
+            f"{mean:.{digits}f} ± {half:.{digits}f}"
+            for mean, half in intervals(table)
+            for digits in range(4)
+        }
+        found = re.findall(r"([−+]?)(\d[\d.]*\d|\d) ±\s(\d[\d.]*\d|\d)(?![\d ]*%)", section)
+        assert found or "%" in section, name
+        for sign, mean, half in found:
+            cell = f"{'-' * (sign == '−')}{mean} ± {half}"
+            assert cell in known, (name, cell)
+
+
+def intervals(table: dict[str, Any]) -> Iterator[tuple[float, float]]:
+    """Mean and half of the interval of every figure of every arm, and of its differences."""
+    for row in table["rows"]:
+        for figure in row["runs"][0]["figures"]:
+            values = [run["figures"][figure] for run in row["runs"]]
+            yield sum(values) / len(values), half_width(values) or 0.0
+        for found in (row.get("differences") or {}).values():
+            yield found["mean"], found["half_width"]
+
+
+def test_what_is_stored_of_studies_names_no_folder_of_one_machine():
+    files = [*RESULTS.glob("study_*.json"), *RESULTS.glob("curves_*.json")]
+    assert len(files) >= 12
+    for file in files:
+        stored = json.loads(file.read_text())
+        paths = [run["path"] for row in stored.get("rows", []) for run in row["runs"]]
+        for word in [*stored["command"], *paths]:
+            assert not word.startswith("/"), (file.name, word)
