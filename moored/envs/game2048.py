@@ -10,6 +10,7 @@ import random
 from typing import ClassVar, Unpack
 
 from moored.envs.game import Game, Limits, Outcome
+from moored.envs.teaching import fill
 from moored.errors import EnvError
 
 Board = tuple[tuple[int, ...], ...]
@@ -124,6 +125,20 @@ class Game2048(Game[Board]):
     def plan(self) -> list[str]:
         """The actions that would merge most, and soonest, if no new tiles appeared."""
         return self._search(self._board, LOOKAHEAD)[1]
+
+    def reasoning(self, answer: str, rng: random.Random) -> str:
+        """Where each tile lies, the largest first, and what the first action merges."""
+        tiles = sorted(
+            (-tile, (at, column))
+            for at, row in enumerate(self._board)
+            for column, tile in enumerate(row)
+            if tile
+        )
+        listed = ", ".join(f"{-tile} at {cell}" for tile, cell in tiles)
+        first = (self.parse(answer) or [answer])[0]
+        merged = slide(self._board, first)[1]
+        what = f"merges tiles into {merged}" if merged else fill("{only moves|merges nothing}", rng)
+        return f"{fill('{Tiles|I see}', rng)} {listed}. {first} {what}."
 
     def _search(self, board: Board, depth: int) -> tuple[float, list[str]]:
         best: tuple[float, list[str]] = (0.0, [])

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Unpack
 
 from moored.envs.game import Game, Limits, Outcome
+from moored.envs.teaching import fill
 from moored.errors import EnvError
 
 MOVE_REWARD = -0.1
@@ -147,12 +148,26 @@ class Rubik(Game[Scramble]):
     def plan(self) -> list[str]:
         return solve(self._cube)
 
+    def reasoning(self, answer: str, rng: random.Random) -> str:
+        """The colours of the three faces that can be turned, and the turns of the answer."""
+        letters = letters_of(self._cube, self._colours)
+        faces = {"Up": 0, "Front": 8, "Right": 12}
+        shown = ", ".join(f"{name} {''.join(letters[at : at + 4])}" for name, at in faces.items())
+        turns = ", then ".join(self.parse(answer) or [])
+        return f"{shown}. {fill('{I turn|So}', rng)} {turns}."
 
-def draw_net(cube: bytes, colours: str) -> str:
-    """The unfolded cube, six lines of colour letters."""
+
+def letters_of(cube: bytes, colours: str) -> list[str]:
+    """The colour at each of the 24 places, face by face: Up, Left, Front, Right, Back, Down."""
     letters = [""] * 24
     for sticker, place in enumerate(cube):
         letters[place] = colours[sticker // 4]
+    return letters
+
+
+def draw_net(cube: bytes, colours: str) -> str:
+    """The unfolded cube, six lines of colour letters."""
+    letters = letters_of(cube, colours)
     rows = [f"{letters[at]} {letters[at + 1]}" for at in range(0, 24, 2)]
     up, band, down = rows[:2], rows[2:10], rows[10:]
     sides = ["  ".join(band[half::2]) for half in (0, 1)]

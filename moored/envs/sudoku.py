@@ -14,6 +14,7 @@ from itertools import islice
 from typing import ClassVar, Unpack
 
 from moored.envs.game import Game, Limits, Outcome
+from moored.envs.teaching import fill
 from moored.errors import EnvError
 
 MAX_BLANKS = {4: 10, 9: 50}
@@ -120,6 +121,25 @@ class Sudoku(Game[Puzzle]):
             for cell, digit in enumerate(self._solution)
             if not self._cells[cell]
         ]
+
+    def reasoning(self, answer: str, rng: random.Random) -> str:
+        """Which digits the row, the column and the box of each cell already hold."""
+        return " ".join(self._reason(action, rng) for action in self.parse(answer) or [])
+
+    def _reason(self, action: str, rng: random.Random) -> str:
+        row, column, digit = action[1], action[3], action[5]
+        own = _units(self.size)[(int(row) - 1) * self.size + int(column) - 1]
+        in_row, in_column, in_box = map(self._held, own)
+        return (
+            f"Row {row} has {in_row}, column {column} has {in_column}, the box {in_box}. "
+            f"{fill('{So|Then}', rng)} r{row}c{column} is {digit}."
+        )
+
+    def _held(self, unit: int) -> str:
+        """The digits that a row, column or box has."""
+        cells = zip(self._cells, _units(self.size), strict=True)
+        digits = sorted(digit for digit, units in cells if digit and unit in units)
+        return " ".join(map(str, digits)) or "nothing"
 
     def parse(self, answer: str) -> list[str] | None:
         return super().parse(answer.replace(" ", ""))

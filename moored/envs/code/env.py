@@ -16,6 +16,7 @@ from moored.envs.code.judge import Verdict, judge
 from moored.envs.code.problem import Problem
 from moored.envs.code.rows import load_problems
 from moored.envs.code.sandbox import SandboxPool
+from moored.envs.code.teaching import explain
 from moored.errors import EnvError
 from moored.reply import parse_reply
 from moored.types import Message
@@ -155,6 +156,11 @@ class Code:
         if not self._problem.solution:
             raise EnvError("code: the row gives no solution, so there is no oracle for it")
         return self._problem.solution
+
+    def reasoning(self, answer: str, rng: random.Random) -> str:
+        """What the problem asks, and the plan of the program."""
+        assert self._problem is not None
+        return explain(self._problem, answer, rng)
 
     def close(self) -> None:
         self._over = True

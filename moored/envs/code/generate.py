@@ -88,6 +88,8 @@ def _stdin_problem(draft: Draft, what: str, tests: list[tuple[list, object]]) ->
         cases=cases,
         key=draft.key,
         solution=_program(draft.family, draft.values, is_list=isinstance(answer, list)),
+        asks=f"{shape.words}, print {what}",
+        plan=draft.family.plan.format(**draft.values),
     )
 
 
@@ -107,6 +109,8 @@ def _function_problem(draft: Draft, what: str, tests: list[tuple[list, object]])
         cases=cases,
         key=draft.key,
         solution=_function_code(draft.family, draft.values),
+        asks=f"{shape.words}, return {what}",
+        plan=draft.family.plan.format(**draft.values),
     )
 
 

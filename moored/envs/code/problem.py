@@ -31,6 +31,10 @@ class Problem:
     """What the problem is, however it is worded: it decides the split."""
     solution: str
     """A program that passes; empty where the data set gives none."""
+    asks: str = ""
+    """What is to be computed from what, in a few words; empty where only the statement says so."""
+    plan: str = ""
+    """How the solution computes it; likewise."""
     entry: str = ""
     """The function to write; empty for a program that reads standard input."""
     preamble: str = ""

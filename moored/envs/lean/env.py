@@ -16,7 +16,8 @@ from moored.envs.base import (
 )
 from moored.envs.lean.proof import is_proved, read_tactics, whole_code
 from moored.envs.lean.server import LeanReport, LeanServer
-from moored.envs.lean.theorems import Theorem, load_theorems, make_theorem
+from moored.envs.lean.theorems import Theorem, load_theorems, make_theorem, split_statement
+from moored.envs.teaching import fill
 from moored.errors import EnvError
 from moored.reply import parse_reply
 from moored.types import Message
@@ -114,6 +115,12 @@ class Lean:
         if not theorem.proof:
             raise EnvError(f"lean: no proof of {theorem.name} is known; its row has none")
         return theorem.proof
+
+    def reasoning(self, answer: str, rng: random.Random) -> str:
+        """What is given and to be shown, and the tactic that begins the proof."""
+        given, goal = split_statement(self._current("reasoning").statement)
+        lead = f"{fill('{Given|I have}', rng)} {given}. " if given else ""
+        return f"{lead}{fill('{To show|The goal}', rng)}: {goal}. I try {answer.split()[0]}."
 
     def close(self) -> None:
         self._theorem = None

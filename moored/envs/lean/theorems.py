@@ -101,6 +101,16 @@ FAMILIES: tuple[Callable[[random.Random], tuple[str, str]], ...] = (
 )
 
 
+def split_statement(statement: str) -> tuple[str, str]:
+    """What a theorem takes as given, and its goal: they part at the first `:` in no brackets."""
+    body, depth = STATEMENT.sub("", statement, count=1).strip(), 0
+    for place, char in enumerate(body):
+        depth += (char in "([{⟨") - (char in ")]}⟩")
+        if char == ":" and depth == 0:
+            return body[:place].strip(), body[place + 1 :].strip()
+    return "", body
+
+
 def load_theorems(source: str | Path) -> tuple[Theorem, ...]:
     """Rows of a JSON, JSONL or Parquet file with `formal_statement`, and `proof` where known."""
     return _load(*file_key(source))

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from moored.envs.countdown import working
-from moored.envs.mix import make_env
+from moored.envs.lean.theorems import split_statement
+from moored.envs.mix import make_env, open_env
 from moored.envs.teaching import Guesses, Reasons, Spoils, fill
+from tests.contract.registered import needs_bubblewrap
 
 LEVEL = ["######", "#P__##", "#_X__#", "#O_###", "######"]
 LAKE = ["FFFH", "SFFF", "FFHG", "FFFF"]
@@ -106,11 +108,61 @@ def test_a_guess_fits_the_turn():
 def test_what_is_offered_can_be_asked_for():
     offers = {
         name: [kind.__name__ for kind in (Reasons, Guesses, Spoils) if isinstance(env, kind)]
-        for name in ("sokoban", "bandit", "sudoku")
+        for name in ("sokoban", "bandit", "search")
         for env in [make_env(name)]
     }
     assert offers["sokoban"] == offers["bandit"] == ["Reasons", "Guesses", "Spoils"]
-    assert offers["sudoku"] == ["Guesses", "Spoils"]
+    assert offers["search"] == ["Reasons", "Guesses"]
+
+
+ORACLES = ("sokoban", "frozen_lake", "countdown", "metamath", "bandit", "sudoku", "2048", "rubik")
+
+
+@pytest.mark.parametrize(
+    "name", [*ORACLES, "search", "webshop", pytest.param("code", marks=needs_bubblewrap)]
+)
+def test_reasoning_of_every_environment_is_about_its_task(name):
+    with open_env(name) as env:
+        said = {facts(env, seed=seed) for seed in range(6)}
+    # The bandit has two ways to say which of its few arms pays more.
+    assert len(said) >= (3 if name == "bandit" else 6)
+
+
+def test_sudoku_names_what_row_column_and_box_hold_already():
+    env: Any = make_env("sudoku", blanks=4)
+    shown = [line.split() for line in env.reset(3)[1].text.splitlines() if line.startswith("r")]
+    grid = [[cell for cell in row[1:] if cell != "|"] for row in shown]
+    first = env.oracle().split(" || ")[0]
+    row, column = int(first[1]) - 1, int(first[3]) - 1
+    in_row = sorted(cell for cell in grid[row] if cell != ".")
+    in_column = sorted(line[column] for line in grid if line[column] != ".")
+    said = env.reasoning(first, random.Random(0))
+    start = f"Row {row + 1} has {' '.join(in_row)}, column {column + 1} has {' '.join(in_column)},"
+    assert said.startswith(start) and said.endswith(f"r{row + 1}c{column + 1} is {first[5]}.")
+
+
+def test_2048_lists_its_tiles_and_what_the_first_action_merges():
+    env: Any = make_env("2048", target=8, splits=1)
+    env.reset(0)
+    env._board = ((4, 0, 0, 4), (0,) * 4, (0, 2, 0, 0), (0,) * 4)
+    assert env.reasoning("Left || Up", random.Random(0)).endswith(
+        "4, 4, 2. Left merges tiles into 8."
+    )
+    assert "merges tiles" not in env.reasoning("Up", random.Random(0))
+
+
+def test_the_cube_names_the_colours_of_the_faces_it_turns():
+    env: Any = make_env("rubik", depth=2)
+    up, *_ = env.reset(0)[1].text.splitlines()[1:]
+    said = env.reasoning(env.oracle(), random.Random(0))
+    assert said.startswith(f"Up {up.replace(' ', '')}")
+    assert said.endswith(f"{env.oracle().replace(' || ', ', then ')}.")
+
+
+def test_a_theorem_is_told_with_its_hypotheses_and_goal():
+    text = "theorem goal (x y : Nat) (h : x + 1 = y) : x < y"
+    assert split_statement(text) == ("(x y : Nat) (h : x + 1 = y)", "x < y")
+    assert split_statement("theorem goal : 2 + 2 = 4") == ("", "2 + 2 = 4")
 
 
 def test_every_choice_of_a_pattern_is_settled():
