@@ -145,9 +145,8 @@ def test_2048_lists_its_tiles_and_what_the_first_action_merges():
     env: Any = make_env("2048", target=8, splits=1)
     env.reset(0)
     env._board = ((4, 0, 0, 4), (0,) * 4, (0, 2, 0, 0), (0,) * 4)
-    assert env.reasoning("Left || Up", random.Random(0)).endswith(
-        "4, 4, 2. Left merges tiles into 8."
-    )
+    said = env.reasoning("Left || Up", random.Random(0))
+    assert said.endswith("4 at (0, 0), 4 at (0, 3), 2 at (2, 1). Left merges tiles into 8.")
     assert "merges tiles" not in env.reasoning("Up", random.Random(0))
 
 
