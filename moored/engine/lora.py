@@ -6,7 +6,9 @@ with adapters, and none pays for them.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,6 +43,16 @@ def add_lora(model: PreTrainedModel, config: Config) -> nn.Module:
 def plain_model(model: Any) -> Any:
     """The Hugging Face model itself, whether adapters sit in it or not."""
     return model.get_base_model() if hasattr(model, "peft_config") else model
+
+
+def make_reference(model: Any) -> Any:
+    """The model that the run began with: a copy, or under LoRA the model without its adapters."""
+    return model if hasattr(model, "peft_config") else copy.deepcopy(model).eval()
+
+
+def without_adapters(model: Any) -> AbstractContextManager[None]:
+    """The weights that adapters sit on, inside the block; a plain model is as it is."""
+    return model.disable_adapter() if hasattr(model, "peft_config") else nullcontext()
 
 
 @torch.no_grad()

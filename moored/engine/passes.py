@@ -205,7 +205,7 @@ class _Logprobs(torch.autograd.Function):
         factor = weight.to(ctx.dtype)
         d_hidden = torch.empty_like(hidden)
         trains_weight = ctx.needs_input_grad[1]
-        d_weight = torch.zeros_like(weight) if trains_weight else None
+        d_weight = torch.zeros_like(weight, dtype=torch.float32) if trains_weight else None
         for part in _chunks(hidden, len(weight)):
             h = hidden[part].to(ctx.dtype)
             log_p = _times(float_logits(h, factor), ctx.beta).sub_(log_z[part, None])
@@ -226,7 +226,8 @@ class _Logprobs(torch.autograd.Function):
             if d.dtype == d_weight.dtype:
                 d_weight.addmm_(d.t(), h)
             else:
-                d_weight += torch.mm(d.t(), h)
+                d_weight += float_logits(d.t(), h.t())
+        d_weight = None if d_weight is None else d_weight.to(weight.dtype)
         return d_hidden, d_weight, None, None, None
 
 
@@ -235,7 +236,10 @@ class Critic(nn.Module):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.trunk = copy.deepcopy(trunk_of(model))
+        trunk = trunk_of(model)
+        # Frozen weights, under LoRA, are shared with the policy.
+        shared = {id(weight): weight for weight in trunk.parameters() if not weight.requires_grad}
+        self.trunk = copy.deepcopy(trunk, shared)
         width = next(reversed(list(self.trunk.parameters()))).shape[-1]
         self.head = nn.Linear(width, 1)
         nn.init.zeros_(self.head.weight)

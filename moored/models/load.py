@@ -122,8 +122,11 @@ def _may_be_hub_id(name: str) -> bool:
     return HUB_ID.fullmatch(name) is not None and not is_path and not holds_runs
 
 
-def load_model(name: str, device: torch.device) -> LoadedModel:
-    """Load model and tokenizer in float32; only a hub id touches the network."""
+def load_model(name: str, device: torch.device, *, exact: bool = True) -> LoadedModel:
+    """Load model and tokenizer; only a hub id touches the network.
+
+    The weights are in float32, or not `exact` in the precision of the files, which is smaller.
+    """
     check_model_name(name)
     require_packages("a model in this process", ("torch", "transformers", "safetensors"))
     import torch
@@ -134,12 +137,15 @@ def load_model(name: str, device: torch.device) -> LoadedModel:
     source = embedded_models().get(name) or Path(name)
     is_local = source.is_dir()
     if is_local and is_adapter(source):
-        return _load_adapted(source, device)
+        return _load_adapted(source, device, exact=exact)
     where = str(source) if is_local else name
     with _quiet(), _explained(name, is_local=is_local):
         tokenizer = AutoTokenizer.from_pretrained(where, local_files_only=is_local)
         model, info = AutoModelForCausalLM.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
-            where, dtype=torch.float32, local_files_only=is_local, output_loading_info=True
+            where,
+            dtype=torch.float32 if exact else "auto",
+            local_files_only=is_local,
+            output_loading_info=True,
         )
     missing = sorted(info["missing_keys"])
     if missing:
@@ -151,11 +157,11 @@ def load_model(name: str, device: torch.device) -> LoadedModel:
     return LoadedModel(model.to(device), tokenizer)
 
 
-def _load_adapted(folder: Path, device: torch.device) -> LoadedModel:
+def _load_adapted(folder: Path, device: torch.device, *, exact: bool) -> LoadedModel:
     """The base of an adapter, with the adapter merged into its weights."""
     from peft import PeftModel
 
-    base = load_model(base_name(folder), device)
+    base = load_model(base_name(folder), device, exact=exact)
     with _quiet(), _explained(str(folder), is_local=True):
         merged = PeftModel.from_pretrained(base.model, str(folder)).merge_and_unload()  # pyright: ignore[reportCallIssue]
     return LoadedModel(merged, base.tokenizer)

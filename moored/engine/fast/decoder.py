@@ -46,7 +46,12 @@ def _head_width(config: Any) -> int:
 class Decoder:
     """Packed weights and the forward pass over slots."""
 
-    def __init__(self, model: Any, dtype: torch.dtype) -> None:
+    def __init__(self, model: Any, dtype: torch.dtype, *, shares: bool = False) -> None:
+        """With `shares` the model's own weights become views of the packed ones.
+
+        What an update changes is then at once what replies are written with. Not under LoRA, where
+        the two differ.
+        """
         weights, model = dict(plain_weights(model)), plain_model(model)
         config = model.config
         self.device, self.dtype = model.device, dtype
@@ -62,19 +67,28 @@ class Decoder:
         self._angles = rotary.inv_freq.float(), float(rotary.attention_scaling)
         self._tables: tuple[torch.Tensor, torch.Tensor] | None = None
         self.load(weights.items())
+        if shares:
+            self._share(model)
+
+    @torch.no_grad()
+    def _share(self, model: Any) -> None:
+        for name, weight in model.named_parameters():
+            view = self._views[name]
+            if view.dtype == weight.dtype:
+                weight.data = view
 
     def _allocate(self, own: Mapping[str, torch.Tensor], config: Any) -> None:
         """Packed tensors, and for every name of `own` the view that takes its values."""
         width, inner = config.hidden_size, config.intermediate_size
         q, kv = self.num_heads * self.head_width, self.kv_heads * self.head_width
-        self._views: dict[str, list[torch.Tensor]] = {}
+        self._views: dict[str, torch.Tensor] = {}
 
         def packed(*parts: tuple[str, int], columns: int, dtype: torch.dtype) -> torch.Tensor:
             shape = (sum(size for _, size in parts), *([columns] if columns else []))
             whole = torch.empty(shape, dtype=dtype, device=self.device)
             at = 0
             for name, size in parts:
-                self._views.setdefault(name, []).append(whole[at : at + size])
+                self._views[name] = whole[at : at + size]
                 at += size
             return whole
 
@@ -114,16 +128,18 @@ class Decoder:
             )
         self.final_norm = norm("model.norm.weight")
         vocabulary = own["model.embed_tokens.weight"].shape[0]
-        self.embedding = packed(
-            ("model.embed_tokens.weight", vocabulary), columns=width, dtype=torch.float32
-        )
+        self.embedding = linear(("model.embed_tokens.weight", vocabulary))
         tied = config.tie_word_embeddings
-        head = "model.embed_tokens.weight" if tied else "lm_head.weight"
-        self.head = linear((head, vocabulary))
+        self.head = self.embedding if tied else linear(("lm_head.weight", vocabulary))
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Copy a state dict into the packed tensors."""
-        pairs = ((view, t) for name, t in weights for view in self._views.get(name, []))
+        """Copy a state dict into the packed tensors; what is shared is there already."""
+        known = ((self._views.get(name), tensor) for name, tensor in weights)
+        pairs = (
+            (view, tensor)
+            for view, tensor in known
+            if view is not None and view.data_ptr() != tensor.data_ptr()
+        )
         # Some at a time: tensors with adapters summed into them exist for this alone.
         while some := list(islice(pairs, COPIED_AT_ONCE)):
             into, given = zip(*some, strict=True)
@@ -148,7 +164,7 @@ class Decoder:
         ops, keys, values = self.ops, cache[0], cache[1]
         if rows.plan is None:
             rows.plan = ops.plan(rows, self._tables)
-        x = F.embedding(ids, self.embedding)
+        x = F.embedding(ids, self.embedding).float()
         y = torch.empty(x.shape, dtype=self.dtype, device=x.device)
         delta = None
         for index, layer in enumerate(self.layers):

@@ -47,16 +47,23 @@ class SlotSampler:
 
     `streams` says whether `stream` overlaps replies or writes them in lockstep: by default it
     overlaps on a GPU, where that is faster, and not on a CPU. Which rows are computed together
-    then depends on the time environments take, so replies repeat up to rounding only.
+    then depends on the time environments take, so replies repeat up to rounding only. With `shares`
+    it writes with the model's own weights, as in `Decoder`.
     """
 
     cache: torch.Tensor
     state: State
 
     def __init__(
-        self, model: Any, *, dtype: torch.dtype, max_context: int, streams: bool | None = None
+        self,
+        model: Any,
+        *,
+        dtype: torch.dtype,
+        max_context: int,
+        streams: bool | None = None,
+        shares: bool = False,
     ) -> None:
-        self.decoder = Decoder(model, dtype)
+        self.decoder = Decoder(model, dtype, shares=shares)
         self.device = self.decoder.device
         self.is_cuda = self.device.type == "cuda"
         self.version = 0

@@ -8,16 +8,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.func import functional_call
 
 from moored.config import Config
 from moored.engine.check import PlainModel, check_engine
 from moored.engine.fast.decoder import can_decode
 from moored.engine.fast.sampler import SlotSampler
 from moored.engine.local.learner import LocalLearner
+from moored.engine.local.precision import remove_float_hook
 from moored.engine.local.sampler import LocalSampler
 from moored.engine.lora import add_lora
 from moored.errors import MooredError
-from moored.models.load import load_model, pick_device, sliding_window
+from moored.models.load import load_model, pick_device, sliding_window, uses_bf16
 from moored.rollout.render import Renderer
 from moored.training.algorithms import load_algorithm
 
@@ -27,7 +29,8 @@ class LocalEngine:
 
     def __init__(self, config: Config, *, trains: bool = True) -> None:
         self._config = config
-        loaded = load_model(config.model, pick_device(config.engine.device))
+        device = pick_device(config.engine.device)
+        loaded = load_model(config.model, device, exact=not uses_bf16(config.engine.dtype, device))
         if config.engine.gradient_checkpointing:
             loaded.model.gradient_checkpointing_enable()
         self.model: Any = add_lora(loaded.model, config)
@@ -46,6 +49,9 @@ class LocalEngine:
         self.scorer = self.learner
         self._renderer: Renderer | None = None
         self._sampler: SlotSampler | LocalSampler | None = None
+        if trains:
+            # Before passes are recorded: shared weights move.
+            self._sampler = self._make_sampler(shares=not config.optimizer.lora_rank)
 
     @property
     def renderer(self) -> Renderer:
@@ -56,15 +62,19 @@ class LocalEngine:
 
     @property
     def sampler(self) -> SlotSampler | LocalSampler:
-        """Made on first use: it may hold a copy of the weights."""
+        """Where nothing is trained, made on first use: it holds a copy of the weights."""
         if self._sampler is None:
-            self._sampler = make_sampler(
-                self.model,
-                bf16=self.learner.bf16,
-                max_context=self._config.rollout.max_context,
-                kind=self._config.engine.sampler,
-            )
+            self._sampler = self._make_sampler(shares=False)
         return self._sampler
+
+    def _make_sampler(self, *, shares: bool) -> SlotSampler | LocalSampler:
+        return make_sampler(
+            self.model,
+            bf16=self.learner.bf16,
+            max_context=self._config.rollout.max_context,
+            kind=self._config.engine.sampler,
+            shares=shares,
+        )
 
     @property
     def vocabulary(self) -> int:
@@ -105,8 +115,13 @@ class LocalEngine:
         """Log-probabilities of `ids` by the model's own forward pass."""
         device, temperature = self.learner.device, self._config.rollout.temperature
         whole = torch.from_numpy(np.concatenate([prompt_ids, ids])).to(device)
+        asked = {"input_ids": whole[None]}
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16):
-            logits = self.model(input_ids=whole[None]).logits[0, len(prompt_ids) - 1 : -1].float()
+            if bf16 or not self.learner.bf16:
+                found = self.model(**asked)
+            else:
+                found = functional_call(self.model, self.learner.float_weights(), kwargs=asked)
+        logits = found.logits[0, len(prompt_ids) - 1 : -1].float()
         logp = torch.log_softmax(logits / temperature, dim=-1)
         return logp.gather(-1, whole[len(prompt_ids) :, None]).squeeze(-1).cpu().numpy()
 
@@ -127,15 +142,16 @@ def _size_text(count: int) -> str:
 
 
 def make_sampler(
-    model: Any, *, bf16: bool, max_context: int, kind: str = "auto"
+    model: Any, *, bf16: bool, max_context: int, kind: str = "auto", shares: bool = False
 ) -> SlotSampler | LocalSampler:
     """A sampler for the learner's model: on slots where its shape is known, else on its own code.
 
-    In bfloat16 either holds a copy of the weights, which stay float32 in the learner.
+    With `shares` the first kind writes with the learner's own weights. The second has a copy in
+    bfloat16.
     """
     dtype = torch.bfloat16 if bf16 else torch.float32
     if kind != "plain" and can_decode(model):
-        return SlotSampler(model, dtype=dtype, max_context=max_context)
+        return SlotSampler(model, dtype=dtype, max_context=max_context, shares=shares)
     if kind == "fast":
         raise MooredError(
             f"the fast sampler knows no models of type {model.config.model_type!r} (or not with "
@@ -146,5 +162,6 @@ def make_sampler(
     twin = copy.deepcopy(model)
     if hasattr(twin, "merge_and_unload"):
         twin = twin.merge_and_unload()
+    remove_float_hook(twin)
     twin = twin.to(torch.bfloat16).requires_grad_(False)
     return LocalSampler(twin, shares_weights=False)

@@ -6,7 +6,6 @@ and an update minimises the weighted sum. Micro-batches only bound memory; they 
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,8 +23,9 @@ from moored.engine.base import TermGradients
 from moored.engine.fast.graphs import HOST, MOST_PADDING, Graphs, Outputs, Pass
 from moored.engine.fast.tree_attention import use_tree_attention
 from moored.engine.gradients import MAX_NUMBERS, Gradients, chosen_weights, keep_gradients
+from moored.engine.local.precision import compute_in_bfloat16
 from moored.engine.local.state import Trained, export_model, load_weights
-from moored.engine.lora import plain_weights
+from moored.engine.lora import make_reference, plain_weights, without_adapters
 from moored.engine.packing import (
     Packed,
     TokenBatch,
@@ -57,6 +57,9 @@ POLICY = "policy"
 """The name of its files."""
 MICRO_BATCH_TOKENS = (4096, 24576)
 """On a CPU, where activations should stay near the cores; on a GPU."""
+MAX_RECORDED = 300_000_000
+"""Parameters of the largest model whose passes are recorded: larger ones keep the GPU busy by
+themselves, and recordings would hold their memory."""
 
 
 class LocalLearner:
@@ -85,15 +88,18 @@ class LocalLearner:
         self.critic = Critic(model).to(self.device) if with_critic and trains else None
         # A reference model exists only while KL is on.
         has_kl = self.config.algorithm.kl_coef > 0.0
-        self.reference = copy.deepcopy(model).eval() if has_kl and trains else None
+        self.reference = make_reference(model) if has_kl and trains else None
         self._trained: list[Trained] = []
         optimizer = self.config.optimizer
         self._rates = rates_of(optimizer, sum(weights.numel() for weights in model.parameters()))
-        decay = optimizer.weight_decay
         if trains:
-            self._trained.append(Trained(POLICY, model, self._rates.lr, decay))
+            self._trained.append(self._train(POLICY, model, self._rates.lr))
+        elif self.bf16:
+            compute_in_bfloat16(model)
         if self.critic is not None:
-            self._trained.append(Trained("critic", self.critic, self._rates.critic_lr, decay))
+            self._trained.append(self._train("critic", self.critic, self._rates.critic_lr))
+        if self.bf16 and self.reference not in (None, model):
+            compute_in_bfloat16(self.reference)
         self._version = 0
         if self.config.engine.compile:
             for module in filter(None, (model, self.critic, self.reference)):
@@ -101,10 +107,14 @@ class LocalLearner:
         self._checkpointed = self._evaluate()
         self._graphs = Graphs(self.device) if self._can_record() else None
 
+    def _train(self, name: str, module: nn.Module, lr: float) -> Trained:
+        return Trained(name, module, lr, self.config.optimizer, bf16=self.bf16)
+
     def _can_record(self) -> bool:
-        """True when no pass asks the device for a number or for its random state."""
+        """True where launches bound a pass, and none asks for a number or random state."""
         return (
             self.device.type == "cuda"
+            and sum(weight.numel() for weight in self.model.parameters()) <= MAX_RECORDED
             and self._uses_tree
             and not self._checkpointed
             and has_fixed_angles(self.model.config)
@@ -123,10 +133,6 @@ class LocalLearner:
         return found
 
     @property
-    def _weights(self) -> list[nn.Parameter]:
-        return [weight for trained in self._trained for weight in trained.weights]
-
-    @property
     def version(self) -> int:
         return self._version
 
@@ -142,6 +148,12 @@ class LocalLearner:
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Names and tensors of the policy, with adapters summed into the weights they sit on."""
         yield from plain_weights(self.model)
+
+    def float_weights(self) -> dict[str, torch.Tensor]:
+        """The policy's weights in float32, by the names of its parameters."""
+        if self._trained:
+            return self._trained[0].float_weights()
+        return {name: weight.detach().float() for name, weight in self.model.named_parameters()}
 
     def damaged_weights(self) -> list[str]:
         return [
@@ -165,7 +177,8 @@ class LocalLearner:
         if self.reference is None:
             raise MooredError("there is no reference model because kl_coef is 0")
         prompts, ids, images = _columns(samples)
-        return self._logprobs("reference", self.reference, prompts, ids, images)
+        with without_adapters(self.reference):
+            return self._logprobs("reference", self.reference, prompts, ids, images)
 
     @says_out_of_memory("values")
     @torch.no_grad()
@@ -200,8 +213,7 @@ class LocalLearner:
         found = torch.stack(list(totals.values())).tolist()
         stats = update_figures(dict(zip(totals, found, strict=True)))
         for trained in self._trained:
-            clip = self.config.optimizer.grad_clip
-            norm = nn.utils.clip_grad_norm_(trained.module.parameters(), clip)
+            norm = trained.clip_gradients(self.config.optimizer.grad_clip)
             name = "grad_norm" if trained.module is self.model else f"{trained.name}_grad_norm"
             stats[name] = float(norm)
         is_sound = all(map(math.isfinite, stats.values()))
@@ -277,8 +289,8 @@ class LocalLearner:
     def _add_up(self, batches: Iterable[TokenBatch]) -> dict[str, torch.Tensor]:
         """Gradients of all samples into those of the weights; returns the parts of the loss."""
         if self._graphs is not None:
-            for weight in self._weights:
-                weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
+            for trained in self._trained:
+                trained.reserve_gradients()
         totals: dict[str, torch.Tensor] = {}
         with _training(self._checkpointed):
             for batch in batches:
@@ -306,18 +318,24 @@ class LocalLearner:
                 sequence_ratio=self.sequence_ratio,
                 likelihood=self.likelihood,
             )
-            if self.critic is not None:
+        self._differentiate(loss, self._trained[0])
+        # After the policy's activations are gone.
+        if self.critic is not None:
+            with self._autocast():
                 parts["value_loss"] = critic_pass(self.critic, batch, options.value_clip)
-                loss = loss + parts["value_loss"]
+            self._differentiate(parts["value_loss"], self._trained[1])
+        return {name: value.detach() for name, value in parts.items()}
+
+    def _differentiate(self, loss: torch.Tensor, trained: Trained) -> None:
+        """Add the gradients of a loss to those of a module."""
         if self._graphs is None:
             loss.backward()
-        else:
-            # `backward` would add on the stream of the first pass, which no graph records.
-            found = torch.autograd.grad(loss, self._weights, allow_unused=True)
-            pairs = zip(self._weights, found, strict=True)
-            grads = [(weight.grad, grad) for weight, grad in pairs if grad is not None]
-            torch._foreach_add_(*map(list, zip(*grads, strict=True)))  # pyright: ignore
-        return {name: value.detach() for name, value in parts.items()}
+            return
+        # `backward` would add on the stream of the first pass, which no graph records.
+        found = torch.autograd.grad(loss, trained.weights, allow_unused=True)
+        pairs = zip(trained.gradients(), found, strict=True)
+        grads = [(total, grad) for total, grad in pairs if grad is not None]
+        torch._foreach_add_(*map(list, zip(*grads, strict=True)))  # pyright: ignore
 
     def _pack(
         self,

@@ -6,6 +6,9 @@ A state holds what updates change: all weights, or under LoRA the adapters alone
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -14,31 +17,125 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from moored.errors import MooredError
+from moored.config import OptimizerConfig
+from moored.engine.local.precision import compute_in_bfloat16
+from moored.errors import MooredError, require_packages
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig
 
+CLIP_EPS = 1e-6
+"""As torch has it: keeps the factor finite where all gradients are 0."""
+
+
+@dataclass(slots=True, eq=False)
+class _Weight:
+    """One trained weight: what the module computes with, and what the optimiser updates."""
+
+    used: nn.Parameter
+    master: nn.Parameter
+    """In float32; the same object where the module computes in float32 beside it."""
+    grad: torch.Tensor | None = None
+    """Sum over micro-batches where the two differ: in float32, on the module's device."""
+
+    @property
+    def is_rounded(self) -> bool:
+        return self.master is not self.used
+
+    def take(self, gradient: torch.Tensor) -> None:
+        """Add the gradient of a micro-batch."""
+        if self.grad is None:
+            self.grad = gradient.float()
+        else:
+            self.grad.add_(gradient)
+
 
 class Trained:
-    """A module and the optimiser of its trainable weights."""
+    """A module and the optimiser of its trainable weights.
 
-    def __init__(self, name: str, module: nn.Module, lr: float, weight_decay: float) -> None:
+    In bfloat16 the module's matrices are rounded copies of float32 master weights that only the
+    optimiser holds, and gradients of micro-batches are added up in float32. With states on the host
+    master weights and moments lie in main memory, and updates are made there.
+    """
+
+    def __init__(
+        self, name: str, module: nn.Module, lr: float, options: OptimizerConfig, *, bf16: bool
+    ) -> None:
         self.name = name
         self.module = module
         self.lr = lr
         self.weights = [p for p in module.parameters() if p.requires_grad]
-        self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(
-            self.weights, lr=lr, weight_decay=weight_decay, fused=self.weights[0].is_cuda or None
-        )
+        self._on_host = options.states == "host" and self.weights[0].is_cuda
+        self._trained = [self._with_master(weight, bf16) for weight in self.weights]
+        if bf16:
+            compute_in_bfloat16(module)
+        is_fused = self.weights[0].is_cuda
+        self.optimizer = make_optimizer(self.masters, lr, options, is_fused=is_fused)
 
+    def _with_master(self, weight: nn.Parameter, bf16: bool) -> _Weight:
+        if not bf16 and not self._on_host:
+            return _Weight(weight, weight)
+        device = "cpu" if self._on_host else weight.device
+        copied = weight.detach().to(device, torch.float32, copy=True)
+        own = _Weight(weight, nn.Parameter(copied))
+        # The gradient of a micro-batch is freed as soon as it is added.
+        weight.register_post_accumulate_grad_hook(partial(_move_gradient, own))
+        return own
+
+    @property
+    def masters(self) -> list[nn.Parameter]:
+        """What the optimiser updates, in the order of `weights`."""
+        return [weight.master for weight in self._trained]
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Sums over the micro-batches so far, of the weights that have one."""
+        found = (w.grad if w.is_rounded else w.used.grad for w in self._trained)
+        return [gradient for gradient in found if gradient is not None]
+
+    def reserve_gradients(self) -> None:
+        """Have a tensor to add to for every weight, which stays where it is."""
+        for weight in self._trained:
+            if weight.is_rounded and weight.grad is None:
+                weight.grad = torch.zeros_like(weight.used, dtype=torch.float32)
+            elif not weight.is_rounded and weight.used.grad is None:
+                weight.used.grad = torch.zeros_like(weight.used)
+
+    def clip_gradients(self, max_norm: float) -> torch.Tensor:
+        """Scale gradients down to `max_norm`; returns the norm before."""
+        gradients = self.gradients()
+        norm = nn.utils.get_total_norm(gradients)
+        factor = (max_norm / (norm + CLIP_EPS)).clamp(max=1.0)
+        torch._foreach_mul_(gradients, factor)  # pyright: ignore[reportPrivateImportUsage]
+        return norm
+
+    @torch.no_grad()
     def update(self, lr_factor: float | None, *, keep_grads: bool = False) -> None:
         """Apply the gradients, or with None discard them; kept tensors stay where they are."""
         if lr_factor is not None:
             for group in self.optimizer.param_groups:
                 group["lr"] = self.lr * lr_factor
-            self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=not keep_grads)
+            # On the host one at a time: there is no room for all gradients beside the states.
+            parts = [[w] for w in self._trained] if self._on_host else [self._trained]
+            for part in parts:
+                self._apply(part)
+        if keep_grads:
+            torch._foreach_zero_(self.gradients())  # pyright: ignore[reportPrivateImportUsage]
+            return
+        for weight in self._trained:
+            weight.grad = weight.used.grad = None
+
+    def _apply(self, weights: Sequence[_Weight]) -> None:
+        rounded = [weight for weight in weights if weight.is_rounded]
+        for weight in rounded:
+            if weight.grad is not None:
+                weight.master.grad = weight.grad.to(weight.master.device)
+        self.optimizer.step()
+        if not rounded:
+            return
+        used, masters = [w.used for w in rounded], [w.master for w in rounded]
+        torch._foreach_copy_(used, masters)  # pyright: ignore[reportPrivateImportUsage]
+        for weight in rounded:
+            weight.master.grad = None
 
     def save(self, folder: Path) -> None:
         """Write weights and optimiser state; a failed write is an OSError, as of any other file."""
@@ -48,7 +145,8 @@ class Trained:
             raise OSError(str(error)) from error
 
     def _save(self, folder: Path) -> None:
-        save_file(_changing(self.module), folder / f"{self.name}.safetensors")
+        exact = {name: master.detach() for name, master in self._named_masters()}
+        save_file(_changing(self.module) | exact, folder / f"{self.name}.safetensors")
         state = {
             f"{index}.{name}": torch.as_tensor(value).contiguous()
             for index, entry in self.optimizer.state_dict()["state"].items()
@@ -56,17 +154,55 @@ class Trained:
         }
         save_file(state, folder / f"{self.name}_optimizer.safetensors")
 
+    @torch.no_grad()
     def load(self, folder: Path) -> None:
-        load_weights(self.module, folder / f"{self.name}.safetensors")
+        saved = load_weights(self.module, folder / f"{self.name}.safetensors")
+        for name, master in self._named_masters():
+            master.copy_(saved[name])
         state: dict[int, dict[str, torch.Tensor]] = {}
         for key, tensor in _read(folder / f"{self.name}_optimizer.safetensors").items():
             index, _, name = key.partition(".")
             state.setdefault(int(index), {})[name] = tensor
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
 
+    def _named_masters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Master weights that the module has only rounded, by the module's names."""
+        by_weight = {id(w.used): w.master for w in self._trained if w.is_rounded}
+        for name, weight in self.module.named_parameters():
+            if id(weight) in by_weight:
+                yield name, by_weight[id(weight)]
 
-def load_weights(module: nn.Module, file: Path) -> None:
-    """Take over saved weights; those of another model are refused."""
+    def float_weights(self) -> dict[str, torch.Tensor]:
+        """Every weight of the module in float32, on its device; master weights where there are."""
+        exact = {name: master.detach() for name, master in self._named_masters()}
+        return {
+            name: exact.get(name, weight.detach()).to(weight.device, torch.float32)
+            for name, weight in self.module.named_parameters()
+        }
+
+
+def _move_gradient(own: _Weight, used: torch.Tensor) -> None:
+    assert used.grad is not None
+    own.take(used.grad)
+    used.grad = None
+
+
+def make_optimizer(
+    weights: Sequence[nn.Parameter], lr: float, options: OptimizerConfig, *, is_fused: bool
+) -> torch.optim.Optimizer:
+    """AdamW as `optimizer.kind` says."""
+    if options.kind == "adamw_8bit":
+        require_packages("optimizer.kind=adamw_8bit", ("torchao",))
+        from torchao.optim import AdamW8bit  # pyright: ignore[reportMissingImports]
+
+        return AdamW8bit(weights, lr=lr, weight_decay=options.weight_decay)
+    return torch.optim.AdamW(
+        weights, lr=lr, weight_decay=options.weight_decay, fused=is_fused or None
+    )
+
+
+def load_weights(module: nn.Module, file: Path) -> dict[str, torch.Tensor]:
+    """Take over saved weights and return them; those of another model are refused."""
     saved = _read(file)
     shapes = {name: tensor.shape for name, tensor in _changing(module).items()}
     given = {name: tensor.shape for name, tensor in saved.items()}
@@ -77,6 +213,7 @@ def load_weights(module: nn.Module, file: Path) -> None:
             f"{odd[0]!r} among them; give the model and lora_rank that the run began with"
         )
     module.load_state_dict(saved, strict=False)
+    return saved
 
 
 def _read(file: Path) -> dict[str, torch.Tensor]:

@@ -202,10 +202,11 @@ def test_updates_scores_and_values_through_padded_passes_equal_plain_ones():
         request = ScoreRequest(plain[0].prompt, [sample.ids_T for sample in plain])
         (scores,) = learner.score([request])
         values = learner.values(plain)
-        weights = [weight.detach() for weight in learner._weights]
+        weights = [w.detach() for trained in learner._trained for w in trained.weights]
         found[padded] = stats, np.concatenate([*scores, *values]), weights
         # Recorded passes add to gradients that stay where they are; others leave none behind.
-        assert all((weight.grad is not None) == padded for weight in learner._weights)
+        kept = [bool(trained.gradients()) for trained in learner._trained]
+        assert kept == [padded, padded]
     for ours, plain in zip(found[True][0], found[False][0], strict=True):
         assert ours == pytest.approx(plain, rel=1e-4, abs=1e-6)
     np.testing.assert_allclose(found[True][1], found[False][1], atol=1e-4)
@@ -268,16 +269,16 @@ def test_recorded_gradients_scores_and_values_equal_plain_ones():
         given = [each.sample for each in samples]
         ids = [sample.ids_T for sample in given]
         for _ in range(2):  # recorded, then replayed
-            for weight in learner._weights:
+            for trained in learner._trained:
                 # A recorded pass adds to gradients that stay where they are.
-                weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
-                weight.grad.zero_()
+                trained.reserve_gradients()
+                trained.update(None, keep_grads=True)
             for packed in learner._pack([sample.prompt for sample in given], ids):
                 batch = loss_batch(packed, samples, None, with_values=True)
                 learner._run("update", learner._add_gradients, batch)
             (scored,) = learner.score([ScoreRequest(given[0].prompt, ids)])
             found = scored, learner.values(given)
-        grads[plain] = [w.grad.clone() for w in learner._weights if w.grad is not None]
+        grads[plain] = [grad.clone() for each in learner._trained for grad in each.gradients()]
         scores[plain] = [np.concatenate(each) for each in found]
     for ours, plain in zip(grads[False], grads[True], strict=True):
         assert (ours - plain).norm() <= 0.03 * plain.norm() + 1e-7
