@@ -30,7 +30,7 @@ T = TypeVar("T")
 ATTENTION = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 Parts = dict[str, torch.Tensor]
 """Sums over a micro-batch by name; those named `*_max` are largest values."""
-LOGITS_PER_CHUNK = {"cpu": 1 << 18, "cuda": 1 << 26}
+LOGITS_PER_CHUNK = {"cpu": 1 << 18, "cuda": 1 << 28}
 """Elements of one chunk's logits: what fits the caches of a CPU; what keeps a GPU busy."""
 MIN_CHUNK = 64
 """Fewest tokens for which a matrix product pays."""
@@ -184,15 +184,11 @@ class _Logprobs(torch.autograd.Function):
         ctx.beta = 1.0 / (temperature or 1.0)
         ctx.set_materialize_grads(False)
         logp, log_z, entropy = (hidden.new_zeros(len(hidden), dtype=torch.float32) for _ in "abc")
-        factor = weight.to(ctx.dtype)
+        factor, summarize = weight.to(ctx.dtype), _head_operations(kind)[0]
         for part in _chunks(hidden, len(weight)):
-            logits = _times(float_logits(hidden[part].to(ctx.dtype), factor), ctx.beta)
-            log_z[part] = torch.logsumexp(logits, dim=-1)
-            logp[part] = logits.gather(-1, targets[part, None]).squeeze(-1) - log_z[part]
-            if with_entropy:
-                # H = log Z - E[logit]
-                mean = (logits - log_z[part, None]).exp_().mul_(logits).sum(dim=-1)
-                entropy[part] = log_z[part] - mean
+            logits = float_logits(hidden[part].to(ctx.dtype), factor)
+            found = summarize(logits, targets[part], ctx.beta, with_entropy=with_entropy)
+            log_z[part], logp[part], entropy[part] = found
         ctx.save_for_backward(hidden, weight, targets, log_z, entropy)
         return logp, entropy
 
@@ -201,34 +197,86 @@ class _Logprobs(torch.autograd.Function):
         ctx: Any, *grads: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None, None]:
         hidden, weight, targets, log_z, entropy = ctx.saved_tensors
-        to_logp, to_entropy = grads
+        slopes = _head_operations(hidden.device.type)[1]
         factor = weight.to(ctx.dtype)
         d_hidden = torch.empty_like(hidden)
         trains_weight = ctx.needs_input_grad[1]
         d_weight = torch.zeros_like(weight, dtype=torch.float32) if trains_weight else None
         for part in _chunks(hidden, len(weight)):
             h = hidden[part].to(ctx.dtype)
-            log_p = _times(float_logits(h, factor), ctx.beta).sub_(log_z[part, None])
-            p = log_p.exp()
-            d_logits = torch.zeros_like(p)
-            if to_logp is not None:
-                # d log p_t / d logit_j = [j = t] - p_j
-                d_logits.addcmul_(p, to_logp[part, None], value=-1.0)
-                d_logits.scatter_add_(-1, targets[part, None], to_logp[part, None])
-            if to_entropy is not None:
-                # d H / d logit_j = -p_j (log p_j + H)
-                slope = log_p.add_(entropy[part, None]).mul_(p)
-                d_logits.addcmul_(slope, to_entropy[part, None], value=-1.0)
-            d = _times(d_logits, ctx.beta).to(ctx.dtype)
+            to_logp, to_entropy = (None if grad is None else grad[part] for grad in grads)
+            d = slopes(
+                float_logits(h, factor),
+                targets[part],
+                ctx.beta,
+                log_z[part],
+                entropy[part],
+                to_logp,
+                to_entropy,
+                ctx.dtype,
+            )
             d_hidden[part] = torch.mm(d, factor).to(hidden.dtype)
-            if d_weight is None:
-                continue
-            if d.dtype == d_weight.dtype:
-                d_weight.addmm_(d.t(), h)
-            else:
-                d_weight += float_logits(d.t(), h.t())
+            if d_weight is not None:
+                _add_product(d_weight, d.t(), h)
         d_weight = None if d_weight is None else d_weight.to(weight.dtype)
         return d_hidden, d_weight, None, None, None
+
+
+def _head_operations(kind: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """What the loss needs of logits, and its derivative by them: as kernels on a GPU."""
+    if kind != "cuda":
+        return _summarize, _slopes
+    from moored.engine.fast import head_kernels
+
+    return head_kernels.summarize, head_kernels.slopes
+
+
+def _summarize(
+    logits: torch.Tensor, targets: torch.Tensor, beta: float, *, with_entropy: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | float]:
+    """(N,) log Z, log-probability of the target, entropy; `beta` is 1 / temperature."""
+    logits = _times(logits, beta)
+    log_z = torch.logsumexp(logits, dim=-1)
+    logp = logits.gather(-1, targets[:, None]).squeeze(-1) - log_z
+    if not with_entropy:
+        return log_z, logp, 0.0
+    # H = log Z - E[logit]
+    return log_z, logp, log_z - (logits - log_z[:, None]).exp_().mul_(logits).sum(dim=-1)
+
+
+def _slopes(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    beta: float,
+    log_z: torch.Tensor,
+    entropy: torch.Tensor,
+    to_logp: torch.Tensor | None,
+    to_entropy: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """(N, V) derivative by the logits, from those by log-probability and entropy."""
+    log_p = _times(logits, beta).sub_(log_z[:, None])
+    p = log_p.exp()
+    d_logits = torch.zeros_like(p)
+    if to_logp is not None:
+        # d log p_t / d logit_j = [j = t] - p_j
+        d_logits.addcmul_(p, to_logp[:, None], value=-1.0)
+        d_logits.scatter_add_(-1, targets[:, None], to_logp[:, None])
+    if to_entropy is not None:
+        # d H / d logit_j = -p_j (log p_j + H)
+        slope = log_p.add_(entropy[:, None]).mul_(p)
+        d_logits.addcmul_(slope, to_entropy[:, None], value=-1.0)
+    return _times(d_logits, beta).to(dtype)
+
+
+def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    """total += left @ right in float32, also of bfloat16 factors."""
+    if left.dtype == total.dtype:
+        total.addmm_(left, right)
+    elif left.is_cuda:
+        torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
+    else:
+        total += torch.mm(left, right)
 
 
 class Critic(nn.Module):

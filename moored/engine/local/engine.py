@@ -31,8 +31,6 @@ class LocalEngine:
         self._config = config
         device = pick_device(config.engine.device)
         loaded = load_model(config.model, device, exact=not uses_bf16(config.engine.dtype, device))
-        if config.engine.gradient_checkpointing:
-            loaded.model.gradient_checkpointing_enable()
         self.model: Any = add_lora(loaded.model, config)
         self.tokenizer = loaded.tokenizer
         if trains:

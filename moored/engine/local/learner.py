@@ -25,7 +25,7 @@ from moored.engine.fast.tree_attention import use_tree_attention
 from moored.engine.gradients import MAX_NUMBERS, Gradients, chosen_weights, keep_gradients
 from moored.engine.local.precision import compute_in_bfloat16
 from moored.engine.local.state import Trained, export_model, load_weights
-from moored.engine.lora import make_reference, plain_weights, without_adapters
+from moored.engine.lora import make_reference, plain_model, plain_weights, without_adapters
 from moored.engine.packing import (
     Packed,
     TokenBatch,
@@ -85,6 +85,8 @@ class LocalLearner:
         self.bf16 = uses_bf16(self.config.engine.dtype, self.device)
         is_plain = self.config.engine.learner == "plain"
         self._uses_tree = not is_plain and use_tree_attention(model, bf16=self.bf16)
+        if self.config.engine.gradient_checkpointing and trains:
+            plain_model(model).gradient_checkpointing_enable()
         self.critic = Critic(model).to(self.device) if with_critic and trains else None
         # A reference model exists only while KL is on.
         has_kl = self.config.algorithm.kl_coef > 0.0
