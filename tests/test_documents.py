@@ -160,6 +160,17 @@ def test_the_commands_of_the_page_on_warm_starts_run_in_their_order(command, tmp
     assert names == {"sft-nano", "sft-nano-2", "sft-nano-3", "grpo"}
 
 
+def test_the_commands_of_the_page_on_plans_print_what_it_shows(command, capsys):
+    lines = blocks("docs/plan.md", "sh")[0].splitlines()
+    assert len(lines) == 4
+    printed = ""
+    for line in lines:
+        command(shlex.split(line, comments=True)[1:])
+        printed += capsys.readouterr().out
+    (shown,) = blocks("docs/plan.md", "text")
+    assert {line for line in shown.splitlines() if line != "…"} <= set(printed.splitlines())
+
+
 def test_the_seams_of_the_architecture_page_can_be_used_as_shown(command, tmp_path):
     pytest.importorskip("transformers")
     (mine,) = blocks("docs/architecture.md", "python")

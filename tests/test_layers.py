@@ -1,8 +1,8 @@
 """Import layers: a module may import only what stands to its left, never a sibling.
 
 `types errors names config reply json_http` <- `algo diagnostics envs runlog files` <-
-`rollout training models engine/base engine/checkpoint` <- `engine/*` <- `train evaluate sft` <-
-`cli`.
+`rollout training models plan engine/base engine/checkpoint engine/fast/buckets` <- `engine/*` <-
+`train evaluate sft` <- `cli`.
 `analysis` reads `runlog` and `files`; `studies` start runs as processes of their own and read them
 with `analysis`; `integrations` use `algo` and `diagnostics` alone.
 """
@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).parent.parent / "moored"
 BASE = {"types", "errors", "names", "reply", "json_http"}
 BASE |= {"config", "config_rules", "config_errors", "config_text"}
 MATHS = BASE | {"algo", "diagnostics", "envs", "runlog", "files"}
-PARTS = MATHS | {"rollout", "training", "models", "engine.base"}
+PARTS = MATHS | {"rollout", "training", "models", "plan", "engine.base"}
 ENGINES = PARTS | {"engine"}
 LOOPS = ENGINES | {"train", "evaluate", "sft"}
 ANALYSIS = BASE | {"runlog", "files", "algo", "diagnostics", "analysis"}
@@ -41,10 +41,10 @@ ALLOWED: dict[str, set[str]] = {
 }
 """Layer of a module -> layers it may import."""
 
-NO_ENGINE = (["engine", "base"], ["engine", "checkpoint"])
+NO_ENGINE = ("engine.base", "engine.checkpoint", "engine.fast.buckets")
 
 HEAVY = {"torch", "transformers", "ray", "vllm", "peft", "trl", "verl"}
-LIGHT = MATHS | {"integrations", "analysis", "studies"}
+LIGHT = MATHS | {"plan", "integrations", "analysis", "studies"}
 SUBCLASSES = {
     "analysis.scorers",
     "runlog.sinks",
@@ -61,8 +61,8 @@ SUBCLASSES = {
 
 def layer_of(module: str) -> str:
     """The modules of `engine` that know no engine are a layer of their own."""
-    names = module.split(".")
-    return "engine.base" if names[:2] in NO_ENGINE else names[0]
+    is_base = any(f"{module}.".startswith(f"{name}.") for name in NO_ENGINE)
+    return "engine.base" if is_base else module.split(".")[0]
 
 
 def imports_of(file: Path) -> list[str]:

@@ -24,6 +24,7 @@ from moored.cli.envs import envs_command
 from moored.cli.eval import eval_command
 from moored.cli.gradients import gradients_command
 from moored.cli.models import models_command
+from moored.cli.plan import plan_command
 from moored.cli.play import play_command
 from moored.cli.presets import presets_command
 from moored.cli.report import report_command
@@ -48,6 +49,7 @@ for _name, _command in {
     "train": train_command,
     "sft": sft_command,
     "eval": eval_command,
+    "plan": plan_command,
     "diagnose": diagnose_command,
     "advise": advise_command,
     "compare": compare_command,

@@ -21,6 +21,7 @@ from moored.cli.stopping import StopRequest
 from moored.errors import ConfigError, RunLogError
 
 if TYPE_CHECKING:
+    from moored.config import Config
     from moored.train import Run, StepRecord
 
 
@@ -78,6 +79,7 @@ def _start(words: Sequence[str], folder: Path | None) -> Run:
     if folder is not None:
         check_folder(folder)
     check_config(config)
+    _check_memory(config)
     folder = folder or claim_folder(_run_name(split_words(words)[0]))
     # Only now, because they import torch.
     try:
@@ -110,6 +112,7 @@ def _resume(words: Sequence[str], folder: Path) -> Run:
     changes = changes_since(folder, config)
     check_folder(folder, resume=True)
     check_config(config)
+    _check_memory(config)
     from moored.train import build_run, resume
 
     made = build_run(config, folder, resume=True)
@@ -117,6 +120,16 @@ def _resume(words: Sequence[str], folder: Path) -> Run:
     for name, change in changes.items():
         print(f"changed: {name} from {change.old} to {change.new}")
     return made
+
+
+def _check_memory(config: Config) -> None:
+    """Refuse what clearly cannot fit into the memory of the GPU here, before a model is loaded."""
+    from moored.engine.gpu import present_gpu
+    from moored.plan import refuse_what_cannot_fit
+
+    gpu = present_gpu(config.engine.device)
+    if gpu is not None:
+        refuse_what_cannot_fit(config, gpu)
 
 
 def _command() -> list[str]:

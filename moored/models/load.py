@@ -28,6 +28,8 @@ LLAMA_SHAPED = ("llama", "mistral", "qwen2", "qwen3")
 to their attention."""
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Angles that do not depend on the length of the sequence."""
+HEAD_WIDTHS = (16, 32, 64, 128, 256)
+"""Those that the kernels of the fast sampler are made for."""
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -244,6 +246,24 @@ def _smollm_folder() -> Path | None:
     if spec is None or spec.origin is None or importlib.util.find_spec("gguf") is None:
         return None
     return Path(spec.origin).parent
+
+
+def is_fast_shape(config: Any) -> bool:
+    """True for the shapes that the fast sampler knows; others go through the model's own code."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    return (
+        config.model_type in LLAMA_SHAPED
+        and getattr(config, "hidden_act", "silu") == "silu"
+        and has_fixed_angles(config)
+        and rope.get("partial_rotary_factor", 1.0) == 1.0
+        and sliding_window(config) is None
+        and not getattr(config, "mlp_bias", False)
+        and head_width(config) in HEAD_WIDTHS
+    )
+
+
+def head_width(config: Any) -> int:
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def has_fixed_angles(config: Any) -> bool:

@@ -18,29 +18,14 @@ from moored.engine.fast import plain_ops
 from moored.engine.fast.rows import Rows
 from moored.engine.lora import plain_model, plain_weights
 from moored.engine.passes import float_logits
-from moored.models.load import LLAMA_SHAPED, has_fixed_angles, sliding_window
+from moored.models.load import head_width, is_fast_shape
 
 COPIED_AT_ONCE = 64
 
 
 def can_decode(model: Any) -> bool:
     """True for the shapes this module knows; others go through the model's own code."""
-    config = model.config
-    rope = getattr(config, "rope_parameters", None) or {}
-    return (
-        config.model_type in LLAMA_SHAPED
-        and model.device.type in ("cpu", "cuda")
-        and getattr(config, "hidden_act", "silu") == "silu"
-        and has_fixed_angles(config)
-        and rope.get("partial_rotary_factor", 1.0) == 1.0
-        and sliding_window(config) is None
-        and not getattr(config, "mlp_bias", False)
-        and _head_width(config) in (16, 32, 64, 128, 256)
-    )
-
-
-def _head_width(config: Any) -> int:
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return is_fast_shape(model.config) and model.device.type in ("cpu", "cuda")
 
 
 class Decoder:
@@ -58,7 +43,7 @@ class Decoder:
         self.num_layers = config.num_hidden_layers
         self.num_heads = config.num_attention_heads
         self.kv_heads = config.num_key_value_heads or self.num_heads
-        self.head_width = _head_width(config)
+        self.head_width = head_width(config)
         self.eps = config.rms_norm_eps
         self.scale = self.head_width**-0.5
         self.ops = _ops(self.device)

@@ -126,3 +126,19 @@ def test_the_gradient_benchmark_keeps_every_measurement_with_its_command(benchma
     assert "benchmarks/" in record["command"] and record["cores"]
     found = record["figures"]["start"]
     assert found["num_groups"] == 3 and len(found["buckets"]) == 3 and found["seconds"] > 0
+
+
+def test_planned_and_measured_seconds_stand_side_by_side(benchmark, tmp_path):
+    out = tmp_path / "plan.json"
+    words = "--device cpu --size tiny --algorithm grpo ppo --groups 2 --group-size 2 --turns 2"
+    words += " --prompt-tokens 6 --reply-tokens 3 --observation-tokens 2 --warm-up 0 --repeats 1"
+    benchmark("plan").main([*words.split(), "--out", str(out)])
+    grpo, ppo = json.loads(out.read_text())["figures"]
+    assert (grpo["algorithm"], ppo["algorithm"]) == ("grpo", "ppo")
+    # 6 + 2 x 3 + 2
+    assert ppo["plan"]["trajectory_tokens"] == 14
+    assert ppo["plan"]["memory_gib"]["update"].keys() > {"critic weights", "gradients"}
+    for phase in ("rollout", "scoring", "update", "publish"):
+        assert ppo["phases"][phase]["measured_s"] > 0.0
+        assert ppo["phases"][phase]["measured_gib"] is None
+    assert ppo["phases"]["update"]["planned_s"] > grpo["phases"]["update"]["planned_s"]

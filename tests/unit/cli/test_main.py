@@ -151,7 +151,7 @@ def test_starting_up_imports_neither_numpy_nor_environments() -> None:
 
 def test_a_mistyped_command_is_corrected(monkeypatch, capsys) -> None:
     assert run(monkeypatch, "plya") == 2
-    assert "Did you mean 'play'?" in capsys.readouterr().err
+    assert "Did you mean 'play', 'plan'?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

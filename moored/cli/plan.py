@@ -1,0 +1,193 @@
+"""`moored plan`: memory and seconds of a configuration on a GPU, before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from moored.cli.console import make_console, print_line
+from moored.cli.options import AsJson, ConfigWords, read_config
+from moored.errors import ConfigError, MooredError
+
+if TYPE_CHECKING:
+    from moored.config import Config
+    from moored.plan import Gpu, Plan
+
+DEFAULT_GPU = "h200"
+NAME_WIDTH, NUMBER_WIDTH = 18, 9
+LEFT_OUT = "without environments, looks at collapse, evaluations and logging"
+
+
+def plan_command(
+    what: ConfigWords = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="h200, h100, a100-40, rtx-4090, …; default: that here."),
+    ] = None,
+    memory_gib: Annotated[float | None, typer.Option(help="Memory of the GPU.")] = None,
+    tflops: Annotated[float | None, typer.Option(help="Its dense bfloat16 rate.")] = None,
+    bandwidth: Annotated[float | None, typer.Option(help="Of its memory, in TB/s.")] = None,
+    turns: Annotated[
+        int | None, typer.Option(help="Turns of an episode; default: all that are allowed.", min=1)
+    ] = None,
+    prompt_tokens: Annotated[
+        int | None, typer.Option(help="Tokens of a first prompt; default 300.", min=1)
+    ] = None,
+    reply_tokens: Annotated[
+        int | None, typer.Option(help="Tokens of a reply; default: the longest allowed.", min=1)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a run needs of a GPU: memory by part, seconds by phase; nothing is downloaded.
+
+    Takes a configuration as `moored train` does: `moored plan sokoban ppo qwen2.5-3b --gpu h100`.
+    Exit code 1 when it does not fit.
+    """
+    from moored.plan import Lengths, plan, shape_of
+    from moored.plan.seconds import PROMPT_TOKENS, longest_lengths
+
+    config = read_config(what or [])
+    _check_is_planned(config)
+    shape = shape_of(config.model)
+    chosen, note = _choose_gpu(config, gpu, memory_gib, tflops, bandwidth)
+    lengths: Lengths = longest_lengths(
+        config,
+        prompt=prompt_tokens or PROMPT_TOKENS,
+        turns=turns or _max_turns(config),
+        reply=reply_tokens,
+    )
+    found = plan(config, shape, chosen, lengths)
+    if as_json:
+        _print_json(found)
+    else:
+        _print(found, note)
+    if not found.fits:
+        raise typer.Exit(1)
+
+
+def _check_is_planned(config: Config) -> None:
+    if config.engine.kind != "local":
+        raise ConfigError(
+            f"engine.kind = {config.engine.kind} computes elsewhere; plans are made for local"
+        )
+    if config.engine.device == "cpu":
+        raise ConfigError("engine.device is cpu, and plans are made for GPUs; leave it out")
+
+
+def _choose_gpu(
+    config: Config,
+    name: str | None,
+    memory_gib: float | None,
+    tflops: float | None,
+    bandwidth: float | None,
+) -> tuple[Gpu, str]:
+    """The GPU that was named, or is here, or is assumed, and how it was chosen."""
+    from moored.plan import find_gpu
+
+    figures = {"memory_gib": memory_gib, "tflops": tflops, "bandwidth_tbs": bandwidth}
+    given = [figure for figure in figures.values() if figure is not None]
+    if name is not None:
+        return find_gpu(name, **figures), "as given"
+    if len(given) == len(figures):
+        return find_gpu("GPU", **figures), "as given"
+    if given:
+        raise MooredError(
+            "--memory-gib, --tflops and --bandwidth describe a GPU together; give all three, or "
+            "name one with --gpu and only what differs"
+        )
+    from moored.engine.gpu import present_gpu
+
+    here: Gpu | None = present_gpu(config.engine.device)
+    if here is not None:
+        return here, "the one here"
+    return find_gpu(DEFAULT_GPU), "assumed, because there is none here; --gpu names another"
+
+
+def _max_turns(config: Config) -> int:
+    """Of the environment that has most."""
+    from moored.envs.mix import EnvMix
+
+    most = 1
+    for env in EnvMix(config.env).make():
+        with closing(env):
+            most = max(most, env.max_turns)
+    return most
+
+
+def _print_json(found: Plan) -> None:
+    from moored.plan import advice
+
+    pieces = [
+        {"options": dict(piece.options), "peak_gib": round(piece.peak_gib, 3), "cost": piece.why}
+        for piece in advice(found)
+    ]
+    print(json.dumps({**found.record(), "advice": pieces}, indent=2))
+
+
+def _print(found: Plan, note: str) -> None:
+    from moored.plan import advice, remedy, verdict
+
+    console = make_console()
+    lines = [*_head(found, note), "", *_memory_table(found), "", *_seconds_table(found), ""]
+    lines.append(verdict(found))
+    if not found.fits:
+        pieces = [f"  set {piece.text()}" for piece in advice(found)]
+        lines += pieces or [f"  {remedy(found)}"]
+    for line in lines:
+        print_line(console, line)
+
+
+def _head(found: Plan, note: str) -> list[str]:
+    setup, lengths, memory = found.setup, found.lengths, found.memory
+    size = setup.shape.num_parameters
+    text = f"{size / 1e9:.2f} billion" if size >= 1e9 else f"{size / 1e6:.1f} million"
+    again = ", activations computed twice" if found.checkpointing else ""
+    lines = [
+        f"model: {found.config.model}, {text} parameters, "
+        f"{'bfloat16' if setup.bf16 else 'float32'}",
+        f"GPU: {found.gpu.name}, {found.gpu.memory_gib:.1f} GiB ({note})",
+        f"each step: {setup.num_groups} prompts x {setup.group_size} = {setup.num_episodes} "
+        f"episodes of {lengths.trajectory:,} tokens: a prompt of {lengths.prompt}, then "
+        f"{lengths.turns} x {lengths.reply}",
+        f"micro-batches: {found.micro_batch_tokens:,} tokens{again}",
+    ]
+    if memory.rows < setup.most_rows:
+        lines.append(
+            f"keys and values of {memory.rows} of {setup.most_rows} episodes fit at a time; others "
+            f"wait"
+        )
+    if memory.host_bytes:
+        lines.append(f"main memory: {memory.host_bytes / 2**30:.1f} GiB for the optimiser")
+    return lines
+
+
+def _memory_table(found: Plan) -> list[str]:
+    """One line for each part, one column for each phase."""
+    phases = found.memory.phases
+    parts = list(dict.fromkeys(part for own in phases.values() for part in own))
+    last = [part for part in ("CUDA", "reserve") if part in parts]
+    parts = [part for part in parts if part not in last] + last
+    lines = [_line("memory, GiB", phases)]
+    for part in parts:
+        sizes = [own.get(part) for own in phases.values()]
+        lines.append(_line(part, ["" if s is None else f"{s / 2**30:.2f}" for s in sizes]))
+    totals = (sum(own.values()) / 2**30 for own in phases.values())
+    return [*lines, _line("together", [f"{total:.2f}" for total in totals])]
+
+
+def _seconds_table(found: Plan) -> list[str]:
+    if not found.fits:
+        return ["seconds: only of what fits"]
+    if found.seconds is None:
+        return [f"seconds: the rates of {found.gpu.name} are not known; name one with --gpu"]
+    lines = [_line("seconds", [])]
+    lines += [_line(phase, [f"{s:.2f}"]) for phase, s in found.seconds.items()]
+    return [*lines, _line("step", [f"{sum(found.seconds.values()):.2f}"]), LEFT_OUT]
+
+
+def _line(name: str, cells: object) -> str:
+    numbers = "".join(f"{cell:>{NUMBER_WIDTH}}" for cell in cells)  # pyright: ignore
+    return f"{name:<{NAME_WIDTH}}{numbers}".rstrip()

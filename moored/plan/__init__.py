@@ -1,0 +1,27 @@
+"""What a run needs of a GPU, before anything is loaded: memory by part, seconds by phase."""
+
+from moored.plan.advice import Advice, advice, refuse_what_cannot_fit, remedy, verdict
+from moored.plan.gpus import GPUS, Gpu, find_gpu, known_gpu
+from moored.plan.plan import Plan, choose_batch, plan
+from moored.plan.seconds import Lengths, longest_lengths
+from moored.plan.shapes import ModelShape, shape_from_config, shape_of
+
+__all__ = [
+    "GPUS",
+    "Advice",
+    "Gpu",
+    "Lengths",
+    "ModelShape",
+    "Plan",
+    "advice",
+    "choose_batch",
+    "find_gpu",
+    "known_gpu",
+    "longest_lengths",
+    "plan",
+    "refuse_what_cannot_fit",
+    "remedy",
+    "shape_from_config",
+    "shape_of",
+    "verdict",
+]

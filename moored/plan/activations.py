@@ -1,0 +1,143 @@
+"""What a micro-batch keeps in memory, tensor by tensor.
+
+Counted from the layers of transformers (Llama, Qwen) over `engine/fast/tree_attention.py`; the
+tests compare the tables with what autograd really saves. The residual stream is float32; under
+autocast every linear layer keeps a bfloat16 copy of its input of its own.
+w width, q queries, k keys (of all heads), i inner width, h heads, r rank of LoRA.
+"""
+
+from __future__ import annotations
+
+from moored.plan.coefficients import MemoryCoefficients
+from moored.plan.shapes import ModelShape
+
+
+def layer_bytes(shape: ModelShape, *, bf16: bool, lora_rank: int = 0) -> int:
+    """For one token, what autograd keeps of one layer until its backward pass."""
+    saved = _layer_in_bf16(shape, lora_rank) if bf16 else _layer_in_float32(shape)
+    return sum(saved.values())
+
+
+def _layer_in_bf16(shape: ModelShape, rank: int) -> dict[str, int]:
+    w, q, k, i, h = _letters(shape)
+    return {
+        "inputs of the norms (float32)": 2 * 4 * w,
+        "their inverse roots": 2 * 4,
+        # For the gradient of a norm's weight, which LoRA does not train.
+        "normed inputs (float32)": 0 if rank else 2 * 4 * w,
+        "inputs of the q, k and v products": 3 * 2 * w,
+        "rotated queries and keys, values": 2 * q + 2 * k + 2 * k,
+        "outputs of attention, also the input of the out product": 2 * q,
+        "log-sum-exps (float32)": 4 * h,
+        "inputs of the gate and up products": 2 * 2 * w,
+        "gate, its SiLU, up, and their product": 4 * 2 * i,
+        # Adapters take the inputs in float32 and round them again.
+        "LoRA: its own input of the out product": 2 * q if rank else 0,
+        "LoRA: inputs of the second factors": 7 * 2 * rank,
+        **_more_norms(shape, 2, has_grad=not rank),
+    }
+
+
+def _layer_in_float32(shape: ModelShape) -> dict[str, int]:
+    w, q, k, i, h = _letters(shape)
+    return {
+        "inputs of the norms": 2 * 4 * w,
+        "their inverse roots": 2 * 4,
+        "normed inputs": 2 * 4 * w,
+        "outputs of the norms": 2 * 4 * w,
+        "rotated queries and keys, values": 4 * q + 4 * k + 4 * k,
+        "outputs of attention": 4 * q,
+        "log-sum-exps": 4 * h,
+        "gate, its SiLU, up, and their product": 4 * 4 * i,
+        **_more_norms(shape, 4, has_grad=True),
+    }
+
+
+def _more_norms(shape: ModelShape, element: int, *, has_grad: bool) -> dict[str, int]:
+    """Norms of queries and keys (float32 inputs, roots, normed), and of a layer's two outputs."""
+    w, q, k, _, h = _letters(shape)
+    one = 4 + (element if has_grad else 0)
+    found = {}
+    if shape.qk_norm != "none":
+        roots = h + shape.kv_heads if shape.qk_norm == "head" else 2
+        found["norms of queries and keys"] = one * (q + k) + 4 * roots
+    if shape.norms_per_layer > 2:
+        found["norms of the outputs"] = (shape.norms_per_layer - 2) * (one * w + 4)
+    return found
+
+
+def outer_bytes(shape: ModelShape, *, lora_rank: int = 0) -> int:
+    """For one token, what is kept outside the layers: ids, angles, last norm, hidden states."""
+    w = shape.width
+    # Ids and normed input are for gradients of weights that LoRA does not train.
+    ids, normed = (0, 0) if lora_rank else (8, 4 * w)
+    return ids + 2 * 4 * shape.head_width + (4 * w + 4 + normed) + 4 * w
+
+
+def forward_bytes(shape: ModelShape, *, bf16: bool) -> int:
+    """For one token, the most that a pass without gradients holds at a time: in the linear units.
+
+    Residual stream, normed input (and its rounded copy), SiLU of the gate, up, and their product.
+    """
+    w, i = shape.width, shape.inner
+    return 10 * w + 3 * 2 * i if bf16 else 8 * w + 3 * 4 * i
+
+
+def prefill_bytes(shape: ModelShape, *, bf16: bool) -> int:
+    """For one token, the same in the fast sampler: its stream, input, output, gate, up, product."""
+    element = 2 if bf16 else 4
+    return 4 * shape.width + element * (2 * shape.width + 3 * shape.inner)
+
+
+def backward_bytes(shape: ModelShape, *, bf16: bool) -> int:
+    """For one token, what the backward pass of a layer needs beyond what was kept for it.
+
+    Most when the product of the linear units is taken apart: two more of the inner width, and the
+    gradient of the residual stream.
+    """
+    return (2 if bf16 else 4) * 2 * shape.inner + 4 * shape.width
+
+
+def saved_bytes(
+    shape: ModelShape, tokens: int, *, bf16: bool, checkpointing: bool, lora_rank: int = 0
+) -> int:
+    """What lies in memory when the backward pass begins."""
+    layer = layer_bytes(shape, bf16=bf16, lora_rank=lora_rank)
+    kept = 4 * shape.width if checkpointing else layer
+    return tokens * (shape.layers * kept + outer_bytes(shape, lora_rank=lora_rank))
+
+
+def backward_work_bytes(
+    shape: ModelShape,
+    tokens: int,
+    given: MemoryCoefficients,
+    *,
+    bf16: bool,
+    checkpointing: bool,
+    lora_rank: int = 0,
+    has_head: bool = True,
+) -> int:
+    """The most that the backward pass adds to `saved_bytes`: at the head, or in a layer.
+
+    A layer that was not kept is computed again first. `has_head` is false for a critic.
+    """
+    element = 2 if bf16 else 4
+    head = 0 if lora_rank or not has_head else element * shape.head_parameters
+    at_head = given.head_gradient_copies * head + tokens * 4 * shape.width
+    if has_head:
+        at_head += given.logits_backward_bytes * logits_per_chunk(shape, tokens, given)
+    again = layer_bytes(shape, bf16=bf16, lora_rank=lora_rank) - 4 * shape.width
+    in_layer = tokens * (backward_bytes(shape, bf16=bf16) + (again if checkpointing else 0))
+    in_layer += 0 if lora_rank else element * shape.layer_parameters
+    # A tied matrix waits for the gradient of the embedding, which comes last.
+    in_layer += head if shape.is_tied else 0
+    return max(at_head, in_layer)
+
+
+def logits_per_chunk(shape: ModelShape, tokens: int, given: MemoryCoefficients) -> int:
+    """Logits that are computed at a time."""
+    return min(given.logits_per_chunk, tokens * shape.vocabulary)
+
+
+def _letters(shape: ModelShape) -> tuple[int, int, int, int, int]:
+    return shape.width, shape.query_width, shape.key_width, shape.inner, shape.heads

@@ -1,0 +1,166 @@
+"""What to change in a configuration that does not fit, with the least harm first.
+
+Each piece of advice was planned again: it fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from moored.config import Config, OptimizerConfig
+from moored.errors import MooredError
+from moored.plan.gpus import GIB, Gpu
+from moored.plan.plan import BATCH_SIZES, Plan, plan
+from moored.plan.shapes import ModelShape, shape_of
+
+MARGIN = 0.1
+"""`train` refuses what is over by more, because plans are not exact."""
+LORA_RANK = 64
+"""The paper's."""
+
+Options = Mapping[str, object]
+"""Values by dotted name."""
+Change = tuple[Options, str]
+"""Options and what they cost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """Options that make a plan fit."""
+
+    options: Options
+    why: str
+    """What they cost."""
+    peak_gib: float
+
+    def text(self) -> str:
+        words = " ".join(f"{name}={_value(value)}" for name, value in self.options.items())
+        return f"{words} ({self.peak_gib:.1f} GiB: {self.why})"
+
+
+def advice(found: Plan) -> list[Advice]:
+    """Every single change that makes it fit; where none does, several that do together.
+
+    [] where the plan fits already, and where nothing helps.
+    """
+    if found.fits:
+        return []
+    changes = list(_changes(found))
+    singles = [_try(found, [change]) for change in changes]
+    helpful = [single for single in singles if single is not None]
+    return helpful or _together(found, changes)
+
+
+def _together(found: Plan, changes: Sequence[Change]) -> list[Advice]:
+    """The fewest of the least harmful changes that fit, without those that are not needed."""
+    counts = range(2, len(changes) + 1)
+    taken = next((changes[:n] for n in counts if _try(found, changes[:n]) is not None), None)
+    if taken is None:
+        return []
+    for change in reversed(taken):
+        fewer = [other for other in taken if other is not change]
+        taken = fewer if _try(found, fewer) is not None else taken
+    best = _try(found, taken)
+    return [] if best is None else [best]
+
+
+def _changes(found: Plan) -> Iterator[Change]:
+    """Options and what they cost, from what changes no result to what trains something else."""
+    setup, config = found.setup, found.config
+    tokens = _smaller_batch(found)
+    if tokens is not None:
+        yield {"engine.micro_batch_tokens": tokens}, "smaller matrices, a little slower"
+    if not found.checkpointing:
+        yield {"engine.gradient_checkpointing": True}, "updates take about a third longer"
+    known = OptimizerConfig.model_fields
+    if "states" in known and not setup.states_on_host and not setup.lora_rank:
+        yield {"optimizer.states": "host"}, "the optimiser works in main memory, slower"
+    if "kind" in known and setup.optimizer == "adamw" and not setup.lora_rank:
+        yield {"optimizer.kind": "adamw_8bit"}, "the optimiser's means are rounded"
+    if setup.has_reference and not setup.lora_rank:
+        yield {"algorithm.kl_coef": 0.0}, "no KL to the first policy"
+    if not setup.lora_rank:
+        yield {"optimizer.lora_rank": LORA_RANK}, "only adapters are trained"
+    if setup.has_critic and config.rollout.group_size > 1:
+        yield {"algorithm.name": "grpo", "algorithm.advantage": None}, "no critic"
+    if setup.max_context > BATCH_SIZES[-1]:
+        yield {"rollout.max_context": BATCH_SIZES[-1]}, "longer episodes are cut off"
+
+
+def _smaller_batch(found: Plan) -> int | None:
+    """The largest micro-batch below the one that is set that fits, or else the smallest."""
+    given = found.setup.micro_batch_tokens
+    sizes = [size for size in BATCH_SIZES if given is not None and size < given]
+    for size in sizes:
+        if _try(found, [({"engine.micro_batch_tokens": size}, "")]) is not None:
+            return size
+    return sizes[-1] if sizes else None
+
+
+def _try(found: Plan, changes: Sequence[Change]) -> Advice | None:
+    """What changes come to together; None where they do not fit."""
+    options = {name: value for own, _ in changes for name, value in own.items()}
+    planned = plan(with_options(found.config, options), found.setup.shape, found.gpu)
+    if not planned.fits:
+        return None
+    why = "; ".join(why for _, why in changes)
+    return Advice(options=options, why=why, peak_gib=planned.memory.peak_bytes / GIB)
+
+
+def with_options(config: Config, options: Options) -> Config:
+    """The configuration with other values for some `section.option`."""
+    for name, value in options.items():
+        section, _, option = name.partition(".")
+        changed = getattr(config, section).model_copy(update={option: value})
+        config = config.model_copy(update={section: changed})
+    return config
+
+
+def _value(value: object) -> str:
+    """As it is written on the command line."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def verdict(found: Plan) -> str:
+    """One line: fits, or does not and by how much."""
+    memory, gpu = found.memory, found.gpu
+    peak = f"{memory.peak_bytes / GIB:.1f} GiB in the {memory.peak_phase} phase"
+    has = f"{gpu.memory_gib:.1f} GiB of {gpu.name}"
+    if found.fits:
+        return f"fits: {peak}, {100 * (1 + found.over):.0f} % of the {has}"
+    return f"does not fit: {peak}, {100 * found.over:.0f} % more than the {has}"
+
+
+def remedy(found: Plan) -> str:
+    """What to do about a plan that does not fit, in one sentence."""
+    pieces = advice(found)
+    if pieces:
+        return "set " + ", or ".join(piece.text() for piece in pieces)
+    return "no option makes it fit; take a smaller model or a larger GPU"
+
+
+def refuse_what_cannot_fit(config: Config, gpu: Gpu) -> None:
+    """Raise when a run needs clearly more memory than the GPU has, before anything is loaded.
+
+    Models of unknown shape, and those that another engine computes, are let through.
+    """
+    if config.engine.kind != "local":
+        return
+    shape = _known_shape(config.model)
+    if shape is None:
+        return
+    found = plan(config, shape, gpu)
+    if found.over > MARGIN:
+        raise MooredError(
+            f"{config.model} {verdict(found)}; {remedy(found)}; `moored plan` shows every part"
+        )
+
+
+def _known_shape(model: str) -> ModelShape | None:
+    try:
+        return shape_of(model)
+    except MooredError:
+        return None

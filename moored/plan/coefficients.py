@@ -1,0 +1,90 @@
+"""Every number of a plan that was measured or copied from the engine, each with its source.
+
+To calibrate: run `benchmarks/plan.py` on a GPU, compare, and change the number here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moored.plan.gpus import GIB
+
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryCoefficients:
+    """Bytes that do not follow from the shape of the model."""
+
+    context_bytes: int = int(0.6 * GIB)
+    """CUDA context and loaded kernels, outside of torch's allocator: about 0.6 GiB on an H200."""
+    workspace_bytes: int = 256 * MIB
+    """cuBLAS takes 32 MiB for each of a few streams on Hopper; flash attention some sums."""
+    reserve_share: float = 0.04
+    """Of what comes and goes in a phase: blocks of the allocator that do not fit together."""
+    cache_share: float = 0.6
+    """`CACHE_SHARE` of engine/fast/sampler.py: of the free memory, for keys and values."""
+    min_sharers: int = 4
+    """`MIN_SHARERS` of engine/fast/slots.py: one more slot for each so many rows."""
+    min_rows: int = 8
+    """`MIN_ROWS` of engine/fast/sampler.py."""
+    prefill_tokens: int = 32768
+    """`PREFILL_TOKENS` of engine/fast/stream.py."""
+    logits_per_chunk: int = 1 << 26
+    """`LOGITS_PER_CHUNK["cuda"]` of engine/passes.py."""
+    logits_forward_bytes: int = 8
+    """For each logit of a chunk: itself and an exponential, in float32."""
+    logits_backward_bytes: int = 14
+    """Log-probability, probability and derivative in float32, the derivative in bfloat16."""
+    head_gradient_copies: int = 2
+    """The gradient of the head, and the product that is added to it."""
+    quantile_bytes: float = 2 * 4 / 256
+    """Scales of 8-bit states for each parameter: a float32 for 256 numbers of both."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeedCoefficients:
+    """How near to the limits of a GPU each kind of work comes."""
+
+    matrix_share: float = 775 / 989
+    """Large bfloat16 products reach 775 of the 989 Tflop/s of an H200's data sheet. All other
+    shares of the matrix rate are of this."""
+    decode_layer_s: float = 0.049e-3
+    """Kernels of one layer of a decoding step that the bounds below leave out. This and the next
+    three were fitted to decoding steps of 0.5, 1.5 and 3 B at 128 and 1,024 rows of 576 tokens
+    (H200: 1.68, 4.80, 2.58, 10.4, 4.11 and 16.9 ms), which they reproduce within 4 %."""
+    decode_matrix_share: float = 0.79
+    """Of the bandwidth (few rows) or the matrix rate (many)."""
+    decode_cache_share: float = 0.99
+    """Of the bandwidth, while attention reads keys and values."""
+    draw_passes: float = 3.0
+    """How often drawing a token goes over its float32 logits."""
+    forward_share: float = 0.62
+    """Of the matrix rate, for a large model; smaller ones get `share_of_size` of it. Scoring with
+    135 million parameters reached 10 % on an H200 (benchmarks/results/score_h200.json)."""
+    update_share: float = 0.48
+    """Likewise for forward and backward passes: 20 % at 0.5 B and 33 % at 1.5 B on an H200."""
+    half_size: float = 0.68e9
+    """Parameters of the model that gets half of a large one's share."""
+    optimizer_share: float = 0.8
+    """Of the bandwidth, for an AdamW update."""
+    host_copy_bytes_s: float = 50e9
+    """Between GPU and pinned main memory over PCIe 5."""
+    host_update_bytes_s: float = 100e9
+    """AdamW on the processor is bound by main memory."""
+
+    def share_of_size(self, num_parameters: int) -> float:
+        """Launches and narrow matrices cost small models most of the rate."""
+        return num_parameters / (num_parameters + self.half_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coefficients:
+    """All of them."""
+
+    memory: MemoryCoefficients = MemoryCoefficients()
+    speed: SpeedCoefficients = SpeedCoefficients()
+
+
+MEASURED = Coefficients()
+"""What plans use."""

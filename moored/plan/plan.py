@@ -1,0 +1,135 @@
+"""A plan: memory by part and seconds by phase for a configuration on a GPU, before anything loads.
+
+Pure functions of the configuration, the shape of its model and a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from moored.config import Config
+from moored.plan.coefficients import MEASURED, Coefficients
+from moored.plan.gpus import GIB, Gpu
+from moored.plan.memory import Memory, plan_memory
+from moored.plan.seconds import Lengths, longest_lengths, plan_seconds
+from moored.plan.setup import Setup, setup_of
+from moored.plan.shapes import ModelShape
+
+BATCH_SIZES = (24576, 16384, 12288, 8192, 6144, 4096, 2048)
+"""Tokens of a micro-batch to choose from; on a GPU more than the largest gains nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a step needs, and how long it takes."""
+
+    config: Config
+    gpu: Gpu
+    setup: Setup
+    micro_batch_tokens: int
+    checkpointing: bool
+    lengths: Lengths
+    memory: Memory
+    seconds: Mapping[str, float] | None
+    """By phase; None where it does not fit, or the rates of the GPU are not known."""
+
+    @property
+    def over(self) -> float:
+        """How much more than the GPU has is needed, as a share; below 0 it fits."""
+        return self.memory.peak_bytes / self.gpu.memory_bytes - 1.0
+
+    @property
+    def fits(self) -> bool:
+        return self.over <= 0.0
+
+    def record(self) -> dict[str, object]:
+        """For JSON; memory in GiB."""
+        memory, setup = self.memory, self.setup
+        phases = {
+            phase: {part: round(size / GIB, 3) for part, size in parts.items()}
+            for phase, parts in memory.phases.items()
+        }
+        return {
+            "model": self.config.model,
+            "num_parameters": setup.shape.num_parameters,
+            "gpu": self.gpu.name,
+            "gpu_gib": self.gpu.memory_gib,
+            "fits": self.fits,
+            "peak_gib": round(memory.peak_bytes / GIB, 3),
+            "peak_phase": memory.peak_phase,
+            "memory_gib": phases,
+            "host_gib": round(memory.host_bytes / GIB, 3),
+            "rows_at_a_time": memory.rows,
+            "micro_batch_tokens": self.micro_batch_tokens,
+            "gradient_checkpointing": self.checkpointing,
+            "prompt_tokens": self.lengths.prompt,
+            "reply_tokens": self.lengths.reply,
+            "turns": self.lengths.turns,
+            "trajectory_tokens": self.lengths.trajectory,
+            "seconds": self.seconds and {k: round(s, 4) for k, s in self.seconds.items()},
+            "step_s": self.seconds and round(sum(self.seconds.values()), 4),
+        }
+
+
+def plan(
+    config: Config,
+    shape: ModelShape,
+    gpu: Gpu,
+    lengths: Lengths | None = None,
+    *,
+    given: Coefficients = MEASURED,
+) -> Plan:
+    """Plan a step; `lengths` (by default the longest that are allowed) matter to seconds only."""
+    setup = setup_of(config, shape)
+    lengths = lengths or longest_lengths(config)
+    tokens, checkpointing = _choose(setup, gpu, given)
+    memory = plan_memory(setup, gpu, given.memory, tokens=tokens, checkpointing=checkpointing)
+    seconds = None
+    fits = memory.peak_bytes <= gpu.memory_bytes
+    if fits and gpu.tflops is not None and gpu.bandwidth_tbs is not None:
+        seconds = plan_seconds(
+            setup, gpu, given.speed, lengths, rows=memory.rows, checkpointing=checkpointing
+        )
+    return Plan(
+        config=config,
+        gpu=gpu,
+        setup=setup,
+        micro_batch_tokens=tokens,
+        checkpointing=checkpointing,
+        lengths=lengths,
+        memory=memory,
+        seconds=seconds,
+    )
+
+
+def choose_batch(
+    shape: ModelShape, config: Config, gpu: Gpu, *, given: Coefficients = MEASURED
+) -> tuple[int, bool]:
+    """Tokens of a micro-batch, and whether to compute activations twice.
+
+    The largest size that fits; checkpointing, which is slower, only when none fits without. What
+    the configuration sets stays as it is; where nothing fits, the smallest choice is returned.
+    """
+    return _choose(setup_of(config, shape), gpu, given)
+
+
+def _choose(setup: Setup, gpu: Gpu, given: Coefficients) -> tuple[int, bool]:
+    tokens, checkpointing = 0, False
+    for tokens, checkpointing in _choices(setup):
+        memory = plan_memory(setup, gpu, given.memory, tokens=tokens, checkpointing=checkpointing)
+        if memory.peak_bytes <= gpu.memory_bytes:
+            break
+    return tokens, checkpointing
+
+
+def _choices(setup: Setup) -> Iterator[tuple[int, bool]]:
+    """From the fastest to the smallest. An episode is never split, however small the bound."""
+    sizes = BATCH_SIZES
+    if setup.micro_batch_tokens is not None:
+        sizes = (setup.micro_batch_tokens,)
+    bounds = sorted({max(size, setup.max_context) for size in sizes}, reverse=True)
+    ways = (False, True) if setup.checkpointing is None else (setup.checkpointing,)
+    for checkpointing in ways:
+        for size in bounds:
+            yield size, checkpointing

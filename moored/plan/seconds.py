@@ -1,0 +1,168 @@
+"""Seconds of a training step by phase, from the work of each and how near it comes to the limits.
+
+Left out: what environments take, looks at collapse, evaluations and logging. All groups are taken
+to be kept and all replies to be of one length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from moored.config import Config
+from moored.errors import MooredError
+from moored.plan.coefficients import SpeedCoefficients
+from moored.plan.gpus import Gpu
+from moored.plan.setup import Setup
+
+PROMPT_TOKENS = 300
+"""Of a first prompt where nothing else is known: Sokoban's, as Qwen2.5 writes it."""
+OBSERVATION_TOKENS = 60
+"""Of what a turn after the first begins with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """Tokens of an episode."""
+
+    prompt: int = PROMPT_TOKENS
+    reply: int
+    turns: int = 1
+    observation: int = OBSERVATION_TOKENS
+
+    def __post_init__(self) -> None:
+        for name in ("prompt", "reply", "turns"):
+            if getattr(self, name) < 1:
+                raise MooredError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+    @property
+    def trajectory(self) -> int:
+        """All tokens of an episode."""
+        return self.prompt + self.continuation
+
+    @property
+    def continuation(self) -> int:
+        """Tokens after the first prompt."""
+        return self.turns * self.reply + (self.turns - 1) * self.observation
+
+
+def longest_lengths(
+    config: Config, *, prompt: int = PROMPT_TOKENS, turns: int = 1, reply: int | None = None
+) -> Lengths:
+    """Every turn is played, with replies as long as the configuration allows (or of `reply`)."""
+    rollout = config.rollout
+    prompt = min(prompt, rollout.max_context - 1)
+    room = rollout.max_context - prompt - (turns - 1) * OBSERVATION_TOKENS
+    longest = max(1, min(rollout.max_response_tokens, room // turns))
+    return Lengths(prompt=prompt, turns=turns, reply=longest if reply is None else reply)
+
+
+def plan_seconds(
+    setup: Setup,
+    gpu: Gpu,
+    given: SpeedCoefficients,
+    lengths: Lengths,
+    *,
+    rows: int,
+    checkpointing: bool,
+) -> Mapping[str, float]:
+    """Seconds by phase; `rows` episodes are written at a time."""
+    work = _Work(setup, gpu, given, lengths)
+    return {
+        "prefill": work.prefill(),
+        "decode": work.decode(rows),
+        "advantages": work.advantages(),
+        "update": work.passes(checkpointing) + work.optimizer(),
+        "publish": work.publish(),
+    }
+
+
+class _Work:
+    """The work of each phase, and the seconds it takes."""
+
+    def __init__(self, setup: Setup, gpu: Gpu, given: SpeedCoefficients, lengths: Lengths) -> None:
+        assert gpu.tflops is not None and gpu.bandwidth_tbs is not None, "rates are known here"
+        self.setup, self.given, self.lengths = setup, given, lengths
+        self.rate = gpu.tflops * 1e12 * given.matrix_share
+        self.bandwidth = gpu.bandwidth_tbs * 1e12
+        self.size = given.share_of_size(setup.shape.num_parameters)
+        self.policy_flop = self._flop(setup.shape.head_parameters)
+        self.critic_flop = self._flop(0)
+        rows, groups = setup.num_episodes, setup.num_groups
+        self.step_tokens = groups * lengths.prompt + rows * lengths.continuation
+        """With the prompt of a group computed once."""
+        # Minibatches deal the trajectories of a group out, and each has its prompt.
+        per_epoch = setup.num_updates // setup.num_epochs
+        prompts = min(groups, -(-rows // per_epoch)) * per_epoch
+        self.epoch_tokens = prompts * lengths.prompt + rows * lengths.continuation
+
+    def _flop(self, head: int) -> float:
+        """Of a forward pass, for one token: twice the weights of its products, and attention."""
+        shape = self.setup.shape
+        attention = 4 * shape.layers * shape.query_width * self.lengths.trajectory / 2
+        return 2 * (shape.layers * shape.layer_parameters + head) + attention
+
+    def _forward(self, flop: float, tokens: int) -> float:
+        return flop * tokens / (self.rate * self.given.forward_share * self.size)
+
+    def prefill(self) -> float:
+        setup, lengths = self.setup, self.lengths
+        tokens = setup.num_groups * lengths.prompt
+        tokens += setup.num_episodes * (lengths.turns - 1) * lengths.observation
+        return self._forward(self.policy_flop, tokens)
+
+    def decode(self, rows: int) -> float:
+        episodes = self.setup.num_episodes
+        full, rest = divmod(episodes, rows)
+        batches = [rows] * full + ([rest] if rest else [])
+        steps = self.lengths.turns * self.lengths.reply
+        return steps * sum(self._decode_step(count) for count in batches)
+
+    def _decode_step(self, rows: int) -> float:
+        """One token for each row, at the mean length of an episode."""
+        shape, given, element = self.setup.shape, self.given, self.setup.element_bytes
+        weights = shape.layers * shape.layer_parameters + shape.head_parameters
+        matrices = max(element * weights / self.bandwidth, 2 * weights * rows / self.rate)
+        context = self.lengths.prompt + self.lengths.continuation / 2
+        cache = rows * context * shape.cache_bytes(element) / self.bandwidth
+        logits = rows * shape.vocabulary * 4 / self.bandwidth
+        return (
+            shape.layers * given.decode_layer_s
+            + matrices / given.decode_matrix_share
+            + cache / given.decode_cache_share
+            + logits * given.draw_passes
+        )
+
+    def advantages(self) -> float:
+        """Values of the critic, and log-probabilities where the learner's own are used."""
+        values = self.critic_flop if self.setup.has_critic else 0.0
+        scores = self.policy_flop if self.setup.scores_old else 0.0
+        return self._forward(values + scores, self.step_tokens)
+
+    def passes(self, checkpointing: bool) -> float:
+        """Forward and backward; LoRA saves the gradients of weights, a reference adds a forward."""
+        setup, tokens = self.setup, self.epoch_tokens * self.setup.num_epochs
+        flop = self.policy_flop + (self.critic_flop if setup.has_critic else 0.0)
+        times = (2 if setup.lora_rank else 3) + checkpointing
+        rate = self.rate * self.given.update_share * self.size
+        reference = self._forward(self.policy_flop, tokens) if setup.has_reference else 0.0
+        return times * flop * tokens / rate + reference
+
+    def optimizer(self) -> float:
+        """Read weights, means and gradients, write all but the gradients."""
+        setup, given = self.setup, self.given
+        trained = setup.policy_trained + setup.critic_trained
+        means = 8 if setup.optimizer == "adamw" else 2
+        moved = trained * (2 * (means + 4) + 4 + (2 if setup.bf16 else 0))
+        if not setup.states_on_host:
+            return setup.num_updates * moved / (self.bandwidth * given.optimizer_share)
+        copied = trained * (4 + setup.element_bytes)
+        seconds = copied / given.host_copy_bytes_s + moved / given.host_update_bytes_s
+        return setup.num_updates * seconds
+
+    def publish(self) -> float:
+        """Nothing where the sampler computes with the learner's weights; else a copy of them."""
+        setup = self.setup
+        if setup.has_fast_sampler and not setup.lora_rank:
+            return 0.0
+        return 2 * setup.element_bytes * setup.shape.num_parameters / self.bandwidth

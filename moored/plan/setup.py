@@ -1,0 +1,93 @@
+"""What a configuration asks of the engine, as far as memory and time depend on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from moored.config import Config
+from moored.plan.shapes import ModelShape
+from moored.training.algorithms import load_algorithm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """The choices of a run, resolved for a GPU."""
+
+    shape: ModelShape
+    bf16: bool
+    has_critic: bool
+    has_reference: bool
+    scores_old: bool
+    """The learner computes the log-probabilities that ratios start from."""
+    lora_rank: int
+    optimizer: Literal["adamw", "adamw_8bit"]
+    states_on_host: bool
+    has_fast_sampler: bool
+    """It computes with the learner's own weights."""
+    num_groups: int
+    group_size: int
+    num_updates: int
+    """Optimiser updates of a step."""
+    num_epochs: int
+    most_rows: int
+    """Episodes that are written at a time, if there is memory for them."""
+    max_context: int
+    micro_batch_tokens: int | None
+    """None: to be chosen."""
+    checkpointing: bool | None
+    """None: to be chosen."""
+
+    @property
+    def num_episodes(self) -> int:
+        return self.num_groups * self.group_size
+
+    @property
+    def minibatch_tokens(self) -> int:
+        """Most tokens of an update: its share of the episodes, each as long as may be."""
+        per_epoch = self.num_updates // self.num_epochs
+        return -(-self.num_episodes // per_epoch) * self.max_context
+
+    @property
+    def element_bytes(self) -> int:
+        """Of a weight in a forward pass, and of keys and values."""
+        return 2 if self.bf16 else 4
+
+    @property
+    def policy_trained(self) -> int:
+        """Parameters that updates of the policy change."""
+        return self._trained(self.shape.num_parameters)
+
+    @property
+    def critic_trained(self) -> int:
+        return self._trained(self.shape.trunk_parameters) if self.has_critic else 0
+
+    def _trained(self, parameters: int) -> int:
+        return self.shape.adapter_parameters(self.lora_rank) if self.lora_rank else parameters
+
+
+def setup_of(config: Config, shape: ModelShape) -> Setup:
+    """What `config` comes to for a model of `shape` on a GPU."""
+    optimizer, engine, rollout = config.optimizer, config.engine, config.rollout
+    checkpointing = engine.gradient_checkpointing
+    episodes = rollout.num_groups * rollout.group_size
+    evaluated = config.evaluation.num_tasks * config.evaluation.num_samples
+    return Setup(
+        shape=shape,
+        bf16=engine.dtype != "float32",
+        has_critic=load_algorithm(config.algorithm).needs_critic,
+        has_reference=config.algorithm.kl_coef > 0.0,
+        scores_old=config.algorithm.old_logprobs == "learner",
+        lora_rank=optimizer.lora_rank,
+        optimizer=getattr(optimizer, "kind", "adamw"),
+        states_on_host=getattr(optimizer, "states", "device") == "host",
+        has_fast_sampler=shape.is_fast and engine.sampler != "plain",
+        num_groups=rollout.num_groups,
+        group_size=rollout.group_size,
+        num_updates=min(optimizer.num_minibatches, episodes) * optimizer.num_epochs,
+        num_epochs=optimizer.num_epochs,
+        most_rows=max(episodes, evaluated if config.evaluation.every else 0),
+        max_context=rollout.max_context,
+        micro_batch_tokens=engine.micro_batch_tokens,
+        checkpointing=checkpointing if isinstance(checkpointing, bool) else None,
+    )

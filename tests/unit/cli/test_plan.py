@@ -1,0 +1,159 @@
+"""`moored plan` prints what a run needs; `moored train` refuses what cannot fit."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from moored.cli.main import main
+from moored.plan.gpus import Gpu
+
+PROBE = """
+import sys
+from moored.cli.main import main
+try:
+    main()
+finally:
+    print("torch" in sys.modules, file=sys.stderr)
+"""
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """Run `moored words…` where there is no GPU; its exit code, what it printed, and its errors."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("moored.engine.gpu.present_gpu", lambda device="auto": None)
+
+    def run_command(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["moored", *words])
+        with pytest.raises(SystemExit) as left:
+            main()
+        shown = capsys.readouterr()
+        return int(left.value.code or 0), shown.out, shown.err
+
+    return run_command
+
+
+def test_a_plan_is_a_table_of_parts_and_phases_and_a_verdict(run):
+    code, out, _ = run("plan", "sokoban", "ppo", "qwen2.5-3b", "algorithm.kl_coef=0.001")
+    lines = out.splitlines()
+    assert code == 0
+    assert lines[0] == "model: Qwen/Qwen2.5-3B-Instruct, 3.09 billion parameters, bfloat16"
+    assert lines[1] == (
+        "GPU: h200, 139.8 GiB (assumed, because there is none here; --gpu names another)"
+    )
+    # 300 + 5 x 400 + 4 observations of 60.
+    assert lines[2].startswith("each step: 8 prompts x 16 = 128 episodes of 2,540 tokens: ")
+    assert "memory, GiB         rollout  scoring   update" in lines
+    # 2 and 12 bytes for each of 3.086 billion parameters.
+    assert "policy weights         5.75     5.75     5.75" in lines
+    assert "critic optimiser      34.49    34.49    34.49" in lines
+    assert any(line.startswith("keys and values       22.64") for line in lines)
+    assert "without environments, looks at collapse, evaluations and logging" in lines
+    assert lines[-1].startswith("fits: ")
+
+
+def test_what_does_not_fit_has_advice_and_exit_code_1(run):
+    code, out, _ = run("plan", "sokoban", "ppo", "qwen2.5-7b", "--gpu", "h100")
+    assert code == 1
+    lines = out.splitlines()
+    assert "GPU: h100, 79.1 GiB (as given)" in lines
+    assert "seconds: only of what fits" in lines
+    (at,) = [i for i, line in enumerate(lines) if line.startswith("does not fit: ")]
+    assert lines[at + 1].startswith("  set ")
+    code, out, _ = run("plan", "sokoban", "ppo", "qwen2.5-7b", "--gpu", "a10g")
+    assert (code, out.splitlines()[-1]) == (
+        1,
+        "  no option makes it fit; take a smaller model or a larger GPU",
+    )
+
+
+def test_json_has_the_same_numbers(run):
+    words = ["plan", "sokoban", "grpo", "qwen2.5-7b", "--gpu", "h100", "--json"]
+    code, out, _ = run(*words)
+    found = json.loads(out)
+    assert code == 1
+    assert not found["fits"]
+    assert found["num_parameters"] == 7_615_616_512
+    assert found["memory_gib"]["update"]["policy weights"] == pytest.approx(14.185, abs=0.001)
+    assert found["advice"][-1]["options"]["optimizer.lora_rank"] == 64
+    assert found["seconds"] is None
+    code, out, _ = run("plan", "sokoban", "grpo", "qwen2.5-0.5b", "--turns", "2", "--json")
+    found = json.loads(out)
+    assert (code, found["fits"], found["advice"]) == (0, True, [])
+    assert found["trajectory_tokens"] == 300 + 2 * 400 + 60
+    assert found["step_s"] == pytest.approx(sum(found["seconds"].values()), abs=1e-3)
+
+
+def test_lengths_can_be_given(run):
+    words = ["--turns", "3", "--prompt-tokens", "500", "--reply-tokens", "100", "--json"]
+    found = json.loads(run("plan", "bandit", "grpo", "model=nano", *words)[1])
+    assert (found["prompt_tokens"], found["turns"], found["reply_tokens"]) == (500, 3, 100)
+
+
+def test_a_gpu_can_be_described(run):
+    words = ["--memory-gib", "10", "--tflops", "100", "--bandwidth", "1"]
+    code, out, _ = run("plan", "sokoban", "grpo", *words)
+    assert code == 0
+    assert "GPU: GPU, 10.0 GiB (as given)" in out
+    code, out, _ = run("plan", "sokoban", "grpo", "--gpu", "h200", "--memory-gib", "1")
+    assert code == 1
+
+
+def test_the_gpu_here_is_the_default(run, monkeypatch):
+    here = Gpu("NVIDIA Odd 1", 20.0)
+    monkeypatch.setattr("moored.engine.gpu.present_gpu", lambda device="auto": here)
+    code, out, _ = run("plan", "sokoban", "grpo", "model=nano")
+    assert code == 0
+    assert "GPU: NVIDIA Odd 1, 20.0 GiB (the one here)" in out
+    assert "seconds: the rates of NVIDIA Odd 1 are not known; name one with --gpu" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--gpu", "h2000"], "GPU 'h2000' is not in the table (did you mean 'h200'?); give its "),
+        (["--memory-gib", "48"], "describe a GPU together; give all three, or name one with --gpu"),
+        (["--gpu", "h200", "--tflops", "0"], "tflops of GPU 'h200' must be a number above 0"),
+        (["model=org/unknown"], "'org/unknown' is not in the table, and plans download nothing"),
+        (["model=nanoo"], "neither embedded nor a folder; did you mean 'nano'?"),
+        (["engine.device=cpu"], "engine.device is cpu, and plans are made for GPUs; leave it out"),
+        (["engine.kind=endpoint"], "engine.kind = endpoint computes elsewhere; plans are made for"),
+        (["smok"], "unknown preset 'smok'; did you mean 'smoke'?"),
+        (["env=sokobn"], "unknown environment 'sokobn'; did you mean 'sokoban'?"),
+    ],
+)
+def test_a_mistake_is_one_line(run, words, message):
+    code, out, error = run("plan", *words)
+    assert (code, out) == (2, "")
+    assert error.startswith("moored: ")
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_no_line_is_broken_on_a_narrow_terminal(run, monkeypatch):
+    wide = run("plan", "sokoban", "grpo", "qwen2.5-7b")[1]
+    monkeypatch.setenv("COLUMNS", "20")
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert run("plan", "sokoban", "grpo", "qwen2.5-7b")[1] == wide
+
+
+def test_a_plan_for_a_named_gpu_does_not_wait_for_torch(tmp_path):
+    command = [sys.executable, "-c", PROBE, "plan", "sokoban", "grpo", "--gpu", "h200"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "False\n")
+
+
+def test_train_refuses_what_cannot_fit_before_it_loads_a_model(run, monkeypatch, tmp_path):
+    small = Gpu("NVIDIA Tiny", 0.5)
+    monkeypatch.setattr("moored.engine.gpu.present_gpu", lambda device="auto": small)
+    code, out, error = run("train", "smoke")
+    assert (code, out) == (2, "")
+    assert error.startswith("moored: nano does not fit: ")
+    assert "more than the 0.5 GiB of NVIDIA Tiny; " in error
+    # No run directory is left behind.
+    assert list(tmp_path.iterdir()) == []

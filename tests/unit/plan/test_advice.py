@@ -1,0 +1,100 @@
+"""Advice makes a plan fit, with the least harm first; what clearly cannot fit is refused."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from moored.config import load_config
+from moored.errors import MooredError
+from moored.plan import Plan, advice, plan, refuse_what_cannot_fit, remedy, shape_of, verdict
+from moored.plan.advice import with_options
+from moored.plan.gpus import GPUS, Gpu
+from moored.presets import read_presets
+
+
+def planned(*words: str, gpu: str = "h200", preset: str = "qwen2.5-7b") -> Plan:
+    given = load_config(read_presets(["sokoban", preset]), list(words))
+    return plan(given, shape_of(given.model), GPUS[gpu])
+
+
+def test_a_plan_that_fits_needs_no_advice():
+    found = planned(preset="qwen2.5-0.5b")
+    assert advice(found) == []
+    assert re.fullmatch(
+        r"fits: \d+\.\d GiB in the update phase, \d+ % of the 139\.8 GiB of h200", verdict(found)
+    )
+
+
+def test_every_piece_of_advice_fits_when_it_is_followed():
+    pieces = 0
+    for gpu in ("h200", "h100", "a100-40"):
+        for words in (["algorithm.name=ppo"], ["algorithm.name=grpo"]):
+            found = planned(*words, gpu=gpu)
+            for piece in advice(found):
+                changed = with_options(found.config, piece.options)
+                assert plan(changed, found.setup.shape, found.gpu).fits
+                pieces += 1
+    assert pieces >= 6
+
+
+def test_a_micro_batch_that_is_too_large_is_the_first_to_change():
+    words = ["engine.micro_batch_tokens=500000", "algorithm.name=grpo"]
+    found = planned(*words, preset="qwen2.5-0.5b")
+    assert not found.fits
+    pieces = advice(found)
+    assert dict(pieces[0].options) == {"engine.micro_batch_tokens": 24576}
+    assert dict(pieces[1].options) == {"engine.gradient_checkpointing": True}
+    assert pieces[1].text().startswith("engine.gradient_checkpointing=true (")
+
+
+def test_several_options_are_changed_together_where_none_helps_alone():
+    words = ["algorithm.name=ppo", "engine.micro_batch_tokens=500000"]
+    found = planned(*words, preset="qwen2.5-3b", gpu="l40s")
+    pieces = advice(found)
+    assert len(pieces) == 1
+    # Neither adapters nor small micro-batches would do alone; KL is off already.
+    assert dict(pieces[0].options) == {
+        "engine.micro_batch_tokens": 2048,
+        "optimizer.lora_rank": 64,
+    }
+    assert plan(with_options(found.config, pieces[0].options), found.setup.shape, found.gpu).fits
+
+
+def test_where_nothing_helps_the_gpu_is_too_small():
+    found = planned(gpu="a10g")
+    assert not found.fits
+    assert advice(found) == []
+    assert remedy(found) == "no option makes it fit; take a smaller model or a larger GPU"
+
+
+def test_what_clearly_cannot_fit_is_refused_with_the_advice():
+    given = planned("algorithm.name=ppo").config
+    with pytest.raises(MooredError) as refused:
+        refuse_what_cannot_fit(given, GPUS["h200"])
+    text = str(refused.value)
+    assert text.startswith("Qwen/Qwen2.5-7B-Instruct does not fit: ")
+    assert "% more than the 139.8 GiB of h200; set " in text
+    assert "optimizer.lora_rank=64 (" in text
+    assert text.endswith("; `moored plan` shows every part")
+    assert "\n" not in text
+
+
+def test_a_plan_that_is_over_by_less_than_10_percent_is_tried():
+    found = planned(preset="qwen2.5-0.5b")
+    needed = found.memory.peak_bytes / 2**30
+    refuse_what_cannot_fit(found.config, Gpu("close", needed / 1.09))
+    # Where the choice of micro-batches is open a smaller GPU would do.
+    fixed = with_options(found.config, {"engine.micro_batch_tokens": 24576})
+    with pytest.raises(MooredError, match="does not fit"):
+        refuse_what_cannot_fit(fixed, Gpu("short", needed / 1.2))
+
+
+def test_models_of_unknown_shape_and_other_engines_are_let_through():
+    small = Gpu("small", 0.001)
+    given = load_config({}, ["model=org/unknown"])
+    refuse_what_cannot_fit(given, small)
+    refuse_what_cannot_fit(load_config({}, ["model=nano", "engine.kind=endpoint"]), small)
+    with pytest.raises(MooredError, match="nano does not fit"):
+        refuse_what_cannot_fit(load_config({}, ["model=nano"]), small)

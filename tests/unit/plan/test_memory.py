@@ -1,0 +1,190 @@
+"""Memory by part, each worked out by hand on a tiny shape."""
+
+from __future__ import annotations
+
+import pytest
+
+from moored.plan.coefficients import MEASURED
+from moored.plan.gpus import GIB, Gpu
+from moored.plan.memory import Memory, plan_memory
+from moored.plan.setup import setup_of
+from moored.plan.shapes import shape_of
+from tests.unit.plan.tiny import BARE, config, tiny
+
+LARGE = Gpu("large", 1.0)
+
+
+def memory_of(*options: str, gpu: Gpu = LARGE, tokens: int = 10, **changes) -> Memory:
+    setup = setup_of(config(*options), tiny(**changes))
+    return plan_memory(setup, gpu, BARE.memory, tokens=tokens, checkpointing=False)
+
+
+def test_bfloat16_weights_are_held_once_and_the_optimiser_has_float32_masters():
+    update = memory_of().phases["update"]
+    # 348 parameters: 2 bytes of weight, master and two means of 4 bytes, a gradient of 4.
+    assert update["policy weights"] == 2 * 348
+    assert update["policy optimiser"] == 12 * 348
+    assert update["gradients"] == 4 * 348
+    assert {"critic weights", "reference weights", "sampler weights"}.isdisjoint(update)
+
+
+def test_float32_needs_no_masters():
+    update = memory_of("engine.dtype=float32").phases["update"]
+    assert update["policy weights"] == 4 * 348
+    assert update["policy optimiser"] == 8 * 348
+    assert update["gradients"] == 4 * 348
+
+
+def test_a_critic_is_a_trunk_of_its_own_and_never_has_gradients_beside_the_policys():
+    found = memory_of("algorithm.name=ppo", is_tied=False).phases
+    assert found["rollout"]["critic weights"] == 2 * 348
+    assert found["rollout"]["critic optimiser"] == 12 * 348
+    assert found["rollout"]["policy weights"] == 2 * 388
+    assert found["update"]["gradients"] == 4 * 388
+
+
+def test_a_reference_is_bfloat16_weights_alone():
+    assert memory_of("algorithm.kl_coef=0.1").phases["scoring"]["reference weights"] == 2 * 348
+
+
+def test_the_plain_sampler_has_a_copy_in_bfloat16_only():
+    plain = "engine.sampler=plain"
+    assert memory_of(plain).phases["scoring"]["sampler weights"] == 2 * 348
+    assert memory_of(is_fast=False).phases["scoring"]["sampler weights"] == 2 * 348
+    assert "sampler weights" not in memory_of(plain, "engine.dtype=float32").phases["scoring"]
+
+
+def test_lora_trains_adapters_over_one_base_which_is_the_reference_too():
+    words = ("optimizer.lora_rank=3", "algorithm.name=ppo", "algorithm.kl_coef=0.1")
+    update = memory_of(*words).phases["update"]
+    # 384 adapter parameters, of policy and of critic.
+    assert update["policy weights"] == update["critic weights"] == 2 * (348 + 384)
+    assert update["policy optimiser"] == update["critic optimiser"] == 12 * 384
+    assert update["gradients"] == 4 * 384
+    assert "reference weights" not in update
+
+
+def setup_with(**optimizer):
+    """A setup with options of the optimiser, whether the configuration has them yet or not."""
+    given = config()
+    changed = given.optimizer.model_copy(update=optimizer)
+    return setup_of(given.model_copy(update={"optimizer": changed}), tiny())
+
+
+def test_states_on_the_host_leave_the_gpu():
+    setup = setup_with(states="host")
+    found = plan_memory(setup, LARGE, BARE.memory, tokens=10, checkpointing=False)
+    assert found.phases["update"]["policy optimiser"] == 0
+    assert found.host_bytes == 12 * 348
+
+
+def test_8_bit_states_are_two_bytes_and_their_scales():
+    setup = setup_with(kind="adamw_8bit")
+    found = plan_memory(setup, LARGE, BARE.memory, tokens=10, checkpointing=False)
+    # Master 4, two bytes of means, and two float32 scales for 256 parameters.
+    assert found.phases["update"]["policy optimiser"] == int((4 + 2 + 8 / 256) * 348)
+
+
+def test_a_slot_for_every_row_every_fourth_prompt_and_the_idle_ones():
+    rollout = memory_of().phases["rollout"]
+    # 8 rows, 2 shared prompts and 1: slots of 16 tokens of 16 bytes.
+    assert rollout["keys and values"] == 11 * 16 * 16
+    # 8 x 16 tokens at most: 80 bytes each, as counted for prefill.
+    assert rollout["activations"] == 8 * 16 * 80
+    assert rollout["logits"] == 8 * 10 * 4
+
+
+def test_rows_are_padded_as_the_sampler_pads_them():
+    # 3 x 6 = 18 episodes: the next of 8, 12, 16, 24.
+    found = memory_of("rollout.num_groups=3", "rollout.group_size=6")
+    assert found.rows == 24
+    assert found.phases["rollout"]["keys and values"] == (24 + 6 + 1) * 256
+
+
+def test_a_gpu_with_little_memory_writes_fewer_rows_at_a_time():
+    # Beside 14 bytes for each parameter, room for 20 slots of 256 bytes in 60 % of the rest.
+    size = 14 * 348 + int(20 * 256 / 0.6) + 1
+    # 20 slots are those of 15 rows: 20 x 4 / 5 - 1.
+    found = memory_of("rollout.num_groups=8", gpu=Gpu("small", size / GIB))
+    assert found.rows == 15
+
+
+def test_an_evaluation_is_written_with_more_rows():
+    assert memory_of("evaluation.every=5", "evaluation.num_tasks=16").rows == 16
+
+
+def test_scoring_and_updating_have_the_activations_of_a_micro_batch():
+    found = memory_of(tokens=10).phases
+    # 88 bytes for each token, and 8 for each of its 10 logits.
+    assert found["scoring"]["activations"] == 10 * 88
+    assert found["scoring"]["logits"] == 8 * 100
+    # Two layers of 208 bytes and 76 outside of them.
+    assert found["update"]["activations"] == 10 * (2 * 208 + 76)
+    # 14 bytes for each logit, two gradients of the head (80), one of the hidden states.
+    assert found["update"]["backward pass"] == 14 * 100 + 2 * 80 + 10 * 16
+
+
+def test_a_micro_batch_is_not_larger_than_what_there_is():
+    # 8 episodes of up to 16 tokens are scored; each of 4 minibatches has 2 of them.
+    found = memory_of(tokens=1000).phases
+    assert found["scoring"]["activations"] == 128 * 88
+    assert found["update"]["activations"] == 32 * (2 * 208 + 76)
+
+
+def test_peak_and_allocated_bytes_are_sums():
+    setup = setup_of(config(), tiny())
+    found = plan_memory(setup, LARGE, MEASURED.memory, tokens=10, checkpointing=False)
+    update = found.phases["update"]
+    # 0.6 GiB for the context and 0.25 GiB of workspace.
+    assert update["CUDA"] == int(0.6 * GIB) + GIB // 4
+    own = update["gradients"] + update["activations"] + update["backward pass"]
+    assert update["reserve"] == int(0.04 * own)
+    assert found.allocated_bytes("update") == own + 14 * 348
+    assert found.peak_phase == "rollout"
+    assert found.peak_bytes == sum(found.phases["rollout"].values())
+
+
+def test_ppo_on_3_billion_parameters_with_critic_and_kl_by_hand():
+    words = ["algorithm.name=ppo", "algorithm.kl_coef=0.001", "rollout.num_groups=8"]
+    words += ["rollout.group_size=16", "rollout.max_context=4096"]
+    shape = shape_of("Qwen/Qwen2.5-3B-Instruct")
+    setup = setup_of(config(*words), shape)
+    found = plan_memory(setup, Gpu("h200", 139.8), BARE.memory, tokens=24576, checkpointing=True)
+    n = 3_085_938_688  # the head is tied, so that the critic's trunk has as many
+    # Policy and critic 14 bytes, reference 2: 30 bytes a parameter, 86.2 GiB.
+    resident = 30 * n
+    # 36 layers with 2 KV heads of 128: 36,864 bytes a token; 128 + 32 + 1 slots of 4,096.
+    cache = 161 * 4096 * 36_864
+    # 32,768 tokens: 4 x 2,048 + 2 x (2 x 2,048 + 3 x 11,008); 128 rows of 151,936 logits.
+    rollout = resident + cache + 32_768 * 82_432 + 128 * 151_936 * 4
+    assert found.allocated_bytes("rollout") == rollout
+    # 24,576 tokens: 36 inputs of 8,192; outside ids 8, angles 1,024, norm 16,388, hidden 8,192.
+    saved = 24_576 * (36 * 8_192 + 8 + 1_024 + 16_388 + 8_192)
+    # A layer again: 26 x 2,048 + 4 x 2,048 + 4 x 256 + 8 x 11,008 + 4 x 16 + 8, less its input;
+    # backwards 4 x 11,008 + 4 x 2,048; its gradients (77,076,992 weights) and the head's.
+    layer = 26 * 2_048 + 4 * 2_048 + 4 * 256 + 8 * 11_008 + 4 * 16 + 8 - 8_192
+    work = 24_576 * (layer + 4 * 11_008 + 4 * 2_048) + 2 * 77_076_992 + 2 * 151_936 * 2_048
+    assert found.allocated_bytes("update") == resident + 4 * n + saved + work
+    assert found.allocated_bytes("rollout") / GIB == pytest.approx(111.4, abs=0.1)
+    assert found.allocated_bytes("update") / GIB == pytest.approx(110.2, abs=0.1)
+
+
+def test_coefficients_are_those_of_the_engine():
+    pytest.importorskip("transformers")
+    from moored.engine.fast import sampler, slots, stream
+    from moored.engine.passes import LOGITS_PER_CHUNK
+
+    given = MEASURED.memory
+    assert given.logits_per_chunk == LOGITS_PER_CHUNK["cuda"]
+    assert given.prefill_tokens == stream.PREFILL_TOKENS
+    assert given.min_sharers == slots.MIN_SHARERS
+    assert (given.cache_share, given.min_rows) == (sampler.CACHE_SHARE, sampler.MIN_ROWS)
+
+
+def test_slots_are_as_many_as_the_sampler_makes():
+    pytest.importorskip("transformers")
+    from moored.engine.fast.slots import Slots
+
+    for rows in (8, 12, 96, 128):
+        found = memory_of("rollout.num_groups=1", f"rollout.group_size={rows}")
+        assert found.phases["rollout"]["keys and values"] == (Slots(rows).idle + 1) * 256

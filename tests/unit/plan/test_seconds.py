@@ -1,0 +1,166 @@
+"""Seconds by phase: the work by hand, and the measurements that the coefficients were fitted to."""
+
+from __future__ import annotations
+
+import pytest
+
+from moored.errors import MooredError
+from moored.plan.coefficients import MEASURED, SpeedCoefficients
+from moored.plan.gpus import GPUS, Gpu
+from moored.plan.seconds import Lengths, longest_lengths, plan_seconds
+from moored.plan.setup import setup_of
+from moored.plan.shapes import shape_of
+from tests.unit.plan.tiny import config, tiny
+
+PLAIN = SpeedCoefficients(
+    matrix_share=1.0,
+    decode_layer_s=0.0,
+    decode_matrix_share=1.0,
+    decode_cache_share=1.0,
+    draw_passes=1.0,
+    forward_share=1.0,
+    update_share=1.0,
+    half_size=0.0,
+    optimizer_share=1.0,
+    host_copy_bytes_s=10.0,
+    host_update_bytes_s=20.0,
+)
+"""Everything at its limit, so that seconds are work over rate."""
+UNIT = Gpu("unit", 1.0, tflops=1e-12, bandwidth_tbs=1e-12)
+"""One operation and one byte a second."""
+# Prompt 6, two replies of 3 with 2 tokens between them: 14 in all, 8 after the prompt.
+LENGTHS = Lengths(prompt=6, reply=3, turns=2, observation=2)
+# Products of two layers and the head: 2 x (2 x 152 + 40); attention 4 x 2 x 4 over 7 tokens.
+POLICY_FLOP = 2 * 344 + 4 * 2 * 4 * 7
+CRITIC_FLOP = 2 * 304 + 4 * 2 * 4 * 7
+
+
+def seconds_of(*options: str, rows: int = 8, checkpointing: bool = False, gpu: Gpu = UNIT):
+    setup = setup_of(config("optimizer.num_minibatches=2", *options), tiny())
+    return plan_seconds(setup, gpu, PLAIN, LENGTHS, rows=rows, checkpointing=checkpointing)
+
+
+def test_a_trajectory_is_a_prompt_replies_and_what_lies_between():
+    assert (LENGTHS.trajectory, LENGTHS.continuation) == (14, 8)
+
+
+def test_prefill_computes_a_shared_prompt_once_and_observations_of_every_episode():
+    # 2 prompts of 6, and 8 episodes with one observation of 2.
+    assert seconds_of()["prefill"] == pytest.approx(POLICY_FLOP * (12 + 16))
+
+
+def test_a_decoding_step_reads_weights_cache_and_logits():
+    # 8 rows: flop of the products, 2 x 344 x 8, exceed the bytes, 2 x 344. Cache: 16 bytes for each
+    # of 6 + 8 / 2 tokens; logits: 10 of 4 bytes. Two turns of 3 steps.
+    step = 2 * 344 * 8 + 8 * 10 * 16 + 8 * 10 * 4
+    assert seconds_of()["decode"] == pytest.approx(6 * step)
+    # With ten times the matrix rate the bytes of weights do not fall below.
+    fast = Gpu("fast", 1.0, tflops=1e-10, bandwidth_tbs=1e-12)
+    step = 2 * 344 + 8 * 10 * 16 + 8 * 10 * 4
+    assert seconds_of(gpu=fast)["decode"] == pytest.approx(6 * step)
+
+
+def test_episodes_that_do_not_fit_are_written_after_the_others():
+    def step(rows):
+        return 2 * 344 * rows + rows * 200
+
+    # 8 episodes in slots for 3: 3, 3 and 2.
+    assert seconds_of(rows=3)["decode"] == pytest.approx(6 * (2 * step(3) + step(2)))
+
+
+def test_advantages_score_what_the_algorithm_asks_for():
+    # 2 prompts and 8 continuations of 8 tokens.
+    assert seconds_of()["advantages"] == 0.0
+    assert seconds_of("algorithm.name=ppo")["advantages"] == pytest.approx(CRITIC_FLOP * 76)
+    scores = seconds_of("algorithm.old_logprobs=learner")["advantages"]
+    assert scores == pytest.approx(POLICY_FLOP * 76)
+
+
+def test_an_update_is_three_forward_passes_and_the_optimisers_bytes():
+    # Each of 2 minibatches has both prompts: 4 x 6 + 8 x 8 tokens.
+    passes = 3 * POLICY_FLOP * 88
+    # Master, means and gradient are read, all but the gradient and a bfloat16 weight written.
+    optimizer = 2 * 348 * (12 + 4 + 12 + 2)
+    assert seconds_of()["update"] == pytest.approx(passes + optimizer)
+    twice = seconds_of("optimizer.num_epochs=2")["update"]
+    assert twice == pytest.approx(2 * (passes + optimizer))
+    again = seconds_of(checkpointing=True)["update"]
+    assert again == pytest.approx(passes * 4 / 3 + optimizer)
+    reference = seconds_of("algorithm.kl_coef=0.1")["update"]
+    assert reference == pytest.approx(passes * 4 / 3 + optimizer)
+    critic = seconds_of("algorithm.name=ppo")["update"]
+    assert critic == pytest.approx(passes + 3 * CRITIC_FLOP * 88 + 2 * optimizer)
+
+
+def test_lora_computes_no_gradients_of_weights_and_publishes_sums():
+    found = seconds_of("optimizer.lora_rank=3")
+    adapters = 2 * 3 * 64
+    assert found["update"] == pytest.approx(2 * POLICY_FLOP * 88 + 2 * adapters * 30)
+    # Read and written, 2 bytes each.
+    assert found["publish"] == pytest.approx(4 * 348)
+    assert seconds_of()["publish"] == 0.0
+    assert seconds_of("engine.sampler=plain")["publish"] == pytest.approx(4 * 348)
+
+
+def test_states_on_the_host_are_updated_there():
+    given = config("optimizer.num_minibatches=2")
+    changed = given.optimizer.model_copy(update={"states": "host"})
+    setup = setup_of(given.model_copy(update={"optimizer": changed}), tiny())
+    found = plan_seconds(setup, UNIT, PLAIN, LENGTHS, rows=8, checkpointing=False)
+    # Gradients go down (4), weights come back (2) at 10 bytes a second; 30 bytes at 20.
+    optimizer = 2 * 348 * (6 / 10 + 30 / 20)
+    assert found["update"] == pytest.approx(3 * POLICY_FLOP * 88 + optimizer)
+
+
+@pytest.mark.parametrize(
+    ("model", "rows", "measured_ms"),
+    [
+        ("Qwen/Qwen2.5-0.5B", 128, 1.68),
+        ("Qwen/Qwen2.5-0.5B", 1024, 4.80),
+        ("Qwen/Qwen2.5-1.5B", 128, 2.58),
+        ("Qwen/Qwen2.5-1.5B", 1024, 10.4),
+        ("Qwen/Qwen2.5-3B", 128, 4.11),
+        ("Qwen/Qwen2.5-3B", 1024, 16.9),
+    ],
+)
+def test_decoding_steps_are_planned_within_5_percent_of_the_measured(model, rows, measured_ms):
+    words = ["rollout.num_groups=1", f"rollout.group_size={rows}", "rollout.max_context=640"]
+    setup = setup_of(config(*words), shape_of(model))
+    lengths = Lengths(prompt=512, reply=128)
+    found = plan_seconds(
+        setup, GPUS["h200"], MEASURED.speed, lengths, rows=rows, checkpointing=False
+    )
+    assert 1000 * found["decode"] / 128 == pytest.approx(measured_ms, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("model", "words", "tokens_per_s"),
+    [
+        ("Qwen/Qwen2.5-0.5B", [], 52_000),
+        ("Qwen/Qwen2.5-0.5B", ["algorithm.name=ppo"], 32_000),
+        ("Qwen/Qwen2.5-1.5B", [], 27_500),
+    ],
+)
+def test_updates_are_planned_within_15_percent_of_the_measured(model, words, tokens_per_s):
+    few = ["rollout.num_groups=128", "rollout.group_size=2", "collapse.every=0"]
+    setup = setup_of(config(*few, *words), shape_of(model))
+    lengths = Lengths(prompt=1, reply=999)
+    found = plan_seconds(
+        setup, GPUS["h200"], MEASURED.speed, lengths, rows=256, checkpointing=False
+    )
+    assert 256 * 999 / found["update"] == pytest.approx(tokens_per_s, rel=0.15)
+
+
+def test_replies_are_as_long_as_the_context_allows():
+    given = config("rollout.max_context=1000", "rollout.max_response_tokens=400")
+    assert longest_lengths(given, prompt=300).reply == 400
+    # 1,000 less the prompt and two observations of 60, over three turns.
+    assert longest_lengths(given, prompt=300, turns=3).reply == 193
+    assert longest_lengths(given, prompt=300, turns=3, reply=50).trajectory == 300 + 150 + 120
+    # A prompt that fills the context leaves room for one token.
+    assert longest_lengths(given, prompt=5000, turns=2) == Lengths(prompt=999, reply=1, turns=2)
+
+
+def test_an_episode_has_at_least_one_turn():
+    with pytest.raises(MooredError, match="turns must be at least 1, got 0"):
+        Lengths(prompt=3, reply=2, turns=0)
