@@ -1,9 +1,10 @@
 """Draw the result of `moored study correlation`: Spearman with final success, with its intervals.
 
-    python benchmarks/correlation_figure.py benchmarks/results/correlation.json --out figure.svg
+    python benchmarks/correlation_figure.py benchmarks/results/correlation.json --part
+        Sokoban=benchmarks/results/correlation_sokoban.json --out figure.svg
 
-One line for each diagnostic and each way to look at the runs: all of them, each arm, and between
-seeds of one setting.
+One line for each diagnostic and each way to look at the runs: all of them, each part of them that
+has a file of its own, and between seeds of one setting.
 """
 
 from __future__ import annotations
@@ -15,31 +16,42 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from figure import ARMS, STYLE
+from figure import STYLE
 
 from moored.analysis.svg import Axis
 
-WIDTH, LEFT, RIGHT, TOP = 620, 110, 16, 44
-ROW, GAP, BOTTOM = 13, 10, 34
+WIDTH, LEFT, RIGHT, TOP = 660, 205, 16, 44
+ROW, GAP, BOTTOM = 11, 9, 34
 """Heights: of a line, between diagnostics, and of the axis."""
 TICKS = (-1.0, -0.5, 0.0, 0.5, 1.0)
 
 
-def lines_of(found: Mapping[str, Any]) -> dict[str, Mapping[str, float]]:
-    """Colour -> estimate, from the pool to the seeds of one setting."""
-    lines = {"page-ink": found["spearman"]}
-    lines |= {ARMS[arm][1]: each for arm, each in found["by_arm"].items() if arm in ARMS}
-    return lines | ({"grey": found["between_seeds"]} if found["between_seeds"] else {})
+PART_COLORS = ("blue", "orange", "red")
+"""Colours of the parts, in the order in which they are given."""
+
+Correlations = Mapping[str, Mapping[str, Any]]
+"""By the name of the diagnostic."""
 
 
-def draw(correlations: Sequence[Mapping[str, Any]]) -> str:
+def lines_of(name: str, runs: Correlations, parts: Sequence[Correlations]) -> dict[str, Any]:
+    """Colour -> estimate of a diagnostic, from the pool to the seeds of one setting."""
+    lines = {"page-ink": runs[name]["spearman"]}
+    for color, part in zip(PART_COLORS, parts, strict=False):
+        if name in part:
+            lines[color] = part[name]["spearman"]
+    if runs[name]["between_seeds"]:
+        lines["grey"] = runs[name]["between_seeds"]
+    return lines
+
+
+def draw(runs: Correlations, parts: Mapping[str, Correlations]) -> str:
     """All diagnostics below each other, under a legend."""
     x_axis = Axis(-1.0, 1.0, LEFT, WIDTH - RIGHT)
-    drawn, y = [_legend()], TOP
-    for found in correlations:
-        lines = lines_of(found)
+    drawn, y = [_legend(list(parts))], TOP
+    for name in runs:
+        lines = lines_of(name, runs, list(parts.values()))
         middle = y + len(lines) * ROW / 2
-        drawn.append(_text(LEFT - 10, middle + 4, found["name"], "end", "name"))
+        drawn.append(_text(LEFT - 10, middle + 4, name, "end", "name"))
         for color, each in lines.items():
             drawn.append(_interval(x_axis, y + ROW / 2, color, each))
             y += ROW
@@ -66,8 +78,8 @@ def _interval(x_axis: Axis, y: float, color: str, each: Mapping[str, float]) -> 
     )
 
 
-def _legend() -> str:
-    names = {"page-ink": "all runs"} | {color: label for label, color in ARMS.values()}
+def _legend(parts: Sequence[str]) -> str:
+    names = {"page-ink": "all runs"} | dict(zip(PART_COLORS, parts, strict=False))
     drawn, x = [], 12
     for color, label in (names | {"grey": "between seeds"}).items():
         drawn.append(f'<circle class="{color}" cx="{x}" cy="17" r="4"/>')
@@ -84,9 +96,18 @@ def _text(x: float, y: float, text: str, anchor: str = "middle", kind: str = "ti
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Draw correlations with their intervals.")
     parser.add_argument("file", type=Path)
+    parser.add_argument("--part", action="append", default=[], metavar="NAME=FILE")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args(words)
-    given.out.write_text(draw(json.loads(given.file.read_text())["correlations"]))
+    if len(given.part) > len(PART_COLORS):
+        parser.error(f"at most {len(PART_COLORS)} parts, got {len(given.part)}")
+    named = (part.partition("=") for part in given.part)
+    parts = {name: _read(Path(file)) for name, _, file in named}
+    given.out.write_text(draw(_read(given.file), parts))
+
+
+def _read(file: Path) -> Correlations:
+    return {found["name"]: found for found in json.loads(file.read_text())["correlations"]}
 
 
 if __name__ == "__main__":

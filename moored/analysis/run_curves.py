@@ -102,12 +102,14 @@ def read_curves(path: Path) -> RunCurves:
 
 
 def read_stored(file: Path) -> list[RunCurves]:
-    """Curves of all runs in a curve file; the runs of an arm are one setting."""
+    """Curves of all runs in a curve file; the runs of one combination of arms are one setting.
+
+    Of several factors the last one is the filter, as in all studies of the package."""
     return [
         RunCurves(
             name=f"{file.stem}/{arm}/seed-{run.seed}",
             setting=f"{file.stem}/{arm}",
-            arm=arm,
+            arm=arm.rpartition("/")[2],
             success=dict(run.curves["success"]),
             diagnostics=_stored_diagnostics(run),
         )

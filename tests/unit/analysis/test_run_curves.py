@@ -69,11 +69,22 @@ def test_the_entropy_of_reasoning_is_its_mi_plus_what_the_prompt_leaves(tmp_path
     assert run.setting == "a/none"
 
 
-def test_the_stored_bottles_are_115_different_runs_in_26_settings():
-    runs, left_out = read_all(sorted(STORED.glob("bottle_*.json")))
-    assert (len(runs), len(left_out)) == (115, 10)
-    assert len({run.setting for run in runs}) == 26
-    assert all(name.startswith("bottle_cpu_every_step/") for name in left_out)
+def test_the_stored_curves_are_207_different_runs_in_54_settings():
+    files = [*sorted(STORED.glob("bottle_*.json")), *sorted(STORED.glob("curves_*.json"))]
+    runs, left_out = read_all(files)
+    assert (len(runs), len(left_out)) == (207, 16)
+    assert len({run.setting for run in runs}) == 54
+    repeated = ("bottle_cpu_every_step/", "curves_filters/none/", "curves_filters/top_p/")
+    assert all(name.startswith(repeated) for name in left_out)
+
+
+def test_runs_of_a_curve_file_with_several_factors_belong_to_the_arm_of_the_last_one(tmp_path):
+    run = {"seed": 4, "alarm_step": None, "curves": {"success": [[1, 0.5]]}}
+    file = tmp_path / "slip.json"
+    file.write_text(json.dumps({"runs": {"20/none": [run], "20/top_p": [run], "80/none": [run]}}))
+    runs = read_stored(file)
+    assert [run.arm for run in runs] == ["none", "top_p", "none"]
+    assert len({run.setting for run in runs}) == 3
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):
