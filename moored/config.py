@@ -133,7 +133,22 @@ class AlgorithmConfig(Section):
         return value
 
 
-class OptimizerConfig(Section):
+class UpdateConfig(Section):
+    """What training and a warm start have in common in how they update weights."""
+
+    lr: float | None = Field(default=None, gt=0.0)
+    """null: by the size of the model."""
+    weight_decay: float = Field(default=0.0, ge=0.0)
+    """AdamW's."""
+    grad_clip: float = Field(default=1.0, gt=0.0)
+    """Largest norm of the gradient of an update."""
+    lora_rank: int = Field(default=0, ge=0)
+    """0 trains all weights."""
+    lora_alpha: float = Field(default=64.0, gt=0.0)
+    """LoRA weights count lora_alpha / lora_rank times."""
+
+
+class OptimizerConfig(UpdateConfig):
     """How the policy is updated."""
 
     lr: float | None = Field(default=None, gt=0.0)
@@ -152,18 +167,10 @@ class OptimizerConfig(Section):
     states: typing.Literal["device", "host"] = "device"
     """`host` keeps float32 weights and moments of a GPU's model in main memory and updates them
     there: slower, 12 bytes per parameter less on the GPU."""
-    weight_decay: float = Field(default=0.0, ge=0.0)
-    """AdamW's."""
-    grad_clip: float = Field(default=1.0, gt=0.0)
-    """Largest norm of the gradient of an update."""
     num_minibatches: int = Field(default=4, ge=1)
     """Updates per epoch; the samples of a step are dealt out among them."""
     num_epochs: int = Field(default=1, ge=1)
     """How often an update goes through the samples of a step."""
-    lora_rank: int = Field(default=0, ge=0)
-    """0 trains all weights."""
-    lora_alpha: float = Field(default=64.0, gt=0.0)
-    """LoRA weights count lora_alpha / lora_rank times."""
 
 
 class EndpointConfig(Section):

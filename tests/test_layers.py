@@ -109,3 +109,18 @@ def test_the_check_sees_a_violation(tmp_path):
     file = tmp_path / "bad.py"
     file.write_text("def f():\n    from moored.algo import grpo\n    from moored import cli\n")
     assert imports_of(file) == ["moored.algo", "moored", "moored.cli"]
+
+
+LONGEST_FUNCTION = 60
+"""Lines, kernels excepted: they are one expression for a compiler."""
+
+
+def test_no_function_is_longer_than_60_lines_but_kernels():
+    long = []
+    for file in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                num_lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                if num_lines > LONGEST_FUNCTION and file.name != "kernels.py":
+                    long.append(f"{file.relative_to(PACKAGE)}: {node.name}, {num_lines} lines")
+    assert not long

@@ -127,32 +127,17 @@ def diagnose_command(
 ) -> None:
     """Tell from a run or from rollouts whether reasoning still depends on its prompt."""
     from moored.analysis.models import Device
-    from moored.analysis.page import check_can_write
     from moored.analysis.reading import DrawOptions
     from moored.analysis.scoring import Size
-    from moored.cli.diagnosing import Request, Server
-    from moored.files.records import ReadOptions, parse_columns, parse_weights
+    from moored.cli.diagnosing import Request, Server, read_options
 
-    if html is not None:
-        check_can_write(html)
-    reading = ReadOptions(
-        reader=reader,
-        tags=tags,
-        whole=whole,
-        turn=turn,
-        rewards=parse_weights(reward or ()),
-        columns=parse_columns(columns or (), group=group),
-    )
-    server = None
-    if endpoint is not None:
-        server = Server(endpoint, tokenizer, api_key_env, concurrency, timeout)
     request = Request(
         paths=paths,
         model=model,
         temperature=temperature,
         where=Device(device, dtype),
-        server=server,
-        reading=reading,
+        server=Server.at(endpoint, tokenizer, api_key_env, concurrency, timeout),
+        reading=read_options(reader, tags, whole, turn, reward, columns, group),
         drawing=DrawOptions(
             num_prompts=num_prompts,
             num_pairs=num_pairs,
@@ -163,7 +148,7 @@ def diagnose_command(
         size=Size(num_prompts=num_prompts, num_pairs=num_pairs, max_tokens=max_tokens),
         draws=draws,
         by_turn=by_turn,
-        wants_page=html is not None,
+        page=html,
     )
     found = request.answer(rescore=rescore)
     _present(found, list(map(str, paths)), html=html, as_json=as_json)

@@ -23,6 +23,7 @@ from moored.analysis.models import (
     read_run_config,
     run_scorers,
 )
+from moored.analysis.page import check_can_write
 from moored.analysis.reading import DrawOptions, RowSource
 from moored.analysis.sample import Draw
 from moored.analysis.scorers import Scorer, Scorers
@@ -38,7 +39,7 @@ from moored.analysis.scoring import (
 from moored.analysis.stored import followed_views, has_looks, read_diagnosis
 from moored.cli.console import make_console, print_line
 from moored.errors import ConfigError, MooredError
-from moored.files.records import ReadOptions
+from moored.files.records import ReadOptions, parse_columns, parse_weights
 from moored.files.tables import expand, is_run
 
 SHOW_AFTER_S = 2.0
@@ -54,6 +55,18 @@ class Server:
     concurrency: int
     timeout_s: float
 
+    @classmethod
+    def at(
+        cls,
+        url: str | None,
+        tokenizer: str | None,
+        api_key_env: str | None,
+        concurrency: int,
+        timeout_s: float,
+    ) -> Server | None:
+        """The server at an address; None without one."""
+        return None if url is None else cls(url, tokenizer, api_key_env, concurrency, timeout_s)
+
     def scorer(self, model: str) -> Scorer:
         from moored.analysis.scorers import endpoint_scorer
         from moored.engine.endpoint.sampler import read_api_key
@@ -66,6 +79,26 @@ class Server:
             concurrency=self.concurrency,
             timeout_s=self.timeout_s,
         )
+
+
+def read_options(
+    reader: str | None,
+    tags: tuple[str, str],
+    whole: bool,
+    turn: int,
+    reward: Sequence[str] | None,
+    columns: Sequence[str] | None,
+    group: str | None,
+) -> ReadOptions:
+    """How rows are read, from the words of the command line."""
+    return ReadOptions(
+        reader=reader,
+        tags=tags,
+        whole=whole,
+        turn=turn,
+        rewards=parse_weights(reward or ()),
+        columns=parse_columns(columns or (), group=group),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +115,12 @@ class Request:
     size: Size
     draws: int
     by_turn: bool | None
-    wants_page: bool
+    page: Path | None
+    """HTML to write; a place that cannot be written is refused before any work."""
+
+    def __post_init__(self) -> None:
+        if self.page is not None:
+            check_can_write(self.page)
 
     def answer(self, *, rescore: bool) -> Diagnosis:
         """What training measured, for a run directory; else the files are scored."""
@@ -94,7 +132,7 @@ class Request:
             return self._score(expand(self.paths))
         self._refuse_options_of_scoring()
         found = read_diagnosis(run)
-        return self._with_closeups(found, run) if self.wants_page else found
+        return self._with_closeups(found, run) if self.page is not None else found
 
     def _refuse_options_of_scoring(self) -> None:
         """Options that would have no effect on what training measured."""
@@ -143,7 +181,7 @@ class Request:
                 scorers,
                 draws=self.draws,
                 seed=self.drawing.seed,
-                closeups=self.wants_page,
+                closeups=self.page is not None,
                 on_column=on_column,
             )
         return replace(found, warnings=(*self._warnings(scorers, plan), *source.warnings()))
@@ -155,7 +193,7 @@ class Request:
             )
         if self.by_turn is not None:
             return self.by_turn
-        return self.wants_page and source.tells_turns()
+        return self.page is not None and source.tells_turns()
 
     def _scorers(self) -> Scorers:
         run = find_run(self.paths)

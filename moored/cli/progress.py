@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
 from rich.progress import (
@@ -35,6 +35,34 @@ BAR_NEEDS = 60
 """Characters of a line from which on there is room for a bar."""
 
 
+class StepBar:
+    """A bar over the steps of a run on a terminal; nothing where the output is none."""
+
+    def __init__(self, console: Console, num_steps: int, done: int) -> None:
+        self._console = console
+        # The description takes what is left of the line, and is cut off there.
+        rest = Column(no_wrap=True, overflow="crop", ratio=1)
+        self._bar = Progress(
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            *([BarColumn(bar_width=12)] if console.width >= BAR_NEEDS else []),
+            TimeRemainingColumn(),
+            TextColumn("{task.description}", table_column=rest),
+            console=console,
+            expand=True,
+        )
+        self._task = self._bar.add_task("", total=num_steps, completed=done)
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._console.is_terminal:
+            self._bar.stop()
+
+
 def header_lines(run: Run) -> list[str]:
     """What will run and where its results go."""
     config, rollout = run.config, run.config.rollout
@@ -56,37 +84,21 @@ def steps_line(first: int, last: int) -> str:
     """Which steps will be done."""
     if first > last:
         return f"steps: all {last} are done; add num_steps={2 * last} to go on to step {2 * last}"
+    return steps_left(first, last)
+
+
+def steps_left(first: int, last: int) -> str:
+    """The same while some are left."""
     return f"steps: {last}" if first == 1 else f"steps: {first} to {last}, going on with the run"
 
 
-class StepProgress:
+class StepProgress(StepBar):
     """Progress of one run; one plain line per step when the output is not a terminal."""
 
     def __init__(self, console: Console, config: Config, done: int) -> None:
-        self._console = console
+        super().__init__(console, config.num_steps, done)
         self._config = config
         self._first: list[StepRecord] = []
-        # The description takes what is left of the line, and is cut off there.
-        rest = Column(no_wrap=True, overflow="crop", ratio=1)
-        self._bar = Progress(
-            TextColumn("step"),
-            MofNCompleteColumn(),
-            *([BarColumn(bar_width=12)] if console.width >= BAR_NEEDS else []),
-            TimeRemainingColumn(),
-            TextColumn("{task.description}", table_column=rest),
-            console=console,
-            expand=True,
-        )
-        self._task = self._bar.add_task("", total=config.num_steps, completed=done)
-
-    def __enter__(self) -> StepProgress:
-        if self._console.is_terminal:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._console.is_terminal:
-            self._bar.stop()
 
     def show(self, record: StepRecord) -> None:
         """Take in a finished step."""

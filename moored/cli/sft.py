@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
@@ -17,9 +17,9 @@ import typer
 
 from moored.cli.console import make_console, print_line
 from moored.cli.options import AsJson, split_words
+from moored.cli.run_folders import check_is_run, new_folder, start_or_stop
 from moored.cli.stopping import StopRequest
-from moored.cli.train import claim_folder
-from moored.errors import ConfigError, RunLogError
+from moored.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -57,12 +57,10 @@ def sft_command(
         raise typer.Exit(2)
     console = make_console(stderr=as_json)
     with StopRequest() as stop:
-        try:
-            made = _start(what or [], run) if resume is None else _resume(what or [], resume)
-        except KeyboardInterrupt:
-            typer.echo("stopped before the first step", err=True)
-            raise typer.Exit(stop.exit_code) from None
-        stop.wait_for_step()
+        words = what or []
+        made = start_or_stop(
+            stop, lambda: _start(words, run) if resume is None else _resume(words, resume)
+        )
         _run_loop(made, stop, console, as_json=as_json)
 
 
@@ -73,16 +71,11 @@ def _start(words: Sequence[str], folder: Path | None) -> SftRun:
     if folder is not None:
         check_folder(folder)
     config = _checked(config)
-    folder = folder or claim_folder(f"sft-{Path(config.model).name}")
-    # Only now, because they import torch.
-    try:
+    with new_folder(folder, f"sft-{Path(config.model).name}") as path:
+        # Only now, because they import torch.
         from moored.sft.loop import build_sft, start_sft
 
-        made = build_sft(config, folder)
-    except BaseException:
-        with suppress(OSError):  # only an empty folder can be removed
-            folder.rmdir()
-        raise
+        made = build_sft(config, path)
     start_sft(made)
     return made
 
@@ -95,11 +88,7 @@ def _resume(words: Sequence[str], folder: Path) -> SftRun:
         raise ConfigError(
             f"a warm start goes on with the options it began with, got {words[0]!r}; leave it out"
         )
-    if not (folder / "config.yaml").is_file():
-        raise RunLogError(
-            f"{str(folder)!r} is not a run directory: it has no config.yaml; give the folder that "
-            f"`moored sft` printed"
-        )
+    check_is_run(folder, "sft")
     config = load_sft_config(folder / "config.yaml")
     check_folder(folder, resume=True)
     config = _checked(config)

@@ -6,15 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Column
-
-from moored.cli.progress import BAR_NEEDS
+from moored.cli.progress import StepBar, steps_left
 from moored.runlog.log import read_records
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from moored.sft.loop import SftRecord, SftRun
 
 MEASURED = {
@@ -83,41 +78,17 @@ def header_lines(run: SftRun) -> list[str]:
     lessons = f"dialogues of {config.dialogues}" if config.dialogues else f"episodes of {envs}"
     rate = f"learning rate {config.optimizer.lr:g}"
     first, last = run.next_step, config.num_steps
-    steps = f"steps: {last}" if first == 1 else f"steps: {first} to {last}, going on with the run"
     tried = f", tried on {config.evaluation.num_tasks} tasks before and after" if envs else ""
     return [
         f"model: {config.model}, {run.engine.describe()}",
         f"each step: up to {config.batch_tokens:,} tokens of {lessons} ({rate})",
-        steps + tried if first <= last else f"steps: all {last} are done",
+        steps_left(first, last) + tried if first <= last else f"steps: all {last} are done",
         f"run directory: {run.log.path}",
     ]
 
 
-class SftProgress:
+class SftProgress(StepBar):
     """Progress of one run; one plain line per step when the output is not a terminal."""
-
-    def __init__(self, console: Console, num_steps: int, done: int) -> None:
-        self._console = console
-        rest = Column(no_wrap=True, overflow="crop", ratio=1)
-        self._bar = Progress(
-            TextColumn("step"),
-            MofNCompleteColumn(),
-            *([BarColumn(bar_width=12)] if console.width >= BAR_NEEDS else []),
-            TimeRemainingColumn(),
-            TextColumn("{task.description}", table_column=rest),
-            console=console,
-            expand=True,
-        )
-        self._task = self._bar.add_task("", total=num_steps, completed=done)
-
-    def __enter__(self) -> SftProgress:
-        if self._console.is_terminal:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._console.is_terminal:
-            self._bar.stop()
 
     def on_replies(self, num_replies: int, num_live: int) -> None:
         """The model is being tried on tasks."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from shlex import join, quote
 from typing import TYPE_CHECKING, Annotated
@@ -66,27 +67,15 @@ def study_command(
 
     Finished runs are skipped, so the same command goes on with a study that was stopped or killed.
     """
-    from moored.studies.declaration import describe_studies, parse_seeds, read_study, restricted
+    from moored.studies.declaration import parse_seeds, read_study, restricted
 
     if name is None:
-        found = describe_studies()
-        width = max(map(len, found))
-        for study_name, question in found.items():
-            typer.echo(f"{study_name:<{width}}  {question}")
-        typer.echo("\nHow many runs, and for how long: moored study NAME --plan")
-        return
+        return _list_studies()
     study = restricted(read_study(name), only or [])
     folder = out or Path("runs") / study.name
     if study.is_analysis:
-        from moored.cli.study_analysis import analyse
-
-        if seeds is not None or plan or jobs != "auto" or curves is not None or ray is not None:
-            raise ConfigError(
-                f"{study.name} reads the runs of other studies and runs nothing itself; leave out "
-                f"--seeds, --jobs, --curves, --ray and --plan"
-            )
-        analyse(study, [Path(word) for word in what or []], folder)
-        return
+        has_run_options = any((seeds, plan, jobs != "auto", curves, ray))
+        return _analyse(study, what or [], folder, has_run_options=has_run_options)
     folders, overrides = split_words(what or [])
     if folders:
         raise ConfigError(
@@ -94,13 +83,32 @@ def study_command(
             f"belong in a YAML file of your own, see docs/studies.md"
         )
     if seeds is not None:
-        from dataclasses import replace
-
         study = replace(study, seeds=parse_seeds(seeds))
     if curves is not None:
         _check_can_store(curves)
     again = _again(name, what, out, only, curves)
     _run(study, overrides, folder, jobs=jobs, ray=ray, is_plan=plan, curves=curves, again=again)
+
+
+def _analyse(study: Study, words: Sequence[str], folder: Path, *, has_run_options: bool) -> None:
+    from moored.cli.study_analysis import analyse
+
+    if has_run_options:
+        raise ConfigError(
+            f"{study.name} reads the runs of other studies and runs nothing itself; leave out "
+            f"--seeds, --jobs, --curves, --ray and --plan"
+        )
+    analyse(study, [Path(word) for word in words], folder)
+
+
+def _list_studies() -> None:
+    from moored.studies.declaration import describe_studies
+
+    found = describe_studies()
+    width = max(map(len, found))
+    for name, question in found.items():
+        typer.echo(f"{name:<{width}}  {question}")
+    typer.echo("\nHow many runs, and for how long: moored study NAME --plan")
 
 
 def _check_can_store(curves: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated
@@ -17,8 +17,9 @@ import typer
 from moored.cli.console import make_console, print_line
 from moored.cli.options import ConfigWords, check_config, read_config, split_words
 from moored.cli.report import write_or_explain
+from moored.cli.run_folders import check_is_run, new_folder, start_or_stop
 from moored.cli.stopping import StopRequest
-from moored.errors import ConfigError, RunLogError
+from moored.errors import ConfigError
 
 if TYPE_CHECKING:
     from moored.config import Config
@@ -47,12 +48,10 @@ def train_command(
         _show_help(context)
         raise typer.Exit(2)
     with StopRequest() as stop:
-        try:
-            made = _start(what or [], run) if resume is None else _resume(what or [], resume)
-        except KeyboardInterrupt:
-            typer.echo("stopped before the first step", err=True)
-            raise typer.Exit(stop.exit_code) from None
-        stop.wait_for_step()
+        words = what or []
+        made = start_or_stop(
+            stop, lambda: _start(words, run) if resume is None else _resume(words, resume)
+        )
         _run_loop(made, stop)
         if report:
             folder = made.log.path
@@ -80,16 +79,11 @@ def _start(words: Sequence[str], folder: Path | None) -> Run:
         check_folder(folder)
     check_config(config)
     _check_memory(config)
-    folder = folder or claim_folder(_run_name(split_words(words)[0]))
-    # Only now, because they import torch.
-    try:
+    with new_folder(folder, _run_name(split_words(words)[0])) as path:
+        # Only now, because they import torch.
         from moored.train import build_run, start
 
-        made = build_run(config, folder)
-    except BaseException:
-        with suppress(OSError):  # only an empty folder can be removed
-            folder.rmdir()
-        raise
+        made = build_run(config, path)
     start(made, command=_command())
     return made
 
@@ -103,11 +97,7 @@ def _resume(words: Sequence[str], folder: Path) -> Run:
     presets, overrides = split_words(words)
     if presets:
         raise ConfigError(f"--resume takes options only, got {presets[0]!r}; leave it out")
-    if not (folder / "config.yaml").is_file():
-        raise RunLogError(
-            f"{str(folder)!r} is not a run directory: it has no config.yaml; give the folder that "
-            f"`moored train` printed"
-        )
+    check_is_run(folder, "train")
     config = with_rates(load_config(folder / "config.yaml", overrides))
     changes = changes_since(folder, config)
     check_folder(folder, resume=True)
@@ -140,24 +130,6 @@ def _command() -> list[str]:
 def _run_name(presets: Sequence[str]) -> str:
     names = (Path(preset).name.removesuffix(".yaml").removesuffix(".yml") for preset in presets)
     return "-".join(names) or "run"
-
-
-def claim_folder(name: str) -> Path:
-    """Make the first of runs/NAME, runs/NAME-2, … that does not exist."""
-    number = 1
-    while True:
-        path = Path("runs") / (name if number == 1 else f"{name}-{number}")
-        try:
-            path.mkdir(parents=True)
-        except FileExistsError:
-            number += 1
-        except OSError as error:
-            raise RunLogError(
-                f"cannot make the run directory {str(path)!r}: {error.strerror}; choose another "
-                f"with --run"
-            ) from error
-        else:
-            return path
 
 
 def _run_loop(run: Run, stop: StopRequest) -> None:

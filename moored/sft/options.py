@@ -14,6 +14,7 @@ from moored.config import (
     EnvConfig,
     Options,
     Section,
+    UpdateConfig,
     expand_env,
     load_config,
     load_options,
@@ -42,7 +43,7 @@ class DemonstrationConfig(Section):
     """Chance that an action of a spoilt answer is replaced by a random one."""
 
 
-class SftOptimizerConfig(Section):
+class SftOptimizerConfig(UpdateConfig):
     """How the weights are updated."""
 
     lr: float | None = Field(default=None, gt=0.0)
@@ -54,14 +55,6 @@ class SftOptimizerConfig(Section):
     """Steps over which the learning rate rises to its value."""
     min_lr_ratio: float = Field(default=0.02, ge=0.0, le=1.0)
     """Share of the learning rate that `linear` and `cosine` fall towards."""
-    weight_decay: float = Field(default=0.0, ge=0.0)
-    """AdamW's."""
-    grad_clip: float = Field(default=1.0, gt=0.0)
-    """Largest norm of the gradient of a step."""
-    lora_rank: int = Field(default=0, ge=0)
-    """0 trains all weights."""
-    lora_alpha: float = Field(default=64.0, gt=0.0)
-    """LoRA weights count lora_alpha / lora_rank times."""
 
 
 class SftEvaluationConfig(Section):

@@ -9,8 +9,9 @@ import sys
 
 import pytest
 
+from moored.cli.run_folders import claim_folder
 from moored.cli.stopping import StopRequest
-from moored.cli.train import _run_name, claim_folder
+from moored.cli.train import _run_name
 from moored.presets import describe_presets
 
 PROBE = """

@@ -1,0 +1,65 @@
+"""Run directories on the command line: new ones, those to go on with, and a stop at the start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
+
+import typer
+
+from moored.cli.stopping import StopRequest
+from moored.errors import RunLogError
+
+T = TypeVar("T")
+
+
+def claim_folder(name: str) -> Path:
+    """Make the first of runs/NAME, runs/NAME-2, … that does not exist."""
+    number = 1
+    while True:
+        path = Path("runs") / (name if number == 1 else f"{name}-{number}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+        except OSError as error:
+            raise RunLogError(
+                f"cannot make the run directory {str(path)!r}: {error.strerror}; choose another "
+                f"with --run"
+            ) from error
+        else:
+            return path
+
+
+@contextmanager
+def new_folder(given: Path | None, name: str) -> Iterator[Path]:
+    """The folder that was asked for, else runs/NAME, numbered; none is left behind by a failure."""
+    folder = given or claim_folder(name)
+    try:
+        yield folder
+    except BaseException:
+        with suppress(OSError):  # only an empty folder can be removed
+            folder.rmdir()
+        raise
+
+
+def check_is_run(folder: Path, command: str) -> None:
+    """Refuse to go on with what is not a run directory."""
+    if not (folder / "config.yaml").is_file():
+        raise RunLogError(
+            f"{str(folder)!r} is not a run directory: it has no config.yaml; give the folder that "
+            f"`moored {command}` printed"
+        )
+
+
+def start_or_stop(stop: StopRequest, start: Callable[[], T]) -> T:
+    """What `start` returns; Ctrl-C while it works ends the command, later after a step."""
+    try:
+        made = start()
+    except KeyboardInterrupt:
+        typer.echo("stopped before the first step", err=True)
+        raise typer.Exit(stop.exit_code) from None
+    stop.wait_for_step()
+    return made
