@@ -131,6 +131,7 @@ def test_the_studies_of_the_paper_can_be_planned():
         "main_table": 96,
         "model_size": 12,
         "quartiles": 20,
+        "real_model": 48,
         "slip": 36,
         "trajectory_vs_prompt": 9,
     }
