@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from moored.config import Config
+from moored.errors import MooredError
 from moored.plan.gpus import GIB, Gpu, known_gpu
+from moored.plan.plan import choose_batch
+from moored.plan.shapes import shape_from_config
 
 DRIVERS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 """Where there is none of these, torch need not be asked, which takes seconds."""
@@ -29,3 +34,22 @@ def present_gpu(device: str = "auto") -> Gpu | None:
     if known is None:
         return Gpu(properties.name, memory_gib)
     return replace(known, memory_gib=memory_gib)
+
+
+def fit_to_gpu(
+    config: Config, model_config: Mapping[str, object], gpu: Gpu | None = None
+) -> Config:
+    """The configuration with a micro-batch and a choice of checkpointing that fit the memory.
+
+    What it sets stays as it is; without a GPU, and for models of unknown shape, so does everything.
+    """
+    gpu = gpu or present_gpu(config.engine.device)
+    if gpu is None:
+        return config
+    try:
+        shape = shape_from_config(model_config, config.model)
+    except MooredError:
+        return config
+    tokens, checkpointing = choose_batch(shape, config, gpu)
+    chosen = {"micro_batch_tokens": tokens, "gradient_checkpointing": checkpointing}
+    return config.model_copy(update={"engine": config.engine.model_copy(update=chosen)})

@@ -129,12 +129,7 @@ class SlotSampler:
             self._is_full = most < wanted
             if longest <= self.cache.shape[4] and min(wanted, most) <= have:
                 return False
-            if self.is_cuda:
-                torch.cuda.synchronize(self.device)  # what is under way uses what goes away
-            del self.cache, self.state
-            self._graphs.clear()
-            self._entry_graphs.clear()
-            self._pool = None
+            self._free()
         most = self._max_rows()
         self._is_full = most < wanted
         self.slots = Slots(min(wanted, most))
@@ -145,6 +140,25 @@ class SlotSampler:
         size = entries_size(largest.rows) + largest.size
         self._inputs = torch.zeros(size, dtype=torch.int32, device=self.device)
         return True
+
+    def release(self) -> None:
+        """Give the memory of cache and graphs back; the next replies make them anew."""
+        if self._owner is not None and self._owner.is_writing:
+            raise MooredError("replies are under way; poll or close their stream first")
+        if not self.slots.num_rows:
+            return
+        self._free()
+        self.slots, self._is_full = Slots(0), False
+        if self.is_cuda:
+            torch.cuda.empty_cache()
+
+    def _free(self) -> None:
+        if self.is_cuda:
+            torch.cuda.synchronize(self.device)  # what is under way uses what goes away
+        del self.cache, self.state
+        self._graphs.clear()
+        self._entry_graphs.clear()
+        self._pool = None
 
     def _max_rows(self, reclaimed: int = 0) -> int:
         """Rows whose slots fit into memory; on a CPU, which takes pages when used, any number."""

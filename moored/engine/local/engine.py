@@ -14,6 +14,7 @@ from moored.config import Config
 from moored.engine.check import PlainModel, check_engine
 from moored.engine.fast.decoder import can_decode
 from moored.engine.fast.sampler import SlotSampler
+from moored.engine.gpu import fit_to_gpu
 from moored.engine.local.learner import LocalLearner
 from moored.engine.local.precision import remove_float_hook
 from moored.engine.local.sampler import LocalSampler
@@ -23,14 +24,20 @@ from moored.models.load import load_model, pick_device, sliding_window, uses_bf1
 from moored.rollout.render import Renderer
 from moored.training.algorithms import load_algorithm
 
+RELEASED_FROM = 1_000_000_000
+"""Parameters of the smallest model whose sampler gives its memory back before updates: they need it
+there, and recording the decoding steps again is little beside theirs."""
+
 
 class LocalEngine:
     """Sampler and learner over one set of weights."""
 
     def __init__(self, config: Config, *, trains: bool = True) -> None:
-        self._config = config
         device = pick_device(config.engine.device)
         loaded = load_model(config.model, device, exact=not uses_bf16(config.engine.dtype, device))
+        if trains:
+            config = fit_to_gpu(config, loaded.model.config.to_dict())
+        self._config = config
         self.model: Any = add_lora(loaded.model, config)
         self.tokenizer = loaded.tokenizer
         if trains:
@@ -50,6 +57,9 @@ class LocalEngine:
         if trains:
             # Before passes are recorded: shared weights move.
             self._sampler = self._make_sampler(shares=not config.optimizer.lora_rank)
+            size = sum(weight.numel() for weight in self.model.parameters())
+            if isinstance(self._sampler, SlotSampler) and size >= RELEASED_FROM:
+                self.learner.before_updates = self._sampler.release
 
     @property
     def renderer(self) -> Renderer:

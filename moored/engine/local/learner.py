@@ -85,7 +85,7 @@ class LocalLearner:
         self.bf16 = uses_bf16(self.config.engine.dtype, self.device)
         is_plain = self.config.engine.learner == "plain"
         self._uses_tree = not is_plain and use_tree_attention(model, bf16=self.bf16)
-        if self.config.engine.gradient_checkpointing and trains:
+        if self.config.engine.gradient_checkpointing is True and trains:
             plain_model(model).gradient_checkpointing_enable()
         self.critic = Critic(model).to(self.device) if with_critic and trains else None
         # A reference model exists only while KL is on.
@@ -103,6 +103,8 @@ class LocalLearner:
         if self.bf16 and self.reference not in (None, model):
             compute_in_bfloat16(self.reference)
         self._version = 0
+        self.before_updates: Callable[[], None] | None = None
+        """Called before the first update of a step, e.g. to make room for it."""
         if self.config.engine.compile:
             for module in filter(None, (model, self.critic, self.reference)):
                 _compile_layers(module)
@@ -195,6 +197,8 @@ class LocalLearner:
         """One update of policy and critic per minibatch; none when a number is not finite."""
         if not self._trained:
             raise MooredError("this engine only scores; build it with trains=True to train")
+        if self.before_updates is not None:
+            self.before_updates()
         prepared = map(self._prepare, minibatches)
         batches = next(prepared, None)
         while batches is not None:

@@ -132,7 +132,8 @@ class Trained:
         self.optimizer.step()
         if not rounded:
             return
-        used, masters = [w.used for w in rounded], [w.master for w in rounded]
+        used: list[torch.Tensor] = [weight.used for weight in rounded]
+        masters: list[torch.Tensor] = [weight.master for weight in rounded]
         torch._foreach_copy_(used, masters)  # pyright: ignore[reportPrivateImportUsage]
         for weight in rounded:
             weight.master.grad = None

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
 
+from moored.config import load_config
 from moored.engine import gpu
-from moored.engine.gpu import present_gpu
+from moored.engine.gpu import fit_to_gpu, present_gpu
+from moored.plan.gpus import GPUS
+from moored.plan.known import KNOWN
 
 torch = pytest.importorskip("torch")
 
@@ -42,3 +46,29 @@ def test_a_run_on_the_cpu_has_none(machine):
 def test_torch_is_not_asked_where_there_is_no_driver(machine, monkeypatch):
     monkeypatch.setattr(gpu, "DRIVERS", ())
     assert present_gpu() is None
+
+
+def config_of(name: str) -> dict[str, object]:
+    return asdict(KNOWN[name])
+
+
+def test_a_small_model_has_large_micro_batches_and_a_large_one_what_fits():
+    config = load_config({"algorithm": {"name": "ppo"}, "rollout": {"max_context": 2048}})
+    small = fit_to_gpu(config, config_of("Qwen/Qwen2.5-0.5B"), GPUS["h200"]).engine
+    large = fit_to_gpu(config, config_of("Qwen/Qwen2.5-3B"), GPUS["h200"]).engine
+    assert (small.micro_batch_tokens, small.gradient_checkpointing) == (24576, False)
+    assert large.micro_batch_tokens is not None
+    assert large.micro_batch_tokens < 24576 or large.gradient_checkpointing is True
+
+
+def test_what_the_configuration_sets_is_not_chosen():
+    given = {"engine": {"micro_batch_tokens": 3000, "gradient_checkpointing": True}}
+    config = load_config({**given, "rollout": {"max_context": 1024}})
+    engine = fit_to_gpu(config, config_of("Qwen/Qwen2.5-0.5B"), GPUS["h200"]).engine
+    assert (engine.micro_batch_tokens, engine.gradient_checkpointing) == (3000, True)
+
+
+def test_a_model_of_unknown_shape_is_left_to_the_defaults():
+    config = load_config({})
+    assert fit_to_gpu(config, {"model_type": "odd"}, GPUS["h200"]) is config
+    assert fit_to_gpu(config, config_of("Qwen/Qwen2.5-0.5B")) is config

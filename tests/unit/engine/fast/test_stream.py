@@ -271,3 +271,28 @@ def test_a_sampler_without_streams_writes_in_lockstep(model):
     assert not make_sampler(model).stream(PARAMS).is_lockstep
     default = SlotSampler(model, dtype=torch.float32, max_context=64)
     assert default.stream(PARAMS).is_lockstep is (model.device.type == "cpu")
+
+
+def test_a_sampler_that_gave_its_memory_back_writes_the_same_replies(model):
+    sampler = make_sampler(model)
+    params = SamplingParams(max_tokens=12, temperature=1.0)
+    requests = [Request(session=i, prompt=p, seed=i) for i, p in enumerate(first_prompts(6))]
+    before = write_replies(sampler, requests, params)
+    sampler.release()
+    assert not hasattr(sampler, "cache")
+    after = write_replies(sampler, requests, params)
+    for one, other in zip(before, after, strict=True):
+        assert np.array_equal(one.token_ids, other.token_ids)
+    sampler.release()
+    sampler.release()
+
+
+def test_memory_is_not_given_back_while_replies_are_under_way(model):
+    sampler = make_sampler(model)
+    stream = sampler.stream(SamplingParams(max_tokens=12, temperature=1.0))
+    stream.submit(Request(session=0, prompt=first_prompts(1)[0], seed=0))
+    stream.poll(0.0)
+    with pytest.raises(MooredError, match="replies are under way"):
+        sampler.release()
+    stream.close()
+    sampler.release()
