@@ -19,6 +19,7 @@ from moored.config import EndpointConfig, load_config
 from moored.diagnostics.pairs import PairSet, ScoreFn
 from moored.errors import MooredError
 from moored.files.records import Chat, PromptLike
+from moored.models.hub import hub_answers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -270,7 +271,8 @@ def _load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     embedded = files("moored.models") / name
     where = str(embedded) if embedded.is_dir() else name
     try:
-        return AutoTokenizer.from_pretrained(where, local_files_only=Path(where).is_dir())
+        only_files = Path(where).is_dir() or not hub_answers()
+        return AutoTokenizer.from_pretrained(where, local_files_only=only_files)
     except (OSError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
         raise MooredError(f"tokenizer {name!r} cannot be loaded: {first}") from error

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from moored.errors import MooredError, close_match_hint, require_packages
 from moored.models.adapter import base_name, check_adapter, is_adapter
 from moored.models.folder import check_model_folder
+from moored.models.hub import hub_answers
 
 if TYPE_CHECKING:
     import torch
@@ -142,11 +143,13 @@ def load_model(name: str, device: torch.device, *, exact: bool = True) -> Loaded
         return _load_adapted(source, device, exact=exact)
     where = str(source) if is_local else name
     with _quiet(), _explained(name, is_local=is_local):
-        tokenizer = AutoTokenizer.from_pretrained(where, local_files_only=is_local)
+        # Files that were downloaded before are found without the hub.
+        only_files = is_local or not hub_answers()
+        tokenizer = AutoTokenizer.from_pretrained(where, local_files_only=only_files)
         model, info = AutoModelForCausalLM.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
             where,
             dtype=torch.float32 if exact else "auto",
-            local_files_only=is_local,
+            local_files_only=only_files,
             output_loading_info=True,
         )
     missing = sorted(info["missing_keys"])
