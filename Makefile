@@ -20,6 +20,9 @@ VERL_NEEDS := aiohttp cachetools codetiming fastapi hydra-core msgspec orjson pr
 	rm -rf $(BIN)/../lib/python3*/site-packages/tests
 	touch $@
 
+# Byte code is kept also where the environment says otherwise: two hundred test files and every
+# command that they start would be compiled anew.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: .venv/installed
 	$(BIN)/pytest -n auto --dist worksteal
 

@@ -23,6 +23,8 @@ from typing import IO, Any
 ROOT = Path(__file__).parent.parent
 MAIN = "from moored.cli.main import main; main()"
 POLL_S = 0.005
+# Of torch, and of the allocator of pyarrow: a fork would lose them.
+WITHOUT_THREADS = {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
 
 class WarmProcess:
@@ -100,6 +102,15 @@ def run_warm(
     return subprocess.CompletedProcess(list(words), process.wait(), out, err)
 
 
+def main_on_full_disk(max_bytes: int) -> str:
+    """Code of a command whose files may not be larger; a limit on them stands for the disk.
+
+    Byte code, which Python would cut off there and use ever after, is not written.
+    """
+    limit = f"resource.setrlimit(resource.RLIMIT_FSIZE, ({max_bytes}, {max_bytes}))"
+    return f"import resource, sys; sys.dont_write_bytecode = True; {limit}; {MAIN}"
+
+
 class _Server:
     """The process that forks, and the socket to it."""
 
@@ -123,7 +134,7 @@ class _Server:
                     str(other.fileno()),
                 ],
                 pass_fds=[other.fileno()],
-                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+                env={**os.environ, **WITHOUT_THREADS, "PYTHONPATH": str(ROOT)},
             )
 
     def ask(self, request: Mapping[str, object], files: Sequence[int] = ()) -> Any:

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
 import socket
 import sys
 
+import pandas  # noqa: F401
+import pyarrow.parquet  # noqa: F401
+import torch
+
 import moored.analysis.diagnosis
+import moored.analysis.report
+import moored.analysis.report_page
+import moored.cli.diagnosing
 import moored.cli.main
+import moored.cli.profiling
+import moored.cli.progress
 import moored.engine.build
 import moored.engine.local.engine
+import moored.envs.sokoban.env
 import moored.evaluate
 import moored.train  # noqa: F401
+from moored.models.load import load_model
 
 MAX_REQUEST_BYTES = 200_000
 
 
 def serve(channel: socket.socket) -> tuple[dict, list[int]]:
     """Answer requests until the other end is closed; returns, in a child, what it is to do."""
-    # pyarrow, for one, starts threads when it is imported.
+    # pyarrow, for one, starts a thread when it is imported, unless it is told not to (`warm.py`).
     assert len(os.listdir("/proc/self/task")) == 1, "a fork would lose the other threads"
     while True:
         message, files, _, _ = socket.recv_fds(channel, MAX_REQUEST_BYTES, 3)
@@ -41,6 +53,10 @@ def serve(channel: socket.socket) -> tuple[dict, list[int]]:
 
 
 if __name__ == "__main__":
+    # What transformers compiles for its first model is there for all of them.
+    load_model("nano", torch.device("cpu"))
+    # A collection in a fork would copy every page of what is imported.
+    gc.freeze()
     request, files = serve(socket.socket(fileno=int(sys.argv[1])))
     for number, file in enumerate(files):
         os.dup2(file, number)

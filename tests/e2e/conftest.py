@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import sys
 from pathlib import Path
@@ -69,6 +70,7 @@ def trl_offline():
     """TRL neither reports its use nor looks for models on the hub."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("trl.trainer.base_trainer._BaseTrainer._send_telemetry", lambda self: None)
+        gc.freeze()  # what TRL imports: it collects garbage before every training
         patch.setenv("HF_HUB_OFFLINE", "1")
         patch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
         yield

@@ -14,7 +14,7 @@ from moored.config import load_config
 from moored.presets import preset_names, read_presets
 from moored.runlog.log import read_records
 from tests.e2e.toys import HERE
-from tests.warm import MAIN, WarmProcess, run_warm
+from tests.warm import WarmProcess, main_on_full_disk, run_warm
 
 TINY = ["rollout.group_size=2", "collapse.every=0", "evaluation.every=0"]
 
@@ -108,13 +108,10 @@ def test_mistakes_are_one_helpful_line(arguments, message, here, tmp_path, monke
     assert message in said
 
 
-FULL = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000)); {MAIN}"
-
-
 def test_a_disk_that_is_full_ends_a_run_with_one_sentence(tmp_path):
-    # A limit on file sizes stands for the disk: config and logs fit, weights of 4 MB do not.
+    # Config and logs fit, weights of 4 MB do not.
     words = ["train", "smoke", "num_steps=1", *TINY, "--run", tmp_path / "run"]
-    done = run_warm(words, code=FULL)
+    done = run_warm(words, code=main_on_full_disk(200_000))
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith("moored: cannot write ") and done.stderr.count("\n") == 1
 

@@ -56,7 +56,9 @@ def test_a_second_process_is_refused_and_sigterm_and_resume_change_nothing(tmp_p
     run, whole = tmp_path / "run", tmp_path / "whole"
     first = launch(tmp_path, "smoke", *TINY, "num_steps=5000", "--run", "run")
     wait_for_steps(run, 2, first)
-    # While it trains, nobody else may write, neither a resumed run nor a new one.
+    # While it trains, nobody else may write, neither a resumed run nor a new one. It is halted
+    # meanwhile: what it does here is done again below.
+    first.send_signal(signal.SIGSTOP)
     for words, why in (
         (["--resume", "run"], f"another process (pid {first.pid} on "),
         (["smoke", "--run", "run"], "'run' already holds a run"),
@@ -64,6 +66,7 @@ def test_a_second_process_is_refused_and_sigterm_and_resume_change_nothing(tmp_p
         _, said = finish(launch(tmp_path, *words), expect=2)
         assert said.startswith(f"moored: {why}") and said.count("\n") == 1
     first.send_signal(signal.SIGTERM)
+    first.send_signal(signal.SIGCONT)
     shown, said = finish(first, expect=143)
     assert "stopping after this step; Ctrl-C or SIGTERM again stops at once" in said
     assert shown.endswith("run directory: run\ngo on with: moored train --resume run\n")

@@ -18,13 +18,16 @@ from moored.runlog.log import read_records
 from moored.studies.declaration import read_study, study_names
 from moored.studies.grid import PlannedRun, plan_runs
 from moored.train import build_run, start, train
+from tests.e2e.forked_runs import START
+from tests.warm import WarmProcess
 
 ROOT = Path(__file__).parent.parent.parent
 ENTRY = "from moored.cli.main import main; main()"
 TINY = """
 question: Does a study survive?
-base: [smoke, rollout.group_size=2, rollout.max_response_tokens=8, evaluation.every=0,
-       collapse.every=2, stop.low_variance=0, num_steps={num_steps}]
+base: [smoke, model={model}, "env=tests.e2e.toys:Echo", rollout.group_size=2,
+       rollout.max_response_tokens=2, evaluation.every=0, collapse.every=2, stop.low_variance=0,
+       num_steps={num_steps}]
 factors:
   filter:
     none: [filter.rule=none]
@@ -36,13 +39,30 @@ seeds: 2
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch) -> Path:
-    """The current folder, with a study `tiny.yaml` of 2 arms x 2 seeds."""
+    """The current folder."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "tiny.yaml").write_text(TINY.format(num_steps=6))
     return tmp_path
 
 
-def launch(*words: str) -> subprocess.Popen[str]:
+@pytest.fixture
+def declare(folder, toy_folder) -> Callable[[int], str]:
+    """Writes `tiny.yaml`, a study of 2 arms x 2 seeds with runs of so many steps."""
+
+    def write(num_steps: int) -> str:
+        text = TINY.format(num_steps=num_steps, model=toy_folder)
+        (folder / "tiny.yaml").write_text(text)
+        return text
+
+    return write
+
+
+def launch(*words: str) -> WarmProcess:
+    """`moored study words…`, quickly: it and its runs are forks."""
+    return WarmProcess(["study", *words], code=START, env={"PYTHONPATH": str(ROOT)})
+
+
+def launch_anew(*words: str) -> subprocess.Popen[str]:
+    """The same as a new process, which starts new processes."""
     return subprocess.Popen(
         [sys.executable, "-c", ENTRY, "study", *words],
         stdout=subprocess.PIPE,
@@ -52,13 +72,13 @@ def launch(*words: str) -> subprocess.Popen[str]:
     )
 
 
-def finish(process: subprocess.Popen[str], expect: int = 0) -> tuple[str, str]:
+def finish(process: WarmProcess | subprocess.Popen[str], expect: int = 0) -> tuple[str, str]:
     out, err = process.communicate()
     assert process.returncode == expect, out + err
     return out, err
 
 
-def wait_until(process: subprocess.Popen[str], is_so: Callable[[], bool]) -> None:
+def wait_until(process: WarmProcess, is_so: Callable[[], bool]) -> None:
     while not is_so():
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
@@ -69,7 +89,7 @@ def num_steps(study: Path) -> int:
     return sum(file.read_bytes().count(b"\n") for file in study.rglob("metrics.jsonl"))
 
 
-def kill(process: subprocess.Popen[str], *, with_runs: bool) -> None:
+def kill(process: WarmProcess, *, with_runs: bool) -> None:
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     assert children
     process.kill()
@@ -94,10 +114,11 @@ def train_here(run: PlannedRun, folder: Path) -> Path:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the children of a process from /proc")
-def test_a_study_killed_three_times_ends_with_the_same_files_as_one_that_was_not(folder):
+def test_a_study_killed_three_times_ends_with_the_same_files_as_one_that_was_not(folder, declare):
+    declare(12)
     study = folder / "runs" / "tiny"
     # Study and runs at once; the study alone, whose runs then save and stop; both again.
-    for steps, with_runs in ((3, True), (8, False), (14, True)):
+    for steps, with_runs in ((3, True), (12, False), (24, True)):
         process = launch("tiny.yaml", "--jobs", "2")
         wait_until(process, lambda steps=steps: num_steps(study) >= steps)
         kill(process, with_runs=with_runs)
@@ -118,8 +139,8 @@ def test_a_study_killed_three_times_ends_with_the_same_files_as_one_that_was_not
     assert "4 runs, 4 of them finished" in out and "started" not in out
 
 
-def test_sigterm_saves_the_runs_says_how_to_go_on_and_a_second_process_is_refused(folder):
-    (folder / "tiny.yaml").write_text(TINY.format(num_steps=5000))
+def test_sigterm_saves_the_runs_says_how_to_go_on_and_a_second_process_is_refused(folder, declare):
+    declare(5000)
     study = folder / "runs" / "tiny"
     first = launch("tiny.yaml", "--jobs", "1")
     wait_until(first, lambda: num_steps(study) >= 2)
@@ -136,14 +157,14 @@ def test_sigterm_saves_the_runs_says_how_to_go_on_and_a_second_process_is_refuse
     assert not (study / "all").exists()
 
 
-def test_a_run_that_fails_is_listed_with_its_log_and_the_others_go_on(folder):
+def test_a_run_that_fails_is_listed_with_its_log_and_the_others_go_on(folder, declare):
     (folder / "mine.py").write_text(
         "def engine(config, *, trains):\n    raise SystemExit('no power')\n"
     )
-    (folder / "tiny.yaml").write_text(
-        TINY.format(num_steps=1).replace("[filter.rule=none]", "[engine.kind=mine:engine]")
-    )
-    out, said = finish(launch("tiny.yaml", "--seeds", "1"), expect=1)
+    text = declare(1).replace("[filter.rule=none]", "[engine.kind=mine:engine]")
+    # The toy's module imports torch, which takes its time in every new process.
+    (folder / "tiny.yaml").write_text(text.replace("tests.e2e.toys:Echo", "bandit"))
+    out, said = finish(launch_anew("tiny.yaml", "--seeds", "1"), expect=1)
     log = Path("runs", "tiny", "none", "seed-0.log")
     assert f"1 of 2 runs failed:\n  none/seed-0: exit code 1: no power (log: {log})\n" in said
     assert "[1/2] all/seed-0 finished in " in out

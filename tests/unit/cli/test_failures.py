@@ -19,7 +19,7 @@ from moored.engine.checkpoint import load_checkpoint
 from moored.errors import RunLogError
 from moored.models.load import embedded_models
 from moored.runlog.log import check_folder
-from tests.warm import MAIN, WarmProcess, run_warm
+from tests.warm import MAIN, WarmProcess, main_on_full_disk, run_warm
 
 ROOT = Path(__file__).parents[3]
 
@@ -172,10 +172,8 @@ def test_a_full_disk_ends_diagnose_with_one_sentence(tmp_path):
         for i in range(8)
     ]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    # A limit on file sizes stands for the disk.
-    entry = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)); "
     words = ["diagnose", "a.jsonl", "--model", "nano", "--html", "page.html"]
-    done = run_warm(words, code=entry + MAIN, cwd=tmp_path)
+    done = run_warm(words, code=main_on_full_disk(2000), cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     last = done.stderr.splitlines()[-1]
     assert last.startswith("moored: ") and "page.html" in last
