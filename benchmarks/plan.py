@@ -217,12 +217,12 @@ def _random_model(facts: Facts) -> Iterator[None]:
     """Let the engine load a random model, made on the device, instead of one from files."""
     load = local_engine.load_model
 
-    def make(name: str, device: torch.device, *rest: object, **options: Any) -> LoadedModel:
+    def make(name: str, device: torch.device, *, exact: bool = True) -> LoadedModel:
         sizes = asdict(facts)
         kind = AutoConfig.for_model(sizes.pop("model_type"), **sizes)
         torch.manual_seed(0)
         with torch.device(device):
-            dtype = options.get("dtype", torch.float32)
+            dtype = torch.float32 if exact else torch.bfloat16
             model = AutoModelForCausalLM.from_config(kind, dtype=dtype)
         return LoadedModel(model, AutoTokenizer.from_pretrained(embedded_models()["nano"]))
 

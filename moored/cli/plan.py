@@ -111,8 +111,8 @@ def _max_turns(config: Config) -> int:
     from moored.envs.mix import EnvMix
 
     most = 1
-    for env in EnvMix(config.env).make():
-        with closing(env):
+    for make in EnvMix(config.env).makers:
+        with closing(make()) as env:
             most = max(most, env.max_turns)
     return most
 

@@ -67,11 +67,20 @@ def _more_norms(shape: ModelShape, element: int, *, has_grad: bool) -> dict[str,
 
 
 def outer_bytes(shape: ModelShape, *, lora_rank: int = 0) -> int:
-    """For one token, what is kept outside the layers: ids, angles, last norm, hidden states."""
+    """For one token, what is kept outside the layers until they are reached, and after that."""
+    return _behind_bytes(shape, lora_rank) + _before_bytes(shape, lora_rank)
+
+
+def _behind_bytes(shape: ModelShape, rank: int) -> int:
+    """Input, inverse root and normed input of the last norm, and hidden states, for the head."""
     w = shape.width
-    # Ids and normed input are for gradients of weights that LoRA does not train.
-    ids, normed = (0, 0) if lora_rank else (8, 4 * w)
-    return ids + 2 * 4 * shape.head_width + (4 * w + 4 + normed) + 4 * w
+    # The normed input is for the gradient of the norm's weight, which LoRA does not train.
+    return 4 * w + 4 + (0 if rank else 4 * w) + 4 * w
+
+
+def _before_bytes(shape: ModelShape, rank: int) -> int:
+    """Ids, for the gradient of the embedding, and the two angles that all layers share."""
+    return (0 if rank else 8) + 2 * 4 * shape.head_width
 
 
 def forward_bytes(shape: ModelShape, *, bf16: bool) -> int:
@@ -115,23 +124,36 @@ def backward_work_bytes(
     bf16: bool,
     checkpointing: bool,
     lora_rank: int = 0,
-    has_head: bool = True,
 ) -> int:
-    """The most that the backward pass adds to `saved_bytes`: at the head, or in a layer.
+    """The most that the backward pass of the policy adds to `saved_bytes`: at the head, or later.
 
-    A layer that was not kept is computed again first. `has_head` is false for a critic.
+    Gradients of weights are added to their sums and freed at once.
     """
     element = 2 if bf16 else 4
-    head = 0 if lora_rank or not has_head else element * shape.head_parameters
-    at_head = given.head_gradient_copies * head + tokens * 4 * shape.width
-    if has_head:
-        at_head += given.logits_backward_bytes * logits_per_chunk(shape, tokens, given)
-    again = layer_bytes(shape, bf16=bf16, lora_rank=lora_rank) - 4 * shape.width
-    in_layer = tokens * (backward_bytes(shape, bf16=bf16) + (again if checkpointing else 0))
-    in_layer += 0 if lora_rank else element * shape.layer_parameters
+    head = 0 if lora_rank else element * shape.head_parameters
+    in_layer = tokens * (backward_bytes(shape, bf16=bf16) - _behind_bytes(shape, lora_rank))
+    if checkpointing:
+        # The layer was computed again first; its input was kept.
+        layer = layer_bytes(shape, bf16=bf16, lora_rank=lora_rank)
+        in_layer += tokens * (layer - 4 * shape.width)
     # A tied matrix waits for the gradient of the embedding, which comes last.
     in_layer += head if shape.is_tied else 0
-    return max(at_head, in_layer)
+    return max(_at_head(shape, tokens, given, element, trains_head=not lora_rank), in_layer)
+
+
+def _at_head(
+    shape: ModelShape, tokens: int, given: MemoryCoefficients, element: int, *, trains_head: bool
+) -> int:
+    """Gradients of hidden states and, in float32, of the head; beside them a chunk, or a copy.
+
+    A chunk has float32 logits and their derivatives, beside those of the chunk before. The head's
+    gradient is rounded in the end.
+    """
+    chunk = logits_per_chunk(shape, tokens, given)
+    rounded = element * shape.head_parameters if trains_head and element == 2 else 0
+    exact = 4 * shape.head_parameters if trains_head else 0
+    beside = max((4 + 2 * element) * chunk, element * chunk + rounded)
+    return tokens * 4 * shape.width + exact + beside
 
 
 def logits_per_chunk(shape: ModelShape, tokens: int, given: MemoryCoefficients) -> int:

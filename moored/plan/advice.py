@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from moored.config import Config, OptimizerConfig
+from moored.config import Config
 from moored.errors import MooredError
 from moored.plan.gpus import GIB, Gpu
 from moored.plan.plan import BATCH_SIZES, Plan, plan
@@ -73,17 +73,19 @@ def _changes(found: Plan) -> Iterator[Change]:
         yield {"engine.micro_batch_tokens": tokens}, "smaller matrices, a little slower"
     if not found.checkpointing:
         yield {"engine.gradient_checkpointing": True}, "updates take about a third longer"
-    known = OptimizerConfig.model_fields
-    if "states" in known and not setup.states_on_host and not setup.lora_rank:
+    if not setup.states_on_host and not setup.lora_rank:
         yield {"optimizer.states": "host"}, "the optimiser works in main memory, slower"
-    if "kind" in known and setup.optimizer == "adamw" and not setup.lora_rank:
-        yield {"optimizer.kind": "adamw_8bit"}, "the optimiser's means are rounded"
+    if setup.optimizer == "adamw" and not setup.lora_rank:
+        yield {"optimizer.kind": "adamw_8bit"}, "moments of the optimiser are rounded"
     if setup.has_reference and not setup.lora_rank:
         yield {"algorithm.kl_coef": 0.0}, "no KL to the first policy"
     if not setup.lora_rank:
         yield {"optimizer.lora_rank": LORA_RANK}, "only adapters are trained"
     if setup.has_critic and config.rollout.group_size > 1:
-        yield {"algorithm.name": "grpo", "algorithm.advantage": None}, "no critic"
+        # By itself the name would turn KL on.
+        options = {"algorithm.name": "grpo", "algorithm.kl_coef": config.algorithm.kl_coef}
+        own = {"algorithm.advantage": None} if config.algorithm.advantage else {}
+        yield options | own, "no critic"
     if setup.max_context > BATCH_SIZES[-1]:
         yield {"rollout.max_context": BATCH_SIZES[-1]}, "longer episodes are cut off"
 

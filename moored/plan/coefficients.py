@@ -30,16 +30,16 @@ class MemoryCoefficients:
     """`MIN_ROWS` of engine/fast/sampler.py."""
     prefill_tokens: int = 32768
     """`PREFILL_TOKENS` of engine/fast/stream.py."""
-    logits_per_chunk: int = 1 << 26
+    logits_per_chunk: int = 1 << 28
     """`LOGITS_PER_CHUNK["cuda"]` of engine/passes.py."""
-    logits_forward_bytes: int = 8
-    """For each logit of a chunk: itself and an exponential, in float32."""
-    logits_backward_bytes: int = 14
-    """Log-probability, probability and derivative in float32, the derivative in bfloat16."""
-    head_gradient_copies: int = 2
-    """The gradient of the head, and the product that is added to it."""
-    quantile_bytes: float = 2 * 4 / 256
-    """Scales of 8-bit states for each parameter: a float32 for 256 numbers of both."""
+    recorded_to: int = 300_000_000
+    """`MAX_RECORDED` of engine/local/learner.py: parameters of the largest model whose passes are
+    CUDA graphs, which keep their memory."""
+    released_from: int = 1_000_000_000
+    """`RELEASED_FROM` of engine/local/engine.py: parameters of the smallest model whose keys and
+    values are released before updates."""
+    scale_bytes: float = 2 * 4 / 256
+    """Of 8-bit moments, for each parameter: a float32 for 256 numbers of both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
 """Bytes of GPU memory by part, in each phase of a training step.
 
 Weights in bfloat16 are computed with by learner and fast sampler alike; float32 master weights
-belong to the optimiser. What only a phase needs (cache, gradients, activations) is released after
-it; policy and critic are updated one after the other.
+belong to the optimiser. Of what only a phase needs, keys and values stay until the update, and of
+small models throughout.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from moored.plan.gpus import Gpu
 from moored.plan.setup import Setup
 
 PHASES = ("rollout", "scoring", "update")
-OUTSIDE = ("CUDA", "reserve")
+RECORDED = "recorded passes"
+OUTSIDE = (RECORDED, "CUDA", "reserve")
 """Parts that torch's count of allocated bytes leaves out."""
 Parts = Mapping[str, int]
 """Bytes by part."""
@@ -57,13 +58,22 @@ def plan_memory(
     setup: Setup, gpu: Gpu, given: MemoryCoefficients, *, tokens: int, checkpointing: bool
 ) -> Memory:
     """The parts of every phase, for micro-batches of up to `tokens`."""
+    update = _update(setup, min(tokens, setup.minibatch_tokens), checkpointing, given)
     resident = _resident(setup, given)
-    free = gpu.memory_bytes - sum(resident.values()) - given.context_bytes - given.workspace_bytes
-    rows = _rows_that_fit(setup, max(free, 0), given)
+    recorded: dict[str, int] = {}
+    if _is_recorded(setup, checkpointing, given):
+        resident["gradients"] = update.pop("gradients")
+        recorded[RECORDED] = sum(update.values())
+    taken = sum((resident | recorded).values()) + given.context_bytes + given.workspace_bytes
+    rows = _rows_that_fit(setup, max(gpu.memory_bytes - taken, 0), given)
+    cache = {"keys and values": _num_slots(setup, rows, given) * _slot_bytes(setup)}
+    is_kept = setup.has_fast_sampler
+    is_released = setup.shape.num_parameters >= given.released_from
+    scoring = _scoring(setup, min(tokens, setup.num_episodes * setup.max_context), given)
     phases = {
-        "rollout": _rollout(setup, rows, given),
-        "scoring": _scoring(setup, min(tokens, setup.num_episodes * setup.max_context), given),
-        "update": _update(setup, min(tokens, setup.minibatch_tokens), checkpointing, given),
+        "rollout": {**cache, **_rollout(setup, rows, given), **recorded},
+        "scoring": {**(cache if is_kept else {}), **scoring, **recorded},
+        "update": {**(cache if is_kept and not is_released else {}), **update},
     }
     host = _state_bytes(setup, given) * (setup.policy_trained + setup.critic_trained)
     return Memory(
@@ -71,6 +81,12 @@ def plan_memory(
         host_bytes=int(host) if setup.states_on_host else 0,
         rows=rows,
     )
+
+
+def _is_recorded(setup: Setup, checkpointing: bool, given: MemoryCoefficients) -> bool:
+    """Passes are CUDA graphs, whose memory and gradients stay where they are."""
+    is_small = setup.shape.num_parameters <= given.recorded_to
+    return is_small and setup.has_fast_learner and not checkpointing
 
 
 def _whole(resident: Parts, own: Parts, given: MemoryCoefficients) -> Parts:
@@ -81,9 +97,9 @@ def _whole(resident: Parts, own: Parts, given: MemoryCoefficients) -> Parts:
 
 
 def _state_bytes(setup: Setup, given: MemoryCoefficients) -> float:
-    """Of a trained parameter: master weight beside a bfloat16 one, and AdamW's two means."""
-    means = 8 if setup.optimizer == "adamw" else 2 + given.quantile_bytes
-    return means + (4 if setup.bf16 else 0)
+    """Of a trained parameter: AdamW's two moments, and a master weight unless it is the weight."""
+    moments = 8 if setup.optimizer == "adamw" else 2 + given.scale_bytes
+    return moments + (4 if setup.bf16 or setup.states_on_host else 0)
 
 
 def _resident(setup: Setup, given: MemoryCoefficients) -> dict[str, int]:
@@ -91,49 +107,51 @@ def _resident(setup: Setup, given: MemoryCoefficients) -> dict[str, int]:
     shape, element = setup.shape, setup.element_bytes
     state = 0.0 if setup.states_on_host else _state_bytes(setup, given)
     adapters = shape.adapter_parameters(setup.lora_rank)
+    whole = element * shape.num_parameters
     parts = {
-        "policy weights": element * (shape.num_parameters + adapters),
+        "policy weights": whole + element * adapters,
         "policy optimiser": int(state * setup.policy_trained),
     }
     if setup.has_critic:
-        parts["critic weights"] = element * (shape.trunk_parameters + adapters)
+        # Under LoRA its weights are the policy's, and only its adapters its own.
+        trunk = adapters if setup.lora_rank else shape.trunk_parameters
+        parts["critic weights"] = element * trunk
         parts["critic optimiser"] = int(state * setup.critic_trained)
     if setup.has_reference and not setup.lora_rank:
-        parts["reference weights"] = element * shape.num_parameters
-    if setup.bf16 and not setup.has_fast_sampler:
-        parts["sampler weights"] = element * shape.num_parameters
+        parts["reference weights"] = whole
+    # The fast sampler needs sums with adapters, the plain one rounded weights throughout.
+    if setup.lora_rank if setup.has_fast_sampler else setup.bf16:
+        parts["sampler weights"] = whole
     return parts
 
 
 def _rollout(setup: Setup, rows: int, given: MemoryCoefficients) -> Parts:
     shape = setup.shape
     tokens = min(given.prefill_tokens, rows * setup.max_context)
-    prefill = tokens * prefill_bytes(shape, bf16=setup.bf16)
     return {
-        "keys and values": _num_slots(setup, rows, given) * _slot_bytes(setup),
-        "activations": prefill,
+        "activations": tokens * prefill_bytes(shape, bf16=setup.bf16),
         "logits": rows * shape.vocabulary * 4,
     }
 
 
 def _scoring(setup: Setup, tokens: int, given: MemoryCoefficients) -> Parts:
-    logits = logits_per_chunk(setup.shape, tokens, given)
     return {
         "activations": tokens * forward_bytes(setup.shape, bf16=setup.bf16),
-        "logits": given.logits_forward_bytes * logits,
+        "logits": 4 * logits_per_chunk(setup.shape, tokens, given),
     }
 
 
 def _update(
     setup: Setup, tokens: int, checkpointing: bool, given: MemoryCoefficients
 ) -> dict[str, int]:
+    """Micro-batches of policy and critic in turn: both have gradients, one has activations."""
     options = {
         "bf16": setup.bf16,
         "checkpointing": checkpointing,
         "lora_rank": setup.lora_rank,
     }
     return {
-        "gradients": 4 * max(setup.policy_trained, setup.critic_trained),
+        "gradients": 4 * (setup.policy_trained + setup.critic_trained),
         "activations": saved_bytes(setup.shape, tokens, **options),
         "backward pass": backward_work_bytes(setup.shape, tokens, given, **options),
     }

@@ -149,11 +149,11 @@ class _Work:
         return times * flop * tokens / rate + reference
 
     def optimizer(self) -> float:
-        """Read weights, means and gradients, write all but the gradients."""
+        """Read weights, moments and gradients, write all but the gradients."""
         setup, given = self.setup, self.given
         trained = setup.policy_trained + setup.critic_trained
-        means = 8 if setup.optimizer == "adamw" else 2
-        moved = trained * (2 * (means + 4) + 4 + (2 if setup.bf16 else 0))
+        moments = 8 if setup.optimizer == "adamw" else 2
+        moved = trained * (2 * (moments + 4) + 4 + (2 if setup.bf16 else 0))
         if not setup.states_on_host:
             return setup.num_updates * moved / (self.bandwidth * given.optimizer_share)
         copied = trained * (4 + setup.element_bytes)

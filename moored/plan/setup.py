@@ -24,7 +24,9 @@ class Setup:
     optimizer: Literal["adamw", "adamw_8bit"]
     states_on_host: bool
     has_fast_sampler: bool
-    """It computes with the learner's own weights."""
+    """It has slots, and computes with the learner's own weights where these are trained whole."""
+    has_fast_learner: bool
+    """It has tree attention, and records the passes of small models as CUDA graphs."""
     num_groups: int
     group_size: int
     num_updates: int
@@ -69,19 +71,20 @@ class Setup:
 def setup_of(config: Config, shape: ModelShape) -> Setup:
     """What `config` comes to for a model of `shape` on a GPU."""
     optimizer, engine, rollout = config.optimizer, config.engine, config.rollout
-    checkpointing = engine.gradient_checkpointing
+    checkpointing, is_bf16 = engine.gradient_checkpointing, engine.dtype != "float32"
     episodes = rollout.num_groups * rollout.group_size
     evaluated = config.evaluation.num_tasks * config.evaluation.num_samples
     return Setup(
         shape=shape,
-        bf16=engine.dtype != "float32",
+        bf16=is_bf16,
         has_critic=load_algorithm(config.algorithm).needs_critic,
         has_reference=config.algorithm.kl_coef > 0.0,
         scores_old=config.algorithm.old_logprobs == "learner",
         lora_rank=optimizer.lora_rank,
-        optimizer=getattr(optimizer, "kind", "adamw"),
-        states_on_host=getattr(optimizer, "states", "device") == "host",
+        optimizer=optimizer.kind,
+        states_on_host=optimizer.states == "host",
         has_fast_sampler=shape.is_fast and engine.sampler != "plain",
+        has_fast_learner=shape.is_fast and engine.learner != "plain" and is_bf16,
         num_groups=rollout.num_groups,
         group_size=rollout.group_size,
         num_updates=min(optimizer.num_minibatches, episodes) * optimizer.num_epochs,

@@ -50,31 +50,27 @@ def test_checkpointing_keeps_only_the_inputs_of_layers():
 
 
 def test_the_backward_pass_needs_most_at_the_head_or_in_a_layer():
-    given = MemoryCoefficients(logits_per_chunk=30)
-    head = 2 * 40
-    # 10 tokens: 30 of 100 logits at a time, two gradients of the head, one of the hidden states.
-    at_head = 14 * 30 + 2 * head + 10 * 16
-    in_layer = 10 * 48 + 2 * 152 + head
-    found = backward_work_bytes(tiny(), 10, given, bf16=True, checkpointing=False)
-    assert found == in_layer == 864 > at_head == 740
-    # A head of its own is added to the gradients at once.
-    untied = tiny(is_tied=False)
-    assert backward_work_bytes(untied, 10, given, bf16=True, checkpointing=False) == 864 - head
-    # A layer that is computed again keeps all but its input for a while.
-    again = backward_work_bytes(tiny(), 10, given, bf16=True, checkpointing=True)
-    assert again == in_layer + 10 * (208 - 16)
-    # 10 logits fewer than a chunk: all of them.
+    def work(given, checkpointing=False, lora_rank=0, **changes):
+        options = {"bf16": True, "checkpointing": checkpointing, "lora_rank": lora_rank}
+        return backward_work_bytes(tiny(**changes), 10, given, **options)
+
+    # 10 tokens, 30 of 100 logits at a time: 4 bytes, derivatives of 2 bytes twice; the gradient of
+    # 40 weights of the head in float32, that of the hidden states.
+    narrow = MemoryCoefficients(logits_per_chunk=30)
+    assert work(narrow) == 8 * 30 + 4 * 40 + 10 * 16
+    # With few logits at a time most is needed when the head's gradient is rounded.
+    few = MemoryCoefficients(logits_per_chunk=10)
+    assert work(few) == 2 * 10 + (4 + 2) * 40 + 10 * 16
+    # No more than there are.
     wide = MemoryCoefficients(logits_per_chunk=1000)
-    assert backward_work_bytes(tiny(), 10, wide, bf16=True, checkpointing=False) == (
-        14 * 100 + 2 * head + 10 * 16
-    )
-    # A critic has no head, adapters no gradients of weights.
-    assert backward_work_bytes(
-        tiny(), 10, wide, bf16=True, checkpointing=False, has_head=False
-    ) == (10 * 48 + 2 * 152)
-    assert backward_work_bytes(tiny(), 10, wide, bf16=True, checkpointing=False, lora_rank=3) == (
-        14 * 100 + 10 * 16
-    )
+    assert work(wide) == 8 * 100 + 4 * 40 + 10 * 16
+    # Adapters: no gradient of the head.
+    assert work(wide, lora_rank=3) == 8 * 100 + 10 * 16
+    # A layer that is computed again keeps all but its input for a while, and needs 48 bytes; what
+    # lay behind the layers (32 + 4 + 16) is gone. The tied head waits for the embedding.
+    again = 10 * (208 - 16 + 48 - 52)
+    assert work(narrow, checkpointing=True) == again + 2 * 40
+    assert work(narrow, checkpointing=True, is_tied=False) == again
 
 
 @pytest.mark.parametrize("kind", ["LlamaConfig", "Qwen2Config", "Qwen3Config"])

@@ -54,12 +54,26 @@ def test_several_options_are_changed_together_where_none_helps_alone():
     found = planned(*words, preset="qwen2.5-3b", gpu="l40s")
     pieces = advice(found)
     assert len(pieces) == 1
-    # Neither adapters nor small micro-batches would do alone; KL is off already.
+    # Neither would do alone; less harm is done by the optimiser on the host than by adapters.
     assert dict(pieces[0].options) == {
         "engine.micro_batch_tokens": 2048,
-        "optimizer.lora_rank": 64,
+        "optimizer.states": "host",
     }
     assert plan(with_options(found.config, pieces[0].options), found.setup.shape, found.gpu).fits
+
+
+def test_advice_holds_for_what_is_typed():
+    """`algorithm.name=grpo` brings a KL term, and so a reference, unless the advice says not to."""
+    words = ["sokoban", "ppo", "qwen2.5-7b"]
+    given = load_config(read_presets(words))
+    found = plan(given, shape_of(given.model), GPUS["h200"])
+    pieces = advice(found)
+    assert any("algorithm.name" in piece.options for piece in pieces)
+    for piece in pieces:
+        typed = piece.text().partition(" (")[0].split()
+        again = load_config(read_presets(words), typed)
+        planned_again = plan(again, found.setup.shape, found.gpu)
+        assert planned_again.memory.peak_bytes / 2**30 == pytest.approx(piece.peak_gib)
 
 
 def test_where_nothing_helps_the_gpu_is_too_small():

@@ -103,10 +103,7 @@ def test_lora_computes_no_gradients_of_weights_and_publishes_sums():
 
 
 def test_states_on_the_host_are_updated_there():
-    given = config("optimizer.num_minibatches=2")
-    changed = given.optimizer.model_copy(update={"states": "host"})
-    setup = setup_of(given.model_copy(update={"optimizer": changed}), tiny())
-    found = plan_seconds(setup, UNIT, PLAIN, LENGTHS, rows=8, checkpointing=False)
+    found = seconds_of("optimizer.states=host")
     # Gradients go down (4), weights come back (2) at 10 bytes a second; 30 bytes at 20.
     optimizer = 2 * 348 * (6 / 10 + 30 / 20)
     assert found["update"] == pytest.approx(3 * POLICY_FLOP * 88 + optimizer)

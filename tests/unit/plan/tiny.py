@@ -33,6 +33,8 @@ def config(*options: str) -> Config:
 
 
 BARE = Coefficients(
-    memory=MemoryCoefficients(context_bytes=0, workspace_bytes=0, reserve_share=0.0)
+    memory=MemoryCoefficients(
+        context_bytes=0, workspace_bytes=0, reserve_share=0.0, recorded_to=0, released_from=0
+    )
 )
-"""Nothing but what follows from shapes."""
+"""Nothing but what follows from shapes, as for large models."""

@@ -1,0 +1,137 @@
+"""The planned peak of an update is that of the engine's own passes, followed allocation by
+allocation on tensors without data.
+
+The head's kernels are for GPUs alone; here they are replaced by what they allocate.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+
+from moored.plan.activations import backward_work_bytes, saved_bytes
+from moored.plan.coefficients import MemoryCoefficients
+from moored.plan.known import KNOWN
+from moored.plan.shapes import shape_from_config
+from tests.unit.plan.test_activations import use_bare_attention
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+passes = pytest.importorskip("moored.engine.passes")
+
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch.utils._pytree import tree_leaves  # noqa: E402
+
+LAYERS = 2
+CHUNK = 1 << 24
+MOST_OFF = 0.03
+"""The last chunk of logits may be smaller than the others; plans take it to be as large."""
+
+
+class Allocations(TorchDispatchMode):
+    """Bytes of all tensors that are alive, but for those of a model."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self._known = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}
+        self.now = self.peak = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, torch.Tensor):
+                self._see(tensor.untyped_storage())
+        return out
+
+    def _see(self, storage: Any) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._known:
+            return
+        self._known.add(key)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._forget, key, size)
+
+    def _forget(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.now -= size
+
+
+@pytest.fixture(autouse=True)
+def head_of_a_gpu(monkeypatch):
+    """Allocate what the kernels of a GPU do, and compute nothing."""
+
+    def summarize(logits, targets, beta, *, with_entropy):
+        return tuple(logits.new_empty(len(logits)) for _ in range(3))
+
+    def slopes(logits, *rest):
+        return torch.empty_like(logits, dtype=rest[-1])
+
+    def float_logits(hidden, weight):
+        return hidden.new_empty(len(hidden), len(weight), dtype=torch.float32)
+
+    monkeypatch.setattr(passes, "_head_operations", lambda kind: (summarize, slopes))
+    monkeypatch.setattr(passes, "float_logits", float_logits)
+    monkeypatch.setattr(passes, "_add_product", lambda total, left, right: None)
+    monkeypatch.setattr(passes, "LOGITS_PER_CHUNK", {"cpu": CHUNK, "cuda": CHUNK})
+
+
+def update_peak(config: Any, tokens: int, *, checkpointing: bool) -> tuple[int, int]:
+    """Bytes after the forward pass of a policy, and at the peak of the backward pass."""
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    use_bare_attention(model)
+    for layer in model.modules():
+        if "Norm" in type(layer).__name__:
+            layer.weight = torch.nn.Parameter(layer.weight.float())
+    embedding = model.get_input_embeddings()
+    embedding.register_forward_hook(lambda _, __, output: output.float())
+    if checkpointing:
+        model.gradient_checkpointing_enable()
+        for layer in model.modules():
+            layer.training = hasattr(layer, "gradient_checkpointing")
+    for weight in model.parameters():
+        weight.register_post_accumulate_grad_hook(lambda weight: setattr(weight, "grad", None))
+    line = torch.zeros(1, tokens, dtype=torch.long)
+    with Allocations(model) as seen:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            hidden = model.model(
+                input_ids=line.clone(),
+                position_ids=line.clone(),
+                attention_mask=torch.zeros(1, 1, 1, 1),
+                use_cache=False,
+            ).last_hidden_state
+            hidden = hidden.reshape(tokens, -1).index_select(0, line[0])
+            found = passes.token_logprobs(
+                model, hidden, line[0], temperature=1.0, with_entropy=True
+            )
+            loss = (found[0] + found[1]).sum()
+            del hidden, found
+        after_forward = seen.now
+        loss.backward()
+    return after_forward, seen.peak
+
+
+@pytest.mark.parametrize("model", ["Qwen/Qwen3-1.7B", "Qwen/Qwen2.5-7B"])
+@pytest.mark.parametrize("tokens", [1024, 8192])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_peak_of_an_update_is_as_planned(model, tokens, checkpointing):
+    facts = asdict(replace(KNOWN[model], num_hidden_layers=LAYERS))
+    config = transformers.AutoConfig.for_model(facts.pop("model_type"), **facts)
+    shape = shape_from_config(config.to_dict(), model)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        forward, peak = update_peak(config, tokens, checkpointing=checkpointing)
+    saved = saved_bytes(shape, tokens, bf16=True, checkpointing=checkpointing)
+    work = backward_work_bytes(
+        shape,
+        tokens,
+        MemoryCoefficients(logits_per_chunk=CHUNK),
+        bf16=True,
+        checkpointing=checkpointing,
+    )
+    # Three numbers for each token of the loss are left out.
+    assert forward == pytest.approx(saved, rel=1e-3)
+    assert peak == pytest.approx(saved + work, rel=MOST_OFF)
