@@ -22,6 +22,8 @@ class MemoryCoefficients:
     """cuBLAS takes 32 MiB for each of a few streams on Hopper; flash attention some sums."""
     reserve_share: float = 0.04
     """Of what comes and goes in a phase: blocks of the allocator that do not fit together."""
+    filled_share: float = 0.92
+    """Of the GPU's memory, up to which micro-batches are chosen: a plan may be a little short."""
     cache_share: float = 0.6
     """`CACHE_SHARE` of engine/fast/sampler.py: of the free memory, for keys and values."""
     min_sharers: int = 4

@@ -108,8 +108,9 @@ def choose_batch(
 ) -> tuple[int, bool]:
     """Tokens of a micro-batch, and whether to compute activations twice.
 
-    The largest size that fits; checkpointing, which is slower, only when none fits without. What
-    the configuration sets stays as it is; where nothing fits, the smallest choice is returned.
+    The largest size that fits with some memory to spare; checkpointing, which is slower, only when
+    none does without. What the configuration sets stays as it is; where nothing fits, the smallest
+    choice is returned.
     """
     return _choose(setup_of(config, shape), gpu, given)
 
@@ -118,7 +119,7 @@ def _choose(setup: Setup, gpu: Gpu, given: Coefficients) -> tuple[int, bool]:
     tokens, checkpointing = 0, False
     for tokens, checkpointing in _choices(setup):
         memory = plan_memory(setup, gpu, given.memory, tokens=tokens, checkpointing=checkpointing)
-        if memory.peak_bytes <= gpu.memory_bytes:
+        if memory.peak_bytes <= given.memory.filled_share * gpu.memory_bytes:
             break
     return tokens, checkpointing
 

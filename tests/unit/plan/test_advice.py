@@ -40,7 +40,7 @@ def test_every_piece_of_advice_fits_when_it_is_followed():
 
 
 def test_a_micro_batch_that_is_too_large_is_the_first_to_change():
-    words = ["engine.micro_batch_tokens=500000", "algorithm.name=grpo"]
+    words = ["engine.micro_batch_tokens=500000", "engine.gradient_checkpointing=false"]
     found = planned(*words, preset="qwen2.5-0.5b")
     assert not found.fits
     pieces = advice(found)
@@ -100,7 +100,10 @@ def test_a_plan_that_is_over_by_less_than_10_percent_is_tried():
     needed = found.memory.peak_bytes / 2**30
     refuse_what_cannot_fit(found.config, Gpu("close", needed / 1.09))
     # Where the choice of micro-batches is open a smaller GPU would do.
-    fixed = with_options(found.config, {"engine.micro_batch_tokens": 24576})
+    fixed = with_options(
+        found.config,
+        {"engine.micro_batch_tokens": 24576, "engine.gradient_checkpointing": False},
+    )
     with pytest.raises(MooredError, match="does not fit"):
         refuse_what_cannot_fit(fixed, Gpu("short", needed / 1.2))
 

@@ -211,12 +211,13 @@ def test_ppo_on_3_billion_parameters_with_critic_and_kl_by_hand():
 def test_coefficients_are_those_of_the_engine():
     pytest.importorskip("transformers")
     from moored.engine.fast import sampler, slots, stream
+    from moored.engine.local.engine import RELEASED_FROM
     from moored.engine.local.learner import MAX_RECORDED
     from moored.engine.passes import LOGITS_PER_CHUNK
 
     given = MEASURED.memory
     assert given.logits_per_chunk == LOGITS_PER_CHUNK["cuda"]
-    assert given.recorded_to == MAX_RECORDED
+    assert (given.recorded_to, given.released_from) == (MAX_RECORDED, RELEASED_FROM)
     assert given.prefill_tokens == stream.PREFILL_TOKENS
     assert given.min_sharers == slots.MIN_SHARERS
     assert (given.cache_share, given.min_rows) == (sampler.CACHE_SHARE, sampler.MIN_ROWS)

@@ -52,9 +52,15 @@ def exact_gpu(tokens: int, slack: int = 0) -> Gpu:
 
 def auto():
     """The choice is left open."""
-    given = config("engine.micro_batch_tokens=null", *MANY)
-    changed = given.engine.model_copy(update={"gradient_checkpointing": "auto"})
-    return given.model_copy(update={"engine": changed})
+    return config("engine.micro_batch_tokens=null", "engine.gradient_checkpointing=auto", *MANY)
+
+
+def test_some_memory_is_left_to_spare():
+    spare = replace(ACTIVATIONS, memory=replace(ACTIVATIONS.memory, filled_share=0.9))
+    gpu = exact_gpu(8192)
+    assert choose_batch(tiny(), auto(), gpu, given=spare) == (6144, False)
+    larger = Gpu("larger", gpu.memory_gib / 0.89)
+    assert choose_batch(tiny(), auto(), larger, given=spare) == (8192, False)
 
 
 def test_the_largest_micro_batch_that_fits_is_chosen():

@@ -29,12 +29,18 @@ def config(*options: str) -> Config:
     """GRPO without KL on 2 x 4 episodes, each of up to 16 tokens."""
     few = ["rollout.num_groups=2", "rollout.group_size=4", "rollout.max_context=16"]
     few += ["algorithm.name=grpo", "algorithm.kl_coef=0", "rollout.max_response_tokens=4"]
-    return load_config({}, [*few, "engine.micro_batch_tokens=100", *options])
+    few += ["engine.micro_batch_tokens=100", "engine.gradient_checkpointing=false"]
+    return load_config({}, [*few, *options])
 
 
 BARE = Coefficients(
     memory=MemoryCoefficients(
-        context_bytes=0, workspace_bytes=0, reserve_share=0.0, recorded_to=0, released_from=0
+        context_bytes=0,
+        workspace_bytes=0,
+        reserve_share=0.0,
+        filled_share=1.0,
+        recorded_to=0,
+        released_from=0,
     )
 )
 """Nothing but what follows from shapes, as for large models."""
