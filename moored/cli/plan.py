@@ -46,14 +46,14 @@ def plan_command(
     Takes a configuration as `moored train` does: `moored plan sokoban ppo qwen2.5-3b --gpu h100`.
     Exit code 1 when it does not fit.
     """
-    from moored.plan import Lengths, plan, shape_of
-    from moored.plan.seconds import PROMPT_TOKENS, longest_lengths
+    from moored.plan import longest_lengths, plan, shape_of
+    from moored.plan.seconds import PROMPT_TOKENS
 
     config = read_config(what or [])
     _check_is_planned(config)
     shape = shape_of(config.model)
     chosen, note = _choose_gpu(config, gpu, memory_gib, tflops, bandwidth)
-    lengths: Lengths = longest_lengths(
+    lengths = longest_lengths(
         config,
         prompt=prompt_tokens or PROMPT_TOKENS,
         turns=turns or _max_turns(config),
@@ -92,7 +92,7 @@ def _choose_gpu(
     if name is not None:
         return find_gpu(name, **figures), "as given"
     if len(given) == len(figures):
-        return find_gpu("GPU", **figures), "as given"
+        return find_gpu("unnamed", **figures), "as given"
     if given:
         raise MooredError(
             "--memory-gib, --tflops and --bandwidth describe a GPU together; give all three, or "

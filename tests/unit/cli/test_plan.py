@@ -98,7 +98,7 @@ def test_a_gpu_can_be_described(run):
     words = ["--memory-gib", "10", "--tflops", "100", "--bandwidth", "1"]
     code, out, _ = run("plan", "sokoban", "grpo", *words)
     assert code == 0
-    assert "GPU: GPU, 10.0 GiB (as given)" in out
+    assert "GPU: unnamed, 10.0 GiB (as given)" in out
     code, out, _ = run("plan", "sokoban", "grpo", "--gpu", "h200", "--memory-gib", "0.5")
     assert code == 1
 
