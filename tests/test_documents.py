@@ -19,6 +19,7 @@ from moored.config import Config, EnvConfig, Section
 from moored.reply import format_reply
 from moored.runlog.log import read_records
 from moored.sft.options import SftConfig
+from tests.warm import run_script, run_warm
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted(
@@ -27,10 +28,8 @@ DOCUMENTS = sorted(
 named = pytest.mark.parametrize("page", DOCUMENTS, ids=lambda p: p.relative_to(ROOT).as_posix())
 
 
-def run(*arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, cwd=ROOT, check=True
-    )
+def shown(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 0, done.stderr
     return done.stdout
 
 
@@ -41,7 +40,7 @@ def blocks(document: str, language: str) -> list[str]:
 def test_the_readme_is_short_and_its_example_prints_what_it_says():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 88
     (example,) = blocks("README.md", "python")
-    kept, reason = run("-c", example).splitlines()
+    kept, reason = shown(run_warm([], code=example, cwd=ROOT)).splitlines()
     assert f"# {kept}: train on these prompts" in example
     assert reason.startswith("Std/Mean of RV is")
 
@@ -270,11 +269,11 @@ def options_of(config: Config | SftConfig) -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.name)
 def test_examples_run(script):
-    assert run(str(script)).strip()
+    assert shown(run_script(script, cwd=ROOT)).strip()
 
 
 def test_the_example_tells_health_from_collapse():
-    text = run("examples/00_select_and_diagnose.py")
+    text = shown(run_script(ROOT / "examples" / "00_select_and_diagnose.py", cwd=ROOT))
     assert "train on prompts [0, 2, 5]" in text
     assert "healthy: diverse" in text
     assert "collapsed: template_collapse" in text

@@ -22,6 +22,10 @@ from typing import IO, Any
 
 ROOT = Path(__file__).parent.parent
 MAIN = "from moored.cli.main import main; main()"
+SCRIPT = (
+    "import os, runpy, sys; del sys.argv[0]; sys.path[0] = os.path.dirname(sys.argv[0]); "
+    "runpy.run_path(sys.argv[0], run_name='__main__')"
+)
 POLL_S = 0.005
 # Of torch, and of the allocator of pyarrow: a fork would lose them.
 WITHOUT_THREADS = {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
@@ -100,6 +104,13 @@ def run_warm(
     process = WarmProcess(words, code=code, cwd=cwd, env=env)
     out, err = process.communicate()
     return subprocess.CompletedProcess(list(words), process.wait(), out, err)
+
+
+def run_script(
+    script: Path, *words: str | Path, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """`python script words…` run to its end."""
+    return run_warm([script.resolve(), *words], code=SCRIPT, cwd=cwd)
 
 
 def main_on_full_disk(max_bytes: int) -> str:

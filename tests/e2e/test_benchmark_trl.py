@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.warm import run_script
 
 SCRIPT = Path(__file__).parent.parent.parent / "benchmarks" / "train_step.py"
 
@@ -17,8 +17,8 @@ def test_trl_trains_on_as_many_tokens_as_moored(tmp_path):
     out = tmp_path / "step.json"
     words = "--device cpu --groups 2 --group-size 2 --reply-tokens 4 --repeats 1"
     # A process of its own: TRL gives warnings that are not about our code.
-    command = [sys.executable, str(SCRIPT), *words.split(), "--trl-micro-batch", "2"]
-    subprocess.run([*command, "--out", str(out)], check=True, capture_output=True, text=True)
+    done = run_script(SCRIPT, *words.split(), "--trl-micro-batch", "2", "--out", out)
+    assert done.returncode == 0, done.stderr
     (pair,) = json.loads(out.read_text())["figures"]["pairs"]
     # 2 tasks x 2 replies x 4 tokens
     assert pair["moored"]["tokens"] == pair["trl"]["tokens"] == [16]

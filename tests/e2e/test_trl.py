@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
-import subprocess
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from tests.e2e.trl_runs import (
     write_dialogues,
     write_thoughts,
 )
+from tests.warm import WarmProcess, run_warm
 
 pytest.importorskip("trl")
 # TRL and what it imports give warnings that are not about our code.
@@ -255,16 +256,24 @@ def test_the_alarm_stops_the_run_if_asked_to():
 
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory) -> Path:
+    """Gradients and logs of two processes, told of each other as torchrun does."""
     folder = tmp_path_factory.mktemp("two")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    done = subprocess.run(
-        [*launch, "-m", "tests.e2e.trl_runs", str(folder)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    code = "from tests.e2e.trl_runs import several_processes; several_processes()"
+    both = [
+        WarmProcess(
+            [folder],
+            code=code,
+            cwd=ROOT,
+            env={**shared, "MASTER_PORT": str(port), "RANK": rank, "LOCAL_RANK": rank},
+        )
+        for rank in ("0", "1")
+    ]
+    for process in both:
+        _, said = process.communicate()
+        assert process.returncode == 0, said[-3000:]
     return folder
 
 
@@ -309,9 +318,7 @@ def test_the_documented_examples_run(tmp_path):
 
 
 def run_block(code: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False
-    )
+    done = run_warm([], code=code, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.unit.verl_batches import needs_verl
+from tests.warm import run_warm
 
 pytestmark = needs_verl
 ROOT = Path(__file__).parent.parent.parent
@@ -18,12 +17,8 @@ ROOT = Path(__file__).parent.parent.parent
 
 @pytest.fixture(scope="module")
 def steps() -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.e2e.verl_step"],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-    )
+    code = "import warnings; warnings.simplefilter('ignore'); "
+    done = run_warm([], code=code + "from tests.e2e.verl_step import main; main()", cwd=ROOT)
     assert done.returncode == 0, done.stderr[-4000:]
     line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT "))
     return json.loads(line.removeprefix("RESULT "))

@@ -1,6 +1,6 @@
 """Runs of TRL on the embedded nano model, with completions that are fixed or sampled.
 
-As a module under torchrun it is the several-process half of `test_trl.py`.
+`several_processes` is what the processes of `test_trl.py` run.
 """
 
 from __future__ import annotations
@@ -178,8 +178,9 @@ def write_thoughts(prompts, trainer):
     return found
 
 
-def several_processes(folder: Path) -> None:
-    """What every process of the test below runs; the first one saves the gradients."""
+def several_processes() -> None:
+    """What each of two processes runs; the first one saves the gradients in the folder."""
+    folder = Path(sys.argv[1])
     from moored.integrations.trl import CollapseOptions
 
     for layout, loss_types in TWO_PROCESSES.items():
@@ -195,7 +196,3 @@ def several_processes(folder: Path) -> None:
             )
             if run.trainer.accelerator.is_main_process:
                 torch.save((run.gradients, run.log), folder / f"{layout}_{loss_type}.pt")
-
-
-if __name__ == "__main__":
-    several_processes(Path(sys.argv[1]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,26 +14,18 @@ from moored.cli.main import main
 
 pytest.importorskip("transformers")
 from moored.sft import loop
+from tests.warm import WarmProcess
 
-ROOT = Path(__file__).parents[3]
-ENTRY = "from moored.cli.main import main; main()"
 NUM_STEPS = 16
 SLOWLY = ["env=tests.unit.sft.lessons:Slow", f"num_steps={NUM_STEPS}", "checkpoint_every=4"]
 SLOWLY += ["batch_tokens=1", "evaluation.num_tasks=0", "evaluation.num_dialogues=2"]
 
 
-def launch(folder: Path, *words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", ENTRY, "sft", *words],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-    )
+def launch(folder: Path, *words: str) -> WarmProcess:
+    return WarmProcess(["sft", *words], cwd=folder)
 
 
-def wait_for_steps(run: Path, count: int, process: subprocess.Popen[str]) -> None:
+def wait_for_steps(run: Path, count: int, process: WarmProcess) -> None:
     log = run / "metrics.jsonl"
     while not log.exists() or log.read_bytes().count(b"\n") < count:
         assert process.poll() is None, process.communicate()
