@@ -30,7 +30,7 @@ from harness import (
 from rich.table import Table
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from moored.engine.fast.tree_attention import _attend as tree_attend
+from moored.engine.fast.tree_attention import attend_tree as tree_attend
 from moored.engine.packing import Tree
 
 

@@ -62,13 +62,14 @@ def tree_attention(
         )
     q, k, v = (tensor[0].transpose(0, 1).to(value.dtype) for tensor in (query, key, value))
     scale = scaling or query.shape[-1] ** -0.5
-    return _attend(q, k, v, tree, scale)[None], None  # pyright: ignore[reportCallIssue]
+    return attend_tree(q, k, v, tree, scale)[None], None  # pyright: ignore[reportCallIssue]
 
 
 @torch.compiler.disable
-def _attend(
+def attend_tree(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tree: Tree, scale: float
 ) -> torch.Tensor:
+    """q (N, heads, width), k and v (N, KV heads, width) -> (N, heads, width)."""
     return _TreeAttention.apply(q, k, v, tree, scale)  # pyright: ignore[reportReturnType]
 
 
@@ -142,7 +143,9 @@ def _forward_cuda(
     seen, seen_lse, *extra = _cuda_forward(
         q[first:], k[:first], v[:first], *cross, 0.0, False, False, scale=scale
     )[:4]
-    _merge(out[first:], lse[:, first:], seen, seen_lse)
+    from moored.engine.fast.layer_kernels import merge
+
+    merge(out[first:], lse[:, first:], seen, seen_lse)
     return out, lse, [*own_extra, *extra]
 
 

@@ -21,6 +21,7 @@ from torch import nn
 from moored.config import Config
 from moored.engine.base import TermGradients
 from moored.engine.fast.graphs import HOST, MOST_PADDING, Graphs, Outputs, Pass
+from moored.engine.fast.layers import fuse_layers
 from moored.engine.fast.tree_attention import use_tree_attention
 from moored.engine.gradients import MAX_NUMBERS, Gradients, chosen_weights, keep_gradients
 from moored.engine.local.precision import compute_in_bfloat16
@@ -85,6 +86,8 @@ class LocalLearner:
         self.bf16 = uses_bf16(self.config.engine.dtype, self.device)
         is_plain = self.config.engine.learner == "plain"
         self._uses_tree = not is_plain and use_tree_attention(model, bf16=self.bf16)
+        if self._uses_tree and self.device.type == "cuda" and not self.config.engine.compile:
+            fuse_layers(model)
         if self.config.engine.gradient_checkpointing is True and trains:
             plain_model(model).gradient_checkpointing_enable()
         self.critic = Critic(model).to(self.device) if with_critic and trains else None

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 
-from moored.engine.fast.tree_attention import _attend, use_tree_attention
+from moored.engine.fast.tree_attention import attend_tree, use_tree_attention
 from moored.engine.packing import Tree, micro_batches, pack, to_line, to_tensors
 from moored.engine.passes import hidden_states
 from moored.types import Prompt
@@ -55,7 +55,7 @@ def test_outputs_and_gradients_equal_masked_attention(tree, kv_heads):
         attn_mask=seen,
         scale=0.3,
     ).transpose(0, 1)
-    found = _attend(q, k, v, tree, 0.3)  # pyright: ignore[reportCallIssue]
+    found = attend_tree(q, k, v, tree, 0.3)  # pyright: ignore[reportCallIssue]
     torch.testing.assert_close(found, expected)
     for ours, plain in zip(
         torch.autograd.grad(found, (q, k, v), upstream),

@@ -1,0 +1,122 @@
+"""Kernels of a training pass against autograd over the same operations in plain torch.
+
+They run on a GPU, or without one under Triton's interpreter: TRITON_INTERPRET=1 pytest …
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+
+pytest.importorskip("triton")
+if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("neither a GPU nor TRITON_INTERPRET=1", allow_module_level=True)
+from moored.engine.fast import layer_kernels as kernels
+from moored.engine.fast import layers
+from moored.engine.fast import tree_attention as trees
+from moored.engine.packing import Tree
+
+pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def some(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+@pytest.mark.parametrize("width", [5, 64, 300])
+def test_norms_and_their_derivatives(width: int):
+    x, weight, grad = some(7, width).requires_grad_(), some(width, seed=1).requires_grad_(), None
+    expected = weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5))
+    grad = some(7, width, seed=2)
+    expected.backward(grad)
+    out, scales = kernels.norm(x.detach(), weight.detach(), 1e-5, torch.float32)
+    d_x, d_weight = kernels.norm_backward(grad, x.detach(), weight.detach(), scales)
+    torch.testing.assert_close(out, expected.detach(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(d_x, x.grad, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(d_weight, weight.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_the_gradient_of_a_weight_adds_up_over_more_rows_than_programs(monkeypatch):
+    monkeypatch.setattr(kernels, "NORM_PROGRAMS", 3)
+    x, weight, grad = some(8, 16).requires_grad_(), some(16, seed=1).requires_grad_(), some(8, 16)
+    (weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5))).backward(grad)
+    _, scales = kernels.norm(x.detach(), weight.detach(), 1e-5, torch.float32)
+    _, d_weight = kernels.norm_backward(grad, x.detach(), weight.detach(), scales)
+    torch.testing.assert_close(d_weight, weight.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_gated_units_and_their_derivatives():
+    gate, up = some(3, 700).requires_grad_(), some(3, 700, seed=1).requires_grad_()
+    grad = some(3, 700, seed=2)
+    expected = F.silu(gate) * up
+    expected.backward(grad)
+    torch.testing.assert_close(kernels.silu_mul(gate.detach(), up.detach()), expected.detach())
+    d_gate, d_up = kernels.silu_mul_backward(grad, gate.detach(), up.detach())
+    torch.testing.assert_close(d_gate, gate.grad, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(d_up, up.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_rotations_turn_halves_against_each_other_and_back():
+    x, angles = some(6, 3, 16), some(6, 8, seed=1)
+    both = torch.cat([angles, angles], dim=-1)
+    cos, sin = both.cos(), both.sin()
+    turned = kernels.rotate(x, cos, sin, 1.0)
+    half = torch.cat([-x[..., 8:], x[..., :8]], dim=-1)
+    torch.testing.assert_close(turned, x * cos[:, None] + half * sin[:, None])
+    torch.testing.assert_close(kernels.rotate(turned, cos, sin, -1.0), x, rtol=1e-4, atol=1e-5)
+
+
+def test_two_parts_merge_into_one_softmax():
+    out, other, lse, other_lse = some(5, 3, 16), some(5, 3, 16, seed=1), some(3, 9), some(3, 5)
+    lse[:, 5] = 40.0
+    expected = out.clone(), lse.clone()
+    trees._merge(expected[0], expected[1][:, 4:], other, other_lse)
+    kernels.merge(out, lse[:, 4:], other, other_lse)
+    torch.testing.assert_close(out, expected[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(lse, expected[1], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+def test_fused_layers_compute_what_the_model_does_and_so_do_copies(kind: str, monkeypatch):
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(
+        kind,
+        vocab_size=64,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        intermediate_size=48,
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config).to(DEVICE)
+    # In float32, which flash attention on a GPU does not know: take the other one there.
+    monkeypatch.setattr(trees, "_forward_cuda", trees._forward_cpu)
+    monkeypatch.setattr(trees, "_backward_cuda", trees._backward_cpu)
+    if DEVICE.type == "cuda":
+        pytest.skip("the learner's tests compare gradients in bfloat16 there")
+    assert trees.use_tree_attention(model, bf16=False)
+    fused = copy.deepcopy(model)
+    layers.fuse_layers(fused)
+    ids = torch.arange(12)[None] % 64
+    tree, places = Tree((5,), ((4, 3),)), torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7, 8, 5, 6, 7]])
+    found = []
+    for each in (model, fused, copy.deepcopy(fused)):
+        each.zero_grad()
+        mask = torch.zeros(1, 1, 1, 1)
+        out = each.model(
+            input_ids=ids, position_ids=places, attention_mask=mask, use_cache=False, tree=tree
+        ).last_hidden_state
+        (out * some(1, 12, 32)).sum().backward()
+        found.append([out.detach(), *(weight.grad for weight in each.model.parameters())])
+    for mine in found[1:]:
+        for one, other in zip(mine, found[0], strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        torch.testing.assert_close(fused(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-5)
