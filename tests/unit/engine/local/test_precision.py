@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import peft
 import pytest
@@ -18,7 +20,7 @@ from moored.types import Prompt
 BF16 = {"engine": {"dtype": "bfloat16"}}
 
 
-def tiny_model(device: str = "cpu", **options):
+def tiny_model(device: str = "cpu", **options) -> Any:
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=64,
@@ -29,7 +31,8 @@ def tiny_model(device: str = "cpu", **options):
         intermediate_size=64,
         **{"tie_word_embeddings": True, **options},
     )
-    return transformers.LlamaForCausalLM(config).to(device)
+    model: Any = transformers.LlamaForCausalLM(config)
+    return model.to(device)
 
 
 def with_lora(model):
@@ -225,7 +228,7 @@ def test_embeddings_that_scale_by_their_own_precision_stay_exact():
         head_dim=16,
         intermediate_size=64,
     )
-    model = transformers.Gemma3ForCausalLM(config)
+    model: Any = transformers.Gemma3ForCausalLM(config)
     compute_in_bfloat16(model)
     assert model.model.embed_tokens.weight.dtype == torch.float32
     assert model.model.layers[0].mlp.down_proj.weight.dtype == torch.bfloat16
