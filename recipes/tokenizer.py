@@ -12,24 +12,27 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
+from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from moored.reply import TAGS
+from moored.sft.options import SftEnvConfig, load_sft_config
+from moored.sft.source import open_source
 from moored.types import Message
-from recipes.demonstrations import MIX, Dialogue, make_dialogue
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+RECIPE = Path(__file__).with_name("embedded.yaml")
 PAD, START, END = "<|pad|>", "<|im_start|>", "<|im_end|>"
 VOCAB_SIZE = 1024
 MAX_POSITIONS = 2048
 NUM_SAMPLES = 3000
-"""Dialogues the tokenizer is trained on; always those of seed 0, so all models share it."""
+"""Dialogues the tokenizer is trained on; always the first of the recipe: all models share it."""
 
 MIN_PHRASE_CHARS = 8
 MIN_PHRASE_SHARE = 0.1
@@ -64,6 +67,14 @@ CHAT_TEMPLATE = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Dialogue:
+    """One demonstrated episode, ending with a reply."""
+
+    spec: SftEnvConfig
+    messages: tuple[Message, ...]
+
+
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """Train the tokenizer and wrap it for transformers."""
     from transformers import PreTrainedTokenizerFast
@@ -82,9 +93,15 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 def sample_dialogues() -> list[Dialogue]:
     """The dialogues the tokenizer is trained on, about as many of each environment."""
-    num_specs = Counter(spec.env for spec in MIX)
-    mix = tuple(replace(spec, weight=1 / num_specs[spec.env]) for spec in MIX)
-    return [make_dialogue(0, index, mix) for index in range(NUM_SAMPLES)]
+    config = load_sft_config(RECIPE)
+    num_specs = Counter(spec.name for spec in config.env)
+    dialogues = []
+    for spec in config.env:
+        source = open_source(config.model_copy(update={"env": [spec]}))
+        count = NUM_SAMPLES // (len(num_specs) * num_specs[spec.name])
+        dialogues += [Dialogue(spec, tuple(source.train(index))) for index in range(count)]
+        source.close()
+    return dialogues
 
 
 def train_bpe(dialogues: Sequence[Dialogue]) -> Tokenizer:
@@ -116,8 +133,8 @@ def train_bpe(dialogues: Sequence[Dialogue]) -> Tokenizer:
 def constant_phrases(dialogues: Sequence[Dialogue]) -> list[str]:
     """Text all prompts of an environment share: whole lines, or what stands between numbers."""
     phrases: dict[str, None] = {}
-    for env in dict.fromkeys(dialogue.spec.env for dialogue in dialogues):
-        prompts = [_prompt_lines(d.messages) for d in dialogues if d.spec.env == env]
+    for env in dict.fromkeys(dialogue.spec.name for dialogue in dialogues):
+        prompts = [_prompt_lines(d.messages) for d in dialogues if d.spec.name == env]
         line_counts = Counter(line for lines in prompts for line in set(lines))
         fixed = {line for line, count in line_counts.items() if count == len(prompts)}
         counts = Counter(part for lines in prompts for part in set(_parts(lines, fixed)))
@@ -156,16 +173,12 @@ def print_costs() -> None:
     dialogues = sample_dialogues()
     print(f"{len(tokenizer)} tokens, {len(constant_phrases(dialogues))} of them phrases")
     print(f"{'system':>6} {'prompt':>6} {'reply':>6}  task")
-    for spec in MIX:
-        prompts = [
-            d.messages
-            for d in dialogues
-            if (d.spec.env, d.spec.options) == (spec.env, spec.options)
-        ]
+    for spec in load_sft_config(RECIPE).env:
+        prompts = [d.messages for d in dialogues if d.spec == spec]
         system = count_tokens(tokenizer, prompts[0][:1])
         prompt = mean(count_tokens(tokenizer, messages[:2]) for messages in prompts)
         reply = mean(len(tokenizer.encode(messages[2].text + END)) for messages in prompts)
-        print(f"{system:6} {prompt:6.0f} {reply:6.0f}  {spec.env} {dict(spec.options)}")
+        print(f"{system:6} {prompt:6.0f} {reply:6.0f}  {spec.name} {spec.options}")
 
 
 if __name__ == "__main__":

@@ -15,10 +15,10 @@ import pytest
 import yaml
 
 from moored import __version__
-from moored.config import Config, EnvConfig, Section
+from moored.config import Config, Section
 from moored.reply import format_reply
 from moored.runlog.log import read_records
-from moored.sft.options import SftConfig
+from moored.sft.options import SftConfig, SftEnvConfig
 from tests.warm import run_script, run_warm
 
 ROOT = Path(__file__).parent.parent
@@ -253,7 +253,7 @@ def test_every_option_that_a_document_names_exists(page):
     text = page.read_text()
     known = options_of(Config())
     if "moored sft" in text:
-        for section, names in options_of(SftConfig(env=[EnvConfig(name="bandit")])).items():
+        for section, names in options_of(SftConfig(env=[SftEnvConfig(name="bandit")])).items():
             known[section] = known.get(section, set()) | names
     pattern = rf"(?<![\w./])({'|'.join(known)})\.(\w+)(?:=|`)"
     for section, option in re.findall(pattern, text):

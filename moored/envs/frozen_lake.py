@@ -271,15 +271,6 @@ class FrozenLake(Game[Lake]):
         way = name_way(player, goals[0])
         return f"{', '.join(places)}. {fill('{Go|Goal}', rng)} {way}."
 
-    def actions_to_goal(self, actions: Sequence[str]) -> int:
-        """How many of the actions lead to the goal if nothing slips; all of them if none does."""
-        cell = self._cell
-        for count, action in enumerate(actions, start=1):
-            cell = self._lake.move(cell, DIRECTIONS.index(action))
-            if self._lake.tiles[cell] == "G":
-                return count
-        return len(actions)
-
     def _cells_of(self, tile: str) -> list[tuple[int, int]]:
         cells = (cell for cell, found in enumerate(self._lake.tiles) if found == tile)
         return [divmod(cell, self._lake.num_cols) for cell in cells]

@@ -1,8 +1,8 @@
 """What an environment may offer beside `oracle`, so that its demonstrations are more than answers.
 
-Each of the three methods is optional. `moored sft` and the recipes of the embedded models call
-them in the state that the next reply will meet: after `reset`, or after a `step` that did not end
-the episode. Randomness is an argument, so demonstrations repeat.
+Each of the three methods is optional. `moored sft` calls them in the state that the next reply will
+meet: after `reset`, or after a `step` that did not end the episode. Randomness is an argument, so
+demonstrations repeat.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ without them, facts become stock phrases, and spoilt answers and guesses the ora
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -61,15 +60,14 @@ def play(
     *,
     kind: Kind = "grounded",
     noise: float = 0.3,
-    answer_of: Callable[[Environment], str] = lambda env: env.oracle(),
 ) -> Episode:
-    """Play one episode to its end; `answer_of` may improve on the oracle's answers.
+    """Play one episode to its end.
 
     Where neither the oracle nor a guess has an answer, it ends with the last reply there was.
     """
     messages = env.reset(task_seed, episode_seed=rng.getrandbits(31))
     is_valid, success = True, False
-    while (reply := write_reply(env, kind, noise, rng, answer_of)) is not None:
+    while (reply := write_reply(env, kind, noise, rng)) is not None:
         messages.append(Message("assistant", reply))
         result = env.step(reply)
         is_valid, success = is_valid and result.is_valid, result.success
@@ -81,19 +79,13 @@ def play(
     return Episode(tuple(messages), is_valid, success)
 
 
-def write_reply(
-    env: Environment,
-    kind: Kind,
-    noise: float,
-    rng: random.Random,
-    answer_of: Callable[[Environment], str],
-) -> str | None:
+def write_reply(env: Environment, kind: Kind, noise: float, rng: random.Random) -> str | None:
     """One reply to the state that the environment is in; None where no answer is known."""
     if kind == "plain":
         reasoning = write_boilerplate(rng)
-        answer = env.guess(rng) if isinstance(env, Guesses) else answer_of(env)
+        answer = env.guess(rng) if isinstance(env, Guesses) else env.oracle()
         return format_reply(reasoning, answer) if answer else None
-    answer = answer_of(env)
+    answer = env.oracle()
     if not answer:
         if not isinstance(env, Guesses):
             return None

@@ -43,6 +43,13 @@ class DemonstrationConfig(Section):
     """Chance that an action of a spoilt answer is replaced by a random one."""
 
 
+class SftEnvConfig(EnvConfig):
+    """One environment of the mix, and how its episodes are written."""
+
+    demonstrations: DemonstrationConfig | None = None
+    """Kinds of replies in this environment; null: as in the section `demonstrations`."""
+
+
 class SftOptimizerConfig(UpdateConfig):
     """How the weights are updated."""
 
@@ -84,7 +91,7 @@ class SftConfig(Options):
     """Optimiser steps."""
     model: str = "nano"
     """`nano`, `mini`, `smollm2`, a folder, or a hub id."""
-    env: list[EnvConfig] = Field(default=[])
+    env: list[SftEnvConfig] = Field(default=[])
     """What is demonstrated, several by weight; with `dialogues`, what the model is tried on."""
     dialogues: str | None = None
     """JSON lines of dialogues to learn from instead of the oracles' episodes."""
@@ -176,5 +183,5 @@ def engine_config(config: SftConfig) -> Config:
         },
     }
     if config.env:
-        data["env"] = [spec.model_dump() for spec in config.env]
+        data["env"] = [spec.model_dump(exclude={"demonstrations"}) for spec in config.env]
     return load_config(data)

@@ -5,6 +5,7 @@ so that a resumed run goes on with the dialogue after the last one it learnt.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import lru_cache
 from typing import Protocol
@@ -60,9 +61,15 @@ class OracleSource:
     """Episodes that the environments' oracles play: of train tasks, or of validation tasks."""
 
     def __init__(
-        self, specs: list[EnvConfig], traces: TraceMix, *, num_held_out: int, seed: int
+        self,
+        specs: Sequence[EnvConfig],
+        traces: Sequence[TraceMix],
+        *,
+        num_held_out: int,
+        seed: int,
     ) -> None:
-        self._mix, self._traces, self._seed = EnvMix(specs), traces, seed
+        """`traces` says for each of `specs` how its episodes are written."""
+        self._mix, self._traces, self._seed = EnvMix(specs), tuple(traces), seed
         self.num_held_out = num_held_out
         with ExitStack() as stack:
             self._envs = [stack.enter_context(open_env(s.name, **s.options)) for s in specs]
@@ -80,9 +87,10 @@ class OracleSource:
         """The `index`-th episode of a split."""
         rng = random.Random(f"sft {self._seed} {split} {index}")
         entry = self._mix.index_of_group(index, seed=self._seed)
-        kind, task_seed = self._traces.draw(rng), rng.choice(SPLIT_SEEDS[split])
+        traces = self._traces[entry]
+        kind, task_seed = traces.draw(rng), rng.choice(SPLIT_SEEDS[split])
         try:
-            return play(self._envs[entry], task_seed, rng, kind=kind, noise=self._traces.noise)
+            return play(self._envs[entry], task_seed, rng, kind=kind, noise=traces.noise)
         except Exception as error:
             raise EnvError(
                 f"environment {self._mix.names[entry]!r} failed while its oracle played task "
@@ -112,6 +120,6 @@ def open_source(config: SftConfig) -> Source:
     most = config.evaluation.num_dialogues
     if config.dialogues is not None:
         return FileSource(read_dialogues(config.dialogues), num_held_out=most, seed=config.seed)
-    given = config.demonstrations
-    traces = TraceMix(given.grounded, given.noised, given.noise)
+    given = [spec.demonstrations or config.demonstrations for spec in config.env]
+    traces = [TraceMix(each.grounded, each.noised, each.noise) for each in given]
     return OracleSource(config.env, traces, num_held_out=most, seed=config.seed)

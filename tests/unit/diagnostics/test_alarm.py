@@ -127,9 +127,13 @@ def test_information_that_never_was_above_zero_raises_no_alarm(error):
 
 
 def test_a_chance_rise_from_zero_is_nothing_to_fall_from():
-    # The second level is 0.0104 with an error of sqrt(0.001^2 + 0.012^2 + 0.011^2) / 3 = 0.0054:
-    # less than two errors above 0, though 18 times the error of a typical look.
-    series = [(0.001, 0.001), (0.002, 0.001), (0.015, 0.012), (0.014, 0.011), *[(0.001, 0.001)] * 3]
+    # MI and standard errors of a GRPO run on `code` whose reasoning was stock phrases. Looks 3 to 5
+    # are at 0.010 with an error of sqrt(0.0089^2 + 0.0127^2 + 0.0012^2) / 3 = 0.0052: less than two
+    # errors above 0, though 14 times the error of a typical level.
+    series = [
+        *[(0.0014, 0.0019), (0.0021, 0.0006), (0.0151, 0.0089), (0.0139, 0.0127)],
+        *[(0.0009, 0.0012), (0.0010, 0.0011), (0.0000, 0.0005)],
+    ]
     watch = CollapseAlarm()
     assert [watch.update(s, mi, 1.0, error) for s, (mi, error) in enumerate(series)] == [None] * 7
     assert watch.has_nothing_to_lose

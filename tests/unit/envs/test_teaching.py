@@ -44,15 +44,6 @@ def test_frozen_lake_names_player_goal_and_holes():
     assert said.endswith("Down 1, Right 3.")
 
 
-def test_a_lake_knows_after_how_many_actions_the_goal_is_reached():
-    lake: Any = make_env("frozen_lake", map=LAKE)
-    lake.reset(0)
-    # Up and back, three to the right, down onto the goal.
-    plan = ["Up", "Down", "Right", "Right", "Right", "Down", "Left", "Up"]
-    assert lake.actions_to_goal(plan) == 6
-    assert lake.actions_to_goal(["Left", "Left"]) == 2
-
-
 def test_countdown_works_out_its_expression():
     assert working("3 * (2 + 4) - 10 / 4") == [
         "2 + 4 = 6.",

@@ -16,7 +16,8 @@ from moored.reply import parse_reply
 from moored.sft import source as sources
 from moored.sft.boilerplate import write_boilerplate
 from moored.sft.demonstrations import TraceMix, play
-from moored.sft.source import OracleSource
+from moored.sft.options import load_sft_config
+from moored.sft.source import OracleSource, open_source
 from tests.unit.sft.lessons import LETTERS, Copy, Lost, Taught
 
 BUILT_IN = (
@@ -98,7 +99,7 @@ def test_an_episode_is_a_function_of_seed_split_and_number(monkeypatch):
         sources, "play", lambda env, seed, *a, **k: seeds.append(seed) or play(env, seed, *a, **k)
     )
     specs = [EnvConfig(name="bandit"), EnvConfig(name="tests.unit.sft.lessons:Copy", weight=2.0)]
-    one, two = (OracleSource(specs, TraceMix(), num_held_out=4, seed=3) for _ in range(2))
+    one, two = (OracleSource(specs, [TraceMix()] * 2, num_held_out=4, seed=3) for _ in range(2))
     assert [one.train(i) for i in range(6)] == [two.train(i) for i in reversed(range(6))][::-1]
     assert {split_of_seed(seed) for seed in seeds} == {"train"}
     seeds.clear()
@@ -108,10 +109,20 @@ def test_an_episode_is_a_function_of_seed_split_and_number(monkeypatch):
     assert heads[True] == pytest.approx(20, abs=2)
 
 
+def test_an_environment_of_the_mix_may_have_its_own_kinds_of_replies():
+    given = {"env": [{"name": "bandit"}, {"name": "sokoban", "demonstrations": {"grounded": 0}}]}
+    source = open_source(load_sft_config(given))
+    replies = [source.train(index)[2].text for index in range(40)]
+    source.close()
+    grounded = [" is risky" in reply or " is safe" in reply for reply in replies]
+    places = ["box at (" in reply for reply in replies]
+    assert sum(grounded) == pytest.approx(20, abs=2) and not any(places)
+
+
 def test_an_environment_without_an_oracle_is_refused():
     with pytest.raises(ConfigError) as caught:
         OracleSource(
-            [EnvConfig(name="tests.unit.sft.lessons:Mute")], TraceMix(), num_held_out=0, seed=0
+            [EnvConfig(name="tests.unit.sft.lessons:Mute")], [TraceMix()], num_held_out=0, seed=0
         )
     assert str(caught.value) == (
         "environment 'tests.unit.sft.lessons:Mute' has no oracle to learn from (mute: no good "
@@ -121,7 +132,7 @@ def test_an_environment_without_an_oracle_is_refused():
 
 def test_an_environment_that_fails_is_named_with_its_task():
     spec = EnvConfig(name="tests.unit.sft.lessons:Broken", options={"max_turns": 2})
-    source = OracleSource([spec], TraceMix(), num_held_out=0, seed=0)
+    source = OracleSource([spec], [TraceMix()], num_held_out=0, seed=0)
     with pytest.raises(EnvError) as caught:
         source.train(0)
     assert re.fullmatch(
@@ -133,7 +144,7 @@ def test_an_environment_that_fails_is_named_with_its_task():
 
 @pytest.mark.parametrize("name", ["search", "webshop"])
 def test_environments_with_something_shared_are_played_too(name):
-    source = OracleSource([EnvConfig(name=name)], TraceMix(), num_held_out=0, seed=0)
+    source = OracleSource([EnvConfig(name=name)], [TraceMix()], num_held_out=0, seed=0)
     try:
         episodes = [source.episode(index) for index in range(3)]
     finally:
