@@ -8,23 +8,23 @@ An image becomes the text that `image_text` gives it, and travels with the ids i
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise, takewhile
+from itertools import accumulate, chain, takewhile
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from moored.errors import MooredError
 from moored.reply import THINK_TAGS, find_parts, format_reply, open_think
+from moored.rollout.encode import ChunkEncoder
 from moored.types import Content, Message, Prompt, Span, content_images
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase, TokenizersBackend
+    from transformers import PreTrainedTokenizerBase
 
-CACHED_CHUNKS = 4096
+CACHED_BETWEEN = 4096
 CACHED_STARTS = 1024
 CACHED_PIECES = 1 << 16
 
@@ -70,14 +70,13 @@ class Renderer:
         self.tokenizer = tokenizer
         self._options = dict(template_options or {})
         self._image_text = image_text
-        self._borders = self._find_borders()
+        self._encoder = ChunkEncoder(tokenizer)
         self._has_plain_decode = _has_plain_decode(tokenizer)
-        self._chunk_ids: dict[str, np.ndarray] = {}
-        self._ids_after: dict[tuple[str, bool], np.ndarray] = {}
+        self._between: dict[str, _Between] = {}
         self._starts: dict[tuple[tuple[str, str], ...], Prompt] = {}
         self._tails: dict[object, np.ndarray] = {}
         self._pieces = _Pieces(self._decode_piece)
-        self._anchor = self._encode("a").tolist()
+        self._anchor = self._encoder.encode("a").tolist()
         self._anchor_chars = len(self._decode(self._anchor))
         self._probe_template()
 
@@ -85,11 +84,11 @@ class Renderer:
         """The first prompt, up to where the model begins to write."""
         if not all(isinstance(message.content, str) for message in messages):
             images = tuple(image for message in messages for image in message.images)
-            return Prompt(self._encode(self._render(messages)), images)
+            return Prompt(self._encoder.encode(self._render(messages)), images)
         key = tuple((message.role, cast(str, message.content)) for message in messages)
         if key not in self._starts:
             _bound(self._starts, CACHED_STARTS)
-            self._starts[key] = Prompt(self._encode(self._render(messages)))
+            self._starts[key] = Prompt(self._encoder.encode(self._render(messages)))
         return self._starts[key]
 
     def expect(self, observations: Iterable[Content]) -> None:
@@ -97,22 +96,11 @@ class Renderer:
         if not self.is_prefix_stable:
             return
         plain = dict.fromkeys(o for o in observations if isinstance(o, str))
-        texts = (self._text_after_reply(o) for o in plain if (o, True) not in self._ids_after)
-        chunks = (chunk for text in texts for chunk in self._chunks(text))
-        unknown = [chunk for chunk in dict.fromkeys(chunks) if chunk not in self._chunk_ids]
-        if not unknown:
-            return
-        _bound(self._chunk_ids, CACHED_CHUNKS)
-        arrays = (np.array(ids, dtype=np.int64) for ids in self._encode_batch(unknown))
-        self._chunk_ids.update(zip(unknown, arrays, strict=True))
-
-    def _encode_batch(self, texts: list[str]) -> list[list[int]]:
-        """Ids of many texts; straight from the backend, because its wrapper takes longer."""
-        if self.tokenizer.is_fast:
-            backend = cast("TokenizersBackend", self.tokenizer).backend_tokenizer
-            found = backend.encode_batch_fast(texts, add_special_tokens=False)
-            return [encoding.ids for encoding in found]
-        return cast(list[list[int]], self.tokenizer(texts, add_special_tokens=False).input_ids)
+        texts = {o: self._text_after_reply(o) for o in plain if o not in self._between}
+        chunks = {o: self._encoder.chunks(text) for o, text in texts.items()}
+        self._encoder.encode_chunks(chain.from_iterable(chunks.values()))
+        _bound(self._between, CACHED_BETWEEN)
+        self._between |= {o: self._join(o, text, chunks[o]) for o, text in texts.items()}
 
     def extend(
         self,
@@ -127,8 +115,9 @@ class Renderer:
             turn = Message("assistant", reply), Message("user", observation)
             return self.start([*history, *turn])
         has_end = len(completion_ids) > 0 and completion_ids[-1] == self._end_id
-        between = self._encode_after_reply(observation, bool(has_end))
-        return prompt.then(completion_ids, between, images=content_images(observation))
+        between = self._after_reply(observation)
+        ids = between.after_end if has_end else between.ids
+        return prompt.then(completion_ids, ids, images=content_images(observation))
 
     def observation_start(self, prompt: Prompt, messages: Sequence[Message]) -> int | None:
         """Where the newest user message begins in `prompt`, which shows the dialogue `messages`.
@@ -138,44 +127,49 @@ class Renderer:
         history. A first prompt without such a place is all observation. None when a later prompt
         has no such place.
         """
-        is_first = all(message.role != "assistant" for message in messages)
-        # After a reply that stays as it was sampled, the newest message says all about its ids.
-        shown = messages if is_first or not self.is_prefix_stable else messages[-1:]
-        key = is_first, *((message.role, message.content) for message in shown)
-        is_text = all(isinstance(message.content, str) for message in shown)
-        ids = self._tails.get(key) if is_text else None
-        if ids is None:
-            ids = self._observation_ids(shown, is_first)
-        if is_text:
-            _bound(self._tails, CACHED_STARTS)
-            self._tails[key] = ids
+        if self.is_prefix_stable and any(message.role == "assistant" for message in messages):
+            # After a reply that stays as it was sampled, the newest message says all about its ids.
+            ids = self._after_reply(messages[-1].content).message
+        else:
+            ids = self._rendered_message(messages)
         start = len(prompt.ids) - len(ids)
-        is_end = len(ids) > 0 and np.array_equal(prompt.ids[max(start, 0) :], ids)
+        is_end = start >= 0 and len(ids) > 0 and bool((prompt.ids[start:] == ids).all())
         return start if is_end else None
 
-    def _observation_ids(self, messages: Sequence[Message], is_first: bool) -> np.ndarray:
-        """Ids from the border before the newest message to the end; none without a border."""
+    def _rendered_message(self, messages: Sequence[Message]) -> np.ndarray:
+        """Ids of a rendered dialogue from the border before its newest message; none without."""
+        key = tuple((message.role, message.content) for message in messages)
+        is_text = all(isinstance(content, str) for _, content in key)
+        if is_text and key in self._tails:
+            return self._tails[key]
         *earlier, newest = messages
-        after_reply = not is_first and not earlier
 
         def shown(content: Content) -> str:
-            if after_reply:
-                return self._text_after_reply(content)
             return self._render([*earlier, Message("user", content)])
 
         text = shown(newest.content)
-        end = None if self._frame is None else self._text(newest.content) + self._frame[1]
+        chunks = self._encoder.chunks(text)
+        place = self._place(newest.content, text, chunks, shown)
+        is_first = all(message.role != "assistant" for message in messages)
+        ids = np.zeros(0, dtype=np.int64)
+        if place > 0 or is_first or self._encoder.starts_at_border(text):
+            ids = np.concatenate(self._encoder.encode_chunks(chunks[place:]))
+        if is_text:
+            _bound(self._tails, CACHED_STARTS)
+            self._tails[key] = ids
+        return ids
+
+    def _place(
+        self, content: Content, text: str, chunks: Sequence[str], shown: Callable[[Content], str]
+    ) -> int:
+        """The chunk in which a message begins; `shown` gives the text with another in its place."""
+        end = None if self._frame is None else self._text(content) + self._frame[1]
         if end is not None and text.endswith(end):
             at = len(text) - len(end)
         else:  # the template changes messages: two that begin differently part where they begin
             at = min(_common_length(text, shown(probe)) for probe in (_USER, _NEXT))
-        chunks = self._chunks(text)
         starts = list(accumulate(map(len, chunks[:-1]), initial=0))
-        place = bisect_right(starts, at) - 1
-        is_border = self._borders is not None and self._borders.match(text) is not None
-        if place == 0 and not (is_first or after_reply or is_border):
-            return np.zeros(0, dtype=np.int64)
-        return np.concatenate([self._encode_chunk(chunk) for chunk in chunks[place:]])
+        return bisect_right(starts, at) - 1
 
     def decode(self, completion_ids: np.ndarray) -> str:
         """The reply as an environment reads it: without the stop token, other tokens kept.
@@ -283,7 +277,7 @@ class Renderer:
         """The first special token after a reply, before the next message's text."""
         between = self._text_after_reply(_NEXT).partition(_NEXT)[0]
         added = self.tokenizer.added_tokens_decoder
-        ends = (token for token in self._encode(between).tolist() if token in added)
+        ends = (token for token in self._encoder.encode(between).tolist() if token in added)
         return next(ends, None)
 
     def _find_frame(self) -> tuple[str, str] | None:
@@ -351,43 +345,22 @@ class Renderer:
         )
         return "".join(parts)
 
-    def _encode_after_reply(self, observation: Content, has_end: bool) -> np.ndarray:
-        """Ids between a reply and the next; a reply that `has_end` wrote the end of turn itself."""
-        if isinstance(observation, str) and (observation, has_end) in self._ids_after:
-            return self._ids_after[observation, has_end]
-        ids = self._encode(self._text_after_reply(observation))
-        if has_end:
-            ids = ids[np.argmax(ids == self._end_id) + 1 :]
+    def _after_reply(self, observation: Content) -> _Between:
+        if isinstance(observation, str) and observation in self._between:
+            return self._between[observation]
+        text = self._text_after_reply(observation)
+        found = self._join(observation, text, self._encoder.chunks(text))
         if isinstance(observation, str):
-            _bound(self._ids_after, CACHED_CHUNKS)
-            self._ids_after[observation, has_end] = ids
-        return ids
+            _bound(self._between, CACHED_BETWEEN)
+            self._between[observation] = found
+        return found
 
-    def _encode(self, text: str) -> np.ndarray:
-        """Token ids, chunk by chunk: most of a dialogue was encoded before."""
-        return np.concatenate([self._encode_chunk(chunk) for chunk in self._chunks(text)])
-
-    def _chunks(self, text: str) -> list[str]:
-        starts = [match.start() for match in self._borders.finditer(text)] if self._borders else []
-        cuts = [0, *(start for start in starts if start), len(text)]
-        return [text[a:b] for a, b in pairwise(cuts)]
-
-    def _encode_chunk(self, text: str) -> np.ndarray:
-        if text not in self._chunk_ids:
-            _bound(self._chunk_ids, CACHED_CHUNKS)
-            ids = self.tokenizer.encode(text, add_special_tokens=False)
-            self._chunk_ids[text] = np.array(ids, dtype=np.int64)
-        return self._chunk_ids[text]
-
-    def _find_borders(self) -> re.Pattern[str] | None:
-        """Special tokens: what stands on either side of one is encoded independently."""
-        special = [
-            token.content
-            for token in self.tokenizer.added_tokens_decoder.values()
-            if token.special and not (token.lstrip or token.single_word)
-        ]
-        longest_first = sorted(special, key=len, reverse=True)
-        return re.compile("|".join(map(re.escape, longest_first))) if special else None
+    def _join(self, observation: Content, text: str, chunks: Sequence[str]) -> _Between:
+        arrays = self._encoder.encode_chunks(chunks)
+        place = self._place(observation, text, chunks, self._text_after_reply)
+        ids = np.concatenate(arrays)
+        after_end = ids[np.argmax(ids == self._end_id) + 1 :]
+        return _Between(ids, after_end, ids[sum(map(len, arrays[:place])) :])
 
     def _decode(self, ids: list[int]) -> str:
         # Special tokens are kept: the tags may be such tokens.
@@ -412,6 +385,17 @@ def _has_plain_decode(tokenizer: PreTrainedTokenizerBase) -> bool:
     from transformers import PreTrainedTokenizerBase
 
     return type(tokenizer).decode is PreTrainedTokenizerBase.decode
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Between:
+    """Ids from the end of a reply to the start of the next: end of turn, user message, header."""
+
+    ids: np.ndarray
+    after_end: np.ndarray
+    """Without the end of turn, for a reply that wrote it itself."""
+    message: np.ndarray
+    """From the border before the user message on."""
 
 
 class _Pieces(dict[int | tuple[int, ...], str]):

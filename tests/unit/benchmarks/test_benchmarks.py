@@ -42,6 +42,34 @@ def test_parts_of_the_hosts_time_add_up_to_everything(benchmark, tmp_path):
     assert {"renderer: decode", "renderer: extend", "environment: step"} < figures.keys()
 
 
+def test_the_driver_plays_every_episode_and_its_phases_add_up_to_the_step(
+    benchmark, monkeypatch, tmp_path
+):
+    out = tmp_path / "driver.json"
+    driver = benchmark("driver")
+    monkeypatch.setattr(driver, "bind_to_one_core", lambda: None)  # it would bind other tests too
+    words = "--env bandit --groups 2 --group-size 3 --repeats 1 --per-poll 2 --set model=nano"
+    driver.main([*words.split(), "--out", str(out)])
+    (found,) = json.loads(out.read_text())["figures"].values()
+    # 2 tasks x 3 episodes of one turn
+    assert found["wall"]["turns"] == found["processor"]["turns"] == 6
+    for figures in found.values():
+        phases = {name for name in figures if name.endswith("_s")} - {"turns_per_s", "step_s"}
+        assert {"rollout_s", "filter_s", "advantages_s", "update_s", "publish_s"} < phases
+        assert sum(figures[phase] for phase in phases) == pytest.approx(figures["step_s"])
+
+
+def test_replies_of_the_instant_stream_come_in_portions(benchmark):
+    from moored.engine.base import Request
+
+    stream = benchmark("instant").InstantStream(["a", "b"], per_poll=2)
+    for session, seed in enumerate((0, 1, 3)):
+        stream.submit(Request(session=session, prompt=None, seed=seed))
+    assert stream.poll() == [(0, "a"), (1, "b")]
+    assert stream.poll() == [(2, "b")]
+    assert stream.poll() == []
+
+
 def test_an_endless_game_goes_on_after_it_was_solved(benchmark):
     env = benchmark("rollout").EndlessSokoban(max_turns=9)
     env.reset(3)

@@ -13,6 +13,7 @@ from moored.types import Content, ImagePart, Message, TextPart
 
 pytest.importorskip("transformers")
 
+from moored.rollout.encode import ChunkEncoder
 from moored.rollout.render import Renderer, Spans
 
 STABLE = (
@@ -494,3 +495,21 @@ def test_a_prompt_of_another_dialogue_has_no_observation_here(toy_tokenizer):
     renderer = Renderer(toy_tokenizer.make_tokenizer("chatml"))
     other = [Message("user", "Something else.")]
     assert renderer.observation_start(renderer.start(FIRST), other) is None
+
+
+def test_an_observation_that_was_expected_is_neither_cut_nor_encoded_again(
+    toy_tokenizer, monkeypatch
+):
+    renderer = Renderer(toy_tokenizer.make_tokenizer("chatml"))
+    start, ids = renderer.start(FIRST), sampled(renderer, REPLY, ended=True)
+    reply = renderer.decode(ids)
+    renderer.expect(["Next.", "Then."])
+    monkeypatch.setattr(ChunkEncoder, "chunks", None)
+    monkeypatch.setattr(ChunkEncoder, "encode_chunks", None)
+    for observation in ("Next.", "Then."):
+        prompt = renderer.extend(start, ids, reply, observation, FIRST)
+        dialogue = [*FIRST, Message("assistant", reply), Message("user", observation)]
+        at = renderer.observation_start(prompt, dialogue)
+        assert renderer.tokenizer.decode(prompt.ids[at:]).startswith(
+            f"<|im_start|>user\n{observation}"
+        )
