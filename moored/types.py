@@ -133,7 +133,7 @@ class Prompt:
         length, num_images = len(earlier.ids), len(earlier.images)
         if len(self.ids) < length or len(self.images) < num_images:
             return False
-        if not np.array_equal(self.ids[:length], earlier.ids):
+        if not (self.ids[:length] == earlier.ids).all():
             return False
         return _same_images(self.images[:num_images], earlier.images)
 

@@ -4,7 +4,7 @@ independently, so the parts of a dialogue that were seen before need not be enco
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import TYPE_CHECKING, cast
 
@@ -49,7 +49,7 @@ class ChunkEncoder:
             self._ids.update(zip(unknown, arrays, strict=True))
         return [self._ids[chunk] for chunk in chunks]
 
-    def _encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+    def _encode_batch(self, texts: list[str]) -> list[list[int]]:
         """Ids of many texts; straight from the backend, because its wrapper takes longer."""
         if self._tokenizer.is_fast:
             backend = cast("TokenizersBackend", self._tokenizer).backend_tokenizer

@@ -24,7 +24,7 @@ from moored.types import Content, Message, Prompt, Span, content_images
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-CACHED_BETWEEN = 4096
+CACHED_BETWEEN = 8192
 CACHED_STARTS = 1024
 CACHED_PIECES = 1 << 16
 
@@ -411,9 +411,10 @@ class _Pieces(dict[int | tuple[int, ...], str]):
 
 
 def _bound(cache: dict, size: int) -> None:
-    """Forget everything once a cache is full: simple, and rare enough."""
+    """Forget the older half once a cache is full; what was added last is asked for next."""
     if len(cache) >= size:
-        cache.clear()
+        for key in list(cache)[: size // 2]:
+            del cache[key]
 
 
 def _token_span(ends: Sequence[int], chars: Span, shift: int) -> Span:

@@ -151,8 +151,10 @@ def whitened(
 
 def _padded(arrays: Sequence[np.ndarray]) -> np.ndarray:
     """(B, T), filled up with zeros."""
-    width = max(map(len, arrays))
-    return np.stack([np.pad(array, (0, width - len(array))) for array in arrays])
+    padded = np.zeros((len(arrays), max(map(len, arrays))), dtype=np.result_type(*arrays))
+    for row, array in zip(padded, arrays, strict=True):
+        row[: len(array)] = array
+    return padded
 
 
 def _gae(tokens: TokenValues, options: AlgorithmConfig) -> Advantages:

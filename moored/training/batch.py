@@ -7,7 +7,7 @@ A sample is one prompt and what followed it: sampled tokens (trained) and observ
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
 
 import numpy as np
@@ -111,8 +111,8 @@ def _trajectory_samples(
         pieces.append((turn.completion_ids, True, turn.logprobs, reward_of(turn)))
         stream = turn.prompt.then(turn.completion_ids)
     if start is not None:
-        last = _sample(start, stream.images, pieces, group, number)
-        samples.append(replace(last, is_truncated=trajectory.stop.is_truncation))
+        is_cut = trajectory.stop.is_truncation
+        samples.append(_sample(start, stream.images, pieces, group, number, is_truncated=is_cut))
     return samples
 
 
@@ -122,13 +122,17 @@ def _sample(
     pieces: Sequence[tuple[np.ndarray, bool, np.ndarray, float]],
     group: int,
     number: int,
+    *,
+    is_truncated: bool = False,
 ) -> Sample:
-    lengths = [len(ids) for ids, *_ in pieces]
     ids = np.concatenate([ids for ids, *_ in pieces]).astype(np.int64)
-    mask = np.repeat([sampled for _, sampled, *_ in pieces], lengths)
-    ends, rewards = np.zeros(len(ids), dtype=bool), np.zeros(len(ids))
-    for stop, (_, sampled, _, reward) in zip(np.cumsum(lengths), pieces, strict=True):
+    mask, ends = np.zeros(len(ids), dtype=bool), np.zeros(len(ids), dtype=bool)
+    rewards = np.zeros(len(ids))
+    stop = 0
+    for piece, sampled, _, reward in pieces:
+        start, stop = stop, stop + len(piece)
         if sampled:
+            mask[start:stop] = True
             ends[stop - 1] = True
             rewards[stop - 1] = reward
     return Sample(
@@ -141,6 +145,7 @@ def _sample(
         rewards_T=rewards,
         group=group,
         trajectory=number,
+        is_truncated=is_truncated,
     )
 
 

@@ -61,10 +61,11 @@ def test_the_driver_plays_every_episode_and_its_phases_add_up_to_the_step(
 
 def test_replies_of_the_instant_stream_come_in_portions(benchmark):
     from moored.engine.base import Request
+    from moored.types import Prompt
 
     stream = benchmark("instant").InstantStream(["a", "b"], per_poll=2)
     for session, seed in enumerate((0, 1, 3)):
-        stream.submit(Request(session=session, prompt=None, seed=seed))
+        stream.submit(Request(session=session, prompt=Prompt(np.ones(1)), seed=seed))
     assert stream.poll() == [(0, "a"), (1, "b")]
     assert stream.poll() == [(2, "b")]
     assert stream.poll() == []
