@@ -1,11 +1,13 @@
-"""Text to token ids, chunk by chunk: what stands on either side of a special token is encoded
-independently, so the parts of a dialogue that were seen before need not be encoded again."""
+"""Text to token ids, piece by piece: the pieces of a dialogue that were seen before are not encoded
+again. What stands on either side of a special token is encoded independently of the other side, and
+so are lines, for tokenizers of which that is known."""
 
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Iterable
-from itertools import pairwise
+from itertools import chain, pairwise, product
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -13,16 +15,20 @@ import numpy as np
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, TokenizersBackend
 
-CACHED_CHUNKS = 4096
+CACHED_PIECES = 8192
+_LINE_END = re.compile(r"(?<=\S\n)(?=\S)")
+_SIDES = string.punctuation + "aZ9√é漢"
+"""What is tried before and after the end of a line."""
 
 
 class ChunkEncoder:
-    """Encodes texts with a tokenizer; ids of chunks are kept."""
+    """Encodes texts with a tokenizer, and keeps the ids of pieces."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
         self._borders = _find_borders(tokenizer)
         self._ids: dict[str, np.ndarray] = {}
+        self._reads_lines = _reads_lines(tokenizer)
 
     def encode(self, text: str) -> np.ndarray:
         return np.concatenate(self.encode_chunks(self.chunks(text)))
@@ -38,16 +44,22 @@ class ChunkEncoder:
         return self._borders is not None and self._borders.match(text) is not None
 
     def encode_chunks(self, chunks: Iterable[str]) -> list[np.ndarray]:
-        """Ids of each chunk; those that are not known are encoded together."""
-        chunks = list(chunks)
-        unknown = [chunk for chunk in dict.fromkeys(chunks) if chunk not in self._ids]
+        """Ids of each chunk; pieces that are not known are encoded together."""
+        cut = [_LINE_END.split(c) if self._reads_lines else [c] for c in chunks]
+        known = self._known(chain.from_iterable(cut))
+        return [np.concatenate([known[piece] for piece in pieces]) for pieces in cut]
+
+    def _known(self, pieces: Iterable[str]) -> dict[str, np.ndarray]:
+        """The cache, with all of these pieces in it."""
+        wanted = dict.fromkeys(pieces)
+        unknown = [piece for piece in wanted if piece not in self._ids]
+        if unknown and len(self._ids) >= CACHED_PIECES:
+            self._ids.clear()
+            unknown = list(wanted)
         if unknown:
-            if len(self._ids) >= CACHED_CHUNKS:
-                self._ids.clear()
-                unknown = list(dict.fromkeys(chunks))
             arrays = (np.array(ids, dtype=np.int64) for ids in self._encode_batch(unknown))
             self._ids.update(zip(unknown, arrays, strict=True))
-        return [self._ids[chunk] for chunk in chunks]
+        return self._ids
 
     def _encode_batch(self, texts: list[str]) -> list[list[int]]:
         """Ids of many texts; straight from the backend, because its wrapper takes longer."""
@@ -56,6 +68,32 @@ class ChunkEncoder:
             found = backend.encode_batch_fast(texts, add_special_tokens=False)
             return [encoding.ids for encoding in found]
         return cast(list[list[int]], self._tokenizer(texts, add_special_tokens=False).input_ids)
+
+
+def _reads_lines(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """True when the ids of a line do not depend on the lines around it.
+
+    So it is where texts are cut into words before anything else is done, and tries show a cut at
+    the end of a line, whatever stands before and after.
+    """
+    if not tokenizer.is_fast:
+        return False
+    from tokenizers.normalizers import NFC
+
+    backend = cast("TokenizersBackend", tokenizer).backend_tokenizer
+    is_plain = backend.normalizer is None or isinstance(backend.normalizer, NFC)
+    added = tokenizer.added_tokens_decoder.values()
+    if not is_plain or backend.pre_tokenizer is None:
+        return False
+    if any(t.lstrip or t.rstrip or t.single_word or "\n" in t.content for t in added):
+        return False
+
+    def words(text: str) -> list[str]:
+        return [word for word, _ in backend.pre_tokenizer.pre_tokenize_str(text)]
+
+    firsts, seconds = {c: words(f"{c}\n") for c in _SIDES}, {c: words(c) for c in _SIDES}
+    tried = product(_SIDES, repeat=2)
+    return all(words(f"{a}\n{b}") == firsts[a] + seconds[b] for a, b in tried)
 
 
 def _find_borders(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str] | None:
