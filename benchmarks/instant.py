@@ -121,7 +121,7 @@ class InstantEngine:
 
 def write_replies(mix: EnvMix) -> Iterator[str]:
     """Replies as a half-trained model writes them: facts, spoilt answers, some malformed."""
-    rng, envs = random.Random(0), list(mix.make())
+    rng, envs = random.Random(0), [make() for make in mix.makers]
     for task_seed in count():
         env = envs[task_seed % len(envs)]
         episode = play(env, task_seed, rng, kind="noised", noise=0.7)
