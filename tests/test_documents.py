@@ -87,7 +87,7 @@ SMALLER = {
     "moored sft": "num_steps=1 batch_tokens=600 evaluation.num_tasks=2 evaluation.num_dialogues=2 "
     "evaluation.max_response_tokens=20",
     "moored sft --resume": "",
-    "moored eval": "-n 2",
+    "moored eval": "-n 2 --max-tokens 12",
     "moored diagnose rollouts.parquet": "--model nano",
 }
 """What is added to a command so that it takes seconds and needs no download."""
@@ -150,7 +150,7 @@ def test_the_commands_of_the_page_on_warm_starts_run_in_their_order(command, tmp
         more = max((start for start in SMALLER if line.startswith(start)), key=len)
         words = line.replace("org/name", "nano")
         # A Sudoku of one turn would need fewer blanks.
-        fewer = {"env.0.options.max_turns=1": "rollout.num_groups=2", "-n 2": "-n 2 --max-tokens 8"}
+        fewer = {"env.0.options.max_turns=1": "rollout.num_groups=2", "tokens 12": "tokens 8"}
         options = SMALLER[more]
         for option, other in fewer.items():
             options = options.replace(option, other)

@@ -14,11 +14,14 @@ from moored.training.batch import build_samples
 from moored.training.shaping import overlong_penalty
 from tests.e2e.toys import success_rates, toy_config, weights_of
 
+QUICKLY = ["rollout.num_groups=4", "optimizer.lr=4e-3"]
+"""Half of the episodes and larger steps, which these toys can take."""
+
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_solves_the_toy(name, toy_folder, tmp_path):
     torch.set_num_threads(1)
-    config = toy_config(toy_folder, f"algorithm.name={name}", "num_steps=50")
+    config = toy_config(toy_folder, f"algorithm.name={name}", *QUICKLY)
     rates = success_rates(build_run(config, tmp_path / "run"))
     assert np.mean(rates[:2]) < 0.2
     assert np.mean(rates[-5:]) > 0.9
@@ -28,7 +31,7 @@ def test_every_algorithm_solves_the_toy(name, toy_folder, tmp_path):
 def test_every_filter_action_trains(action, toy_folder, tmp_path):
     torch.set_num_threads(1)
     options = ["algorithm.name=grpo", "algorithm.kl_coef=0", f"filter.action={action}"]
-    config = toy_config(toy_folder, *options)
+    config = toy_config(toy_folder, *options, *QUICKLY)
     assert np.mean(success_rates(build_run(config, tmp_path / "run"))[-5:]) > 0.9
 
 
@@ -124,6 +127,7 @@ def test_a_late_reward_teaches_the_first_turn_when_the_template_rewrites_history
 ):
     torch.set_num_threads(1)
     late = ["env=tests.e2e.toys:Late", "rollout.num_groups=4", f"algorithm.advantage={advantage}"]
+    late += ["num_steps=30", "optimizer.lr=5e-3", "optimizer.critic_lr=1.5e-2"]
     rates = success_rates(build_run(toy_config(rewriting_folder, *late), tmp_path))
     groups = read_groups(tmp_path / "rollouts" / "step_000001.parquet")
     # Each trajectory is in three pieces, unless a reply happens to begin like the rewritten one.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,9 @@ from moored.envs.mix import make_env
 from moored.errors import EnvError, MooredError
 from moored.types import messages_digest
 
-pytest.importorskip("textarena")
+# Not imported: the environments do that, each in a process of its own.
+if find_spec("textarena") is None:
+    pytest.skip("needs moored[textarena]", allow_module_level=True)
 
 SINGLE = ("2048-v0-ultra-easy", "GuessTheNumber-v0", "LightsOut-v0", "Mastermind-v0")
 DOUBLE = ("ConnectFour-v0", "KuhnPoker-v0", "Nim-v0", "TicTacToe-v0")
