@@ -14,10 +14,6 @@ import triton.language as tl
 
 from moored.engine.fast.rows import MAX_STOPS, Rows
 
-BUSY_PROGRAMS = 1024
-"""Of attention to one token each, that keep a large GPU busy: about eight for each processor."""
-MAX_PARTS = 8
-
 
 @triton.jit
 def _add_norm(x, delta, weight, out, width, eps, HAS_DELTA: tl.constexpr, BLOCK: tl.constexpr):
@@ -175,7 +171,6 @@ def _absorb(
     keys,
     values,
     base,
-    first,
     length,
     position,
     scale,
@@ -186,10 +181,9 @@ def _absorb(
     N: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Take cells from `first` to `length` of a slot into a running softmax; queries see cells <=
-    their position."""
+    """Take `length` cells of a slot into a running softmax; queries see cells <= their position."""
     d = tl.arange(0, D)
-    for at in range(first, length, N):
+    for at in range(0, length, N):
         column = at + tl.arange(0, N)
         exists = column < length
         cell = base + column[:, None] * D + d[None, :]
@@ -213,7 +207,6 @@ def _attend(
     keys,
     values,
     out,
-    sums,
     slots,
     starts,
     counts,
@@ -228,16 +221,13 @@ def _attend(
     GROUP: tl.constexpr,
     GROUP_P: tl.constexpr,
     TOKENS: tl.constexpr,
-    PARTS: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """With one part: outputs. With several, of one token: what `_combine` makes them of."""
     row = tl.program_id(0)
     kv_head = tl.program_id(1)
-    part = tl.program_id(2) % PARTS
-    tile = tl.program_id(2) // PARTS * TOKENS
+    tile = tl.program_id(2) * TOKENS
     count = tl.load(counts + row)
     if tile < count:
         slot = tl.load(slots + row).to(tl.int64)
@@ -256,44 +246,20 @@ def _attend(
         best = tl.full([M], -1e30, tl.float32)
         total = tl.zeros([M], tl.float32)
         acc = tl.zeros([M, D], tl.float32)
-        length = before + tl.minimum(count, tile + TOKENS)
-        # Cells of prefix and slot are counted through; each part has as many blocks of them.
-        share = tl.cdiv(tl.cdiv(prefix_length + length, N), PARTS) * N
-        begin, end = part * share, (part + 1) * share
-        if PARTS == 1:
-            begin, end = 0, prefix_length + length
         base = (prefix_slot * KV + kv_head) * capacity * D
         everything = tl.full([M], 2147483647, tl.int32)
         best, total, acc = _absorb(
-            q, keys, values, base, begin, tl.minimum(end, prefix_length), everything, scale,
-            best, total, acc, D, N, PRECISION,
+            q, keys, values, base, prefix_length, everything, scale, best, total, acc,
+            D, N, PRECISION,
         )  # fmt: skip
         base = (slot * KV + kv_head) * capacity * D
-        begin, end = tl.maximum(begin - prefix_length, 0), tl.minimum(end - prefix_length, length)
+        length = before + tl.minimum(count, tile + TOKENS)
         best, total, acc = _absorb(
-            q, keys, values, base, begin, end, before + token, scale,
-            best, total, acc, D, N, PRECISION,
+            q, keys, values, base, length, before + token, scale, best, total, acc,
+            D, N, PRECISION,
         )  # fmt: skip
-        o_at = (start + token) * H + head
-        if PARTS == 1:
-            acc = acc / total[:, None]
-        else:
-            o_at = o_at * PARTS + part
-            tl.store(sums + 2 * o_at, best, mask=wanted)
-            tl.store(sums + 2 * o_at + 1, total, mask=wanted)
-        tl.store(out + o_at[:, None] * D + d[None, :], acc, mask=wanted[:, None])
-
-
-@triton.jit
-def _combine(parts, sums, out, D: tl.constexpr, PARTS: tl.constexpr):
-    """One softmax over the parts of each token and head."""
-    row = tl.program_id(0).to(tl.int64)
-    part, d = tl.arange(0, PARTS), tl.arange(0, D)
-    best = tl.load(sums + 2 * (row * PARTS + part))
-    share = tl.exp(best - tl.max(best))
-    total = tl.sum(share * tl.load(sums + 2 * (row * PARTS + part) + 1))
-    acc = tl.load(parts + (row * PARTS + part)[:, None] * D + d[None, :])
-    tl.store(out + row * D + d, tl.sum(acc * share[:, None], axis=0) / total)
+        o_at = ((start + token) * H + head) * D
+        tl.store(out + o_at[:, None] + d[None, :], acc / total[:, None], mask=wanted[:, None])
 
 
 def attend(
@@ -312,19 +278,11 @@ def attend(
     tokens = 1 if rows.max_count == 1 else max(1, 64 // padded)
     # One new token leaves little to share between warps: small programs, many of them.
     warps, stages = (1 if width <= 64 else 2, 3) if rows.max_count == 1 else (4, 2)
-    parts = _num_parts(len(rows.slots) * kv_heads) if rows.max_count == 1 else 1
-    into, sums = out, out
-    if parts > 1:
-        size = len(qkv) * num_heads * parts
-        into = torch.empty((size, width), dtype=torch.float32, device=qkv.device)
-        sums = torch.empty((size, 2), dtype=torch.float32, device=qkv.device)
-    tiles = triton.cdiv(rows.max_count, tokens)
-    _attend[(len(rows.slots), kv_heads, tiles * parts)](
+    _attend[(len(rows.slots), kv_heads, triton.cdiv(rows.max_count, tokens))](
         qkv,
         keys,
         values,
-        into,
-        sums,
+        out,
         rows.slots,
         rows.starts,
         rows.counts,
@@ -339,26 +297,13 @@ def attend(
         GROUP=group,
         GROUP_P=padded,
         TOKENS=tokens,
-        PARTS=parts,
         M=max(16, triton.next_power_of_2(tokens * padded)),
         N=64,
         PRECISION="ieee" if qkv.dtype == torch.float32 else "tf32",
         num_warps=warps,
         num_stages=stages,
     )
-    if parts > 1:
-        grid = (len(qkv) * num_heads,)
-        _combine[grid](into, sums, out, D=width, PARTS=parts, num_warps=1)
     return out
-
-
-def _num_parts(num_programs: int) -> int:
-    """Parts in which the cells of a row are gone through, so that all processors have work.
-
-    Two gain no more than putting them together costs.
-    """
-    parts = triton.next_power_of_2(max(1, BUSY_PROGRAMS // num_programs))
-    return min(MAX_PARTS, parts) if parts > 2 else 1
 
 
 def plan(_: Rows, __: tuple[torch.Tensor, torch.Tensor]) -> None:
