@@ -39,8 +39,12 @@ def make_run(
     look_every: int = 5,
     rollouts_every: int = 0,
     collapses: bool = False,
+    has_scores: bool = True,
 ) -> Path:
-    """A run directory of synthetic records; success follows a curve, with noise of its seed."""
+    """A run directory of synthetic records; success follows a curve, with noise of its seed.
+
+    Scores are shown in the report on a single run only, and take longest to write.
+    """
     rng = np.random.default_rng([seed, int(1000 * value)])
     config = Config.model_validate(
         {"seed": seed, "num_steps": num_steps, "filter": {"value": value}}
@@ -55,8 +59,9 @@ def make_run(
         if step == 1 or step % look_every == 0:
             mi = 0.5 * math.exp(-10 * level) if collapses else 0.5 + level
             log.append("collapse", step, _look(step, mi, num_steps, collapses))
-            views = {"first_turn": _scores(mi), "observation_swap": _scores(mi / 2)}
-            write_scores(folder, step, views, every=look_every, num_steps=num_steps)
+            if has_scores:
+                views = {"first_turn": _scores(mi), "observation_swap": _scores(mi / 2)}
+                write_scores(folder, step, views, every=look_every, num_steps=num_steps)
         if rollouts_every and (step == 1 or step % rollouts_every == 0):
             groups = [_group(number, level, rng) for number in range(NUM_PROMPTS)]
             kept = [number < 3 for number in range(NUM_PROMPTS)]
@@ -198,6 +203,7 @@ def make_runs(folder: Path, *, runs: int, steps: int, seeds: int) -> list[Path]:
             value=round(0.5 + 0.4 * (k // seeds) / max(runs // seeds, 1), 3),
             num_steps=steps,
             collapses=k % 2 == 1,
+            has_scores=False,
         )
         for k in range(runs)
     ]

@@ -18,6 +18,8 @@ for _name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "OPENAI_API_KE
 os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"
 # Tests run in parallel, one process per core: threads of torch would wait for each other's cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# No test cuts the power: waiting for the disk after every file is most of the time of some of them.
+os.fsync = os.fstat  # type: ignore[assignment]
 # A test run in the background inherits an ignored Ctrl-C, and so would every process it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

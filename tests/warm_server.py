@@ -55,6 +55,7 @@ def serve(channel: socket.socket) -> tuple[dict, list[int]]:
 if __name__ == "__main__":
     # What transformers compiles for its first model is there for all of them.
     load_model("nano", torch.device("cpu"))
+    os.fsync = os.fstat  # type: ignore[assignment]  # as in `conftest.py`
     # A collection in a fork would copy every page of what is imported.
     gc.freeze()
     request, files = serve(socket.socket(fileno=int(sys.argv[1])))
