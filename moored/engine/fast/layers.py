@@ -32,9 +32,9 @@ def fuse_layers(model: nn.Module) -> None:
 
 
 def _norm_forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
-    dtype = hidden_states.dtype
-    if torch.is_autocast_enabled("cuda"):
-        dtype = torch.get_autocast_dtype("cuda")
+    dtype, device = hidden_states.dtype, hidden_states.device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
     return _Norm.apply(hidden_states, self.weight, self.variance_epsilon, dtype)  # pyright: ignore
 
 

@@ -5,21 +5,18 @@ They run on a GPU, or without one under Triton's interpreter: TRITON_INTERPRET=1
 
 from __future__ import annotations
 
-import copy
 import os
 
 import pytest
 import torch
 import torch.nn.functional as F
-import transformers
 
 pytest.importorskip("triton")
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("neither a GPU nor TRITON_INTERPRET=1", allow_module_level=True)
 from moored.engine.fast import layer_kernels as kernels
-from moored.engine.fast import layers
 from moored.engine.fast import tree_attention as trees
-from moored.engine.packing import Tree
+from tests.unit.engine.fast.test_layers import KINDS, check_that_fused_layers_are_the_models_own
 
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -82,41 +79,8 @@ def test_two_parts_merge_into_one_softmax():
     torch.testing.assert_close(lse, expected[1], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
-def test_fused_layers_compute_what_the_model_does_and_so_do_copies(kind: str, monkeypatch):
-    torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(
-        kind,
-        vocab_size=64,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        intermediate_size=48,
-    )
-    model = transformers.AutoModelForCausalLM.from_config(config).to(DEVICE)
-    # In float32, which flash attention on a GPU does not know: take the other one there.
-    monkeypatch.setattr(trees, "_forward_cuda", trees._forward_cpu)
-    monkeypatch.setattr(trees, "_backward_cuda", trees._backward_cpu)
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_of_kernels_have_the_outputs_and_gradients_of_the_model(kind: str):
     if DEVICE.type == "cuda":
         pytest.skip("the learner's tests compare gradients in bfloat16 there")
-    assert trees.use_tree_attention(model, bf16=False)
-    fused = copy.deepcopy(model)
-    layers.fuse_layers(fused)
-    ids = torch.arange(12)[None] % 64
-    tree, places = Tree((5,), ((4, 3),)), torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7, 8, 5, 6, 7]])
-    found = []
-    for each in (model, fused, copy.deepcopy(fused)):
-        each.zero_grad()
-        mask = torch.zeros(1, 1, 1, 1)
-        out = each.model(
-            input_ids=ids, position_ids=places, attention_mask=mask, use_cache=False, tree=tree
-        ).last_hidden_state
-        (out * some(1, 12, 32)).sum().backward()
-        found.append([out.detach(), *(weight.grad for weight in each.model.parameters())])
-    for mine in found[1:]:
-        for one, other in zip(mine, found[0], strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-    with torch.no_grad():
-        torch.testing.assert_close(fused(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-5)
+    check_that_fused_layers_are_the_models_own(kind)

@@ -1,0 +1,99 @@
+"""Fused layers compute what the model's own do, whatever computes their parts."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from moored.engine.fast import layers
+from moored.engine.fast import tree_attention as trees
+from moored.engine.packing import Tree
+from tests.unit.engine.fast.plain_kernels import use_plain_kernels
+
+KINDS = ["llama", "qwen2", "qwen3"]
+# A prompt of 5 tokens with continuations of 4 and 3.
+TREE = Tree((5,), ((4, 3),))
+PLACES = [[0, 1, 2, 3, 4, 5, 6, 7, 8, 5, 6, 7]]
+
+
+def make_model(kind: str) -> Any:
+    """Two layers with random weights; norms and biases would else be ones and zeros."""
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(
+        kind,
+        vocab_size=64,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        intermediate_size=48,
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    for weight in model.parameters():
+        if weight.dim() == 1:
+            weight.data += 0.3 * torch.randn_like(weight)
+    assert trees.use_tree_attention(model, bf16=False)
+    return model
+
+
+def fused_copy(model: Any) -> Any:
+    copied = copy.deepcopy(model)
+    layers.fuse_layers(copied)
+    return copied
+
+
+def pass_over_tree(model: Any) -> list[torch.Tensor]:
+    """The last hidden states, and gradients of all weights below the head."""
+    model.zero_grad()
+    found = model.model(
+        input_ids=torch.arange(12)[None] % 64,
+        position_ids=torch.tensor(PLACES),
+        attention_mask=torch.zeros(1, 1, 1, 1),
+        use_cache=False,
+        tree=TREE,
+    ).last_hidden_state
+    slopes = torch.randn(found.shape, generator=torch.Generator().manual_seed(1))
+    (found * slopes).sum().backward()
+    return [found.detach(), *(weight.grad for weight in model.model.parameters())]
+
+
+def check_that_fused_layers_are_the_models_own(kind: str) -> None:
+    """In float32: outputs and gradients over a tree, of copies too, and logits without one."""
+    model = make_model(kind)
+    fused = fused_copy(model)
+    expected = pass_over_tree(model)
+    for each in (fused, copy.deepcopy(fused)):
+        for mine, own in zip(pass_over_tree(each), expected, strict=True):
+            torch.testing.assert_close(mine, own, rtol=1e-4, atol=1e-5)
+    ids = torch.arange(12)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(fused(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture(autouse=True)
+def plain_kernels(monkeypatch):
+    use_plain_kernels(monkeypatch)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fused_layers_have_the_outputs_and_gradients_of_the_model(kind: str):
+    check_that_fused_layers_are_the_models_own(kind)
+
+
+def test_under_autocast_norms_hand_on_one_rounded_tensor(monkeypatch):
+    fused = fused_copy(make_model("qwen3"))
+    seen: list[torch.Tensor] = []
+    attention = fused.model.layers[0].self_attn
+    for product in (attention.q_proj, attention.k_proj, attention.v_proj):
+        product.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    # The CPU's own attention over trees knows float32 only.
+    monkeypatch.setattr(layers, "attend_tree", lambda q, k, v, *_: q + 0 * (k + v).sum())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        pass_over_tree(fused)
+    assert [tensor.dtype for tensor in seen] == [torch.bfloat16] * 3
+    assert len({tensor.data_ptr() for tensor in seen}) == 1
