@@ -1,21 +1,49 @@
 """What a micro-batch keeps in memory, tensor by tensor.
 
-Counted from the layers of transformers (Llama, Qwen) over `engine/fast/tree_attention.py`; the
-tests compare the tables with what autograd really saves. The residual stream is float32; under
-autocast every linear layer keeps a bfloat16 copy of its input of its own.
+Counted from the layers of transformers (Llama, Qwen) over `engine/fast/tree_attention.py`, and from
+the fused ones of `engine/fast/layers.py`; the tests compare the tables with what autograd really
+saves. The residual stream is float32. Under autocast every linear layer keeps a bfloat16 copy of
+its input of its own, unless the input is bfloat16 already, as it is in fused layers.
 w width, q queries, k keys (of all heads), i inner width, h heads, r rank of LoRA.
 """
 
 from __future__ import annotations
 
+from typing import Literal
+
 from moored.plan.coefficients import MemoryCoefficients
 from moored.plan.shapes import ModelShape
 
+LayerKind = Literal["fused", "bfloat16", "float32"]
+"""How the learner computes layers: by `engine/fast/layers.py`, or as transformers does, under
+autocast or without."""
 
-def layer_bytes(shape: ModelShape, *, bf16: bool, lora_rank: int = 0) -> int:
+
+def layer_bytes(shape: ModelShape, kind: LayerKind, *, lora_rank: int = 0) -> int:
     """For one token, what autograd keeps of one layer until its backward pass."""
-    saved = _layer_in_bf16(shape, lora_rank) if bf16 else _layer_in_float32(shape)
+    if kind == "fused":
+        return sum(_fused_layer(shape, lora_rank).values())
+    saved = _layer_in_bf16(shape, lora_rank) if kind == "bfloat16" else _layer_in_float32(shape)
     return sum(saved.values())
+
+
+def _fused_layer(shape: ModelShape, rank: int) -> dict[str, int]:
+    """Backwards, its kernels compute normed inputs and SiLUs again instead of reading them."""
+    w, q, k, i, h = _letters(shape)
+    roots = 4 * (h + shape.kv_heads)
+    return {
+        "inputs of the norms (float32)": 2 * 4 * w,
+        "their inverse roots": 2 * 4,
+        "outputs of the norms, which the products after each share": 2 * 2 * w,
+        "inputs and roots of the norms of queries and keys": (
+            0 if shape.qk_norm == "none" else 2 * q + 2 * k + roots
+        ),
+        "rotated queries and keys, values": 2 * q + 2 * k + 2 * k,
+        "outputs of attention, also the input of the out product": 2 * q,
+        "log-sum-exps (float32)": 4 * h,
+        "gate, up, and the product of the gated units": 3 * 2 * i,
+        "LoRA: inputs of the second factors": 7 * 2 * rank,
+    }
 
 
 def _layer_in_bf16(shape: ModelShape, rank: int) -> dict[str, int]:
@@ -31,8 +59,6 @@ def _layer_in_bf16(shape: ModelShape, rank: int) -> dict[str, int]:
         "log-sum-exps (float32)": 4 * h,
         "inputs of the gate and up products": 2 * 2 * w,
         "gate, its SiLU, up, and their product": 4 * 2 * i,
-        # Adapters take the inputs in float32 and round them again.
-        "LoRA: its own input of the out product": 2 * q if rank else 0,
         "LoRA: inputs of the second factors": 7 * 2 * rank,
         **_more_norms(shape, 2, has_grad=not rank),
     }
@@ -83,13 +109,15 @@ def _before_bytes(shape: ModelShape, rank: int) -> int:
     return (0 if rank else 8) + 2 * 4 * shape.head_width
 
 
-def forward_bytes(shape: ModelShape, *, bf16: bool) -> int:
-    """For one token, the most that a pass without gradients holds at a time: in the linear units.
+def forward_bytes(shape: ModelShape, kind: LayerKind) -> int:
+    """For one token, the most that a pass without gradients holds at a time: in the gated units.
 
-    Residual stream, normed input (and its rounded copy), SiLU of the gate, up, and their product.
+    Embeddings, input of the layer and residual stream; input of the units (float32 but for fused
+    norms); gate (fused) or its SiLU, up, and their product; the angles.
     """
     w, i = shape.width, shape.inner
-    return 10 * w + 3 * 2 * i if bf16 else 8 * w + 3 * 4 * i
+    normed = 2 * w if kind == "fused" else 4 * w
+    return 3 * 4 * w + normed + 3 * _element(kind) * i + 2 * 4 * shape.head_width
 
 
 def prefill_bytes(shape: ModelShape, *, bf16: bool) -> int:
@@ -98,20 +126,24 @@ def prefill_bytes(shape: ModelShape, *, bf16: bool) -> int:
     return 4 * shape.width + element * (2 * shape.width + 3 * shape.inner)
 
 
-def backward_bytes(shape: ModelShape, *, bf16: bool) -> int:
+def backward_bytes(shape: ModelShape, kind: LayerKind) -> int:
     """For one token, what the backward pass of a layer needs beyond what was kept for it.
 
-    Most when the product of the linear units is taken apart: two more of the inner width, and the
+    Most when the product of the gated units is taken apart: two more of the inner width, and the
     gradient of the residual stream.
     """
-    return (2 if bf16 else 4) * 2 * shape.inner + 4 * shape.width
+    return _element(kind) * 2 * shape.inner + 4 * shape.width
+
+
+def _element(kind: LayerKind) -> int:
+    return 4 if kind == "float32" else 2
 
 
 def saved_bytes(
-    shape: ModelShape, tokens: int, *, bf16: bool, checkpointing: bool, lora_rank: int = 0
+    shape: ModelShape, tokens: int, kind: LayerKind, *, checkpointing: bool, lora_rank: int = 0
 ) -> int:
     """What lies in memory when the backward pass begins."""
-    layer = layer_bytes(shape, bf16=bf16, lora_rank=lora_rank)
+    layer = layer_bytes(shape, kind, lora_rank=lora_rank)
     kept = 4 * shape.width if checkpointing else layer
     return tokens * (shape.layers * kept + outer_bytes(shape, lora_rank=lora_rank))
 
@@ -120,8 +152,8 @@ def backward_work_bytes(
     shape: ModelShape,
     tokens: int,
     given: MemoryCoefficients,
+    kind: LayerKind,
     *,
-    bf16: bool,
     checkpointing: bool,
     lora_rank: int = 0,
 ) -> int:
@@ -129,12 +161,12 @@ def backward_work_bytes(
 
     Gradients of weights are added to their sums and freed at once.
     """
-    element = 2 if bf16 else 4
+    element = _element(kind)
     head = 0 if lora_rank else element * shape.head_parameters
-    in_layer = tokens * (backward_bytes(shape, bf16=bf16) - _behind_bytes(shape, lora_rank))
+    in_layer = tokens * (backward_bytes(shape, kind) - _behind_bytes(shape, lora_rank))
     if checkpointing:
         # The layer was computed again first; its input was kept.
-        layer = layer_bytes(shape, bf16=bf16, lora_rank=lora_rank)
+        layer = layer_bytes(shape, kind, lora_rank=lora_rank)
         in_layer += tokens * (layer - 4 * shape.width)
     # A tied matrix waits for the gradient of the embedding, which comes last.
     in_layer += head if shape.is_tied else 0

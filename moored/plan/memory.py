@@ -136,7 +136,7 @@ def _rollout(setup: Setup, rows: int, given: MemoryCoefficients) -> Parts:
 
 def _scoring(setup: Setup, tokens: int, given: MemoryCoefficients) -> Parts:
     return {
-        "activations": tokens * forward_bytes(setup.shape, bf16=setup.bf16),
+        "activations": tokens * forward_bytes(setup.shape, setup.layer_kind),
         "logits": 4 * logits_per_chunk(setup.shape, tokens, given),
     }
 
@@ -145,15 +145,15 @@ def _update(
     setup: Setup, tokens: int, checkpointing: bool, given: MemoryCoefficients
 ) -> dict[str, int]:
     """Micro-batches of policy and critic in turn: both have gradients, one has activations."""
-    options = {
-        "bf16": setup.bf16,
-        "checkpointing": checkpointing,
-        "lora_rank": setup.lora_rank,
-    }
+    shape, kind, rank = setup.shape, setup.layer_kind, setup.lora_rank
     return {
         "gradients": 4 * (setup.policy_trained + setup.critic_trained),
-        "activations": saved_bytes(setup.shape, tokens, **options),
-        "backward pass": backward_work_bytes(setup.shape, tokens, given, **options),
+        "activations": saved_bytes(
+            shape, tokens, kind, checkpointing=checkpointing, lora_rank=rank
+        ),
+        "backward pass": backward_work_bytes(
+            shape, tokens, given, kind, checkpointing=checkpointing, lora_rank=rank
+        ),
     }
 
 

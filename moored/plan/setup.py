@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from moored.config import Config
+from moored.plan.activations import LayerKind
 from moored.plan.shapes import ModelShape
 from moored.training.algorithms import load_algorithm
 
@@ -27,6 +28,8 @@ class Setup:
     """It has slots, and computes with the learner's own weights where these are trained whole."""
     has_fast_learner: bool
     """It has tree attention, and records the passes of small models as CUDA graphs."""
+    compiles: bool
+    """`engine.compile`: compiled layers are the model's own."""
     num_groups: int
     group_size: int
     num_updates: int
@@ -39,6 +42,13 @@ class Setup:
     """None: to be chosen."""
     checkpointing: bool | None
     """None: to be chosen."""
+
+    @property
+    def layer_kind(self) -> LayerKind:
+        """How the learner computes layers, as `LocalLearner` chooses it on a GPU."""
+        if self.has_fast_learner and not self.compiles:
+            return "fused"
+        return "bfloat16" if self.bf16 else "float32"
 
     @property
     def num_episodes(self) -> int:
@@ -85,6 +95,7 @@ def setup_of(config: Config, shape: ModelShape) -> Setup:
         states_on_host=optimizer.states == "host",
         has_fast_sampler=shape.is_fast and engine.sampler != "plain",
         has_fast_learner=shape.is_fast and engine.learner != "plain" and is_bf16,
+        compiles=engine.compile,
         num_groups=rollout.num_groups,
         group_size=rollout.group_size,
         num_updates=min(optimizer.num_minibatches, episodes) * optimizer.num_epochs,

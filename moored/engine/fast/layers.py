@@ -53,7 +53,7 @@ def _attention_forward(self: Any, hidden_states: torch.Tensor, **kwargs: Any) ->
         q, k = self.q_norm(q), self.k_norm(k)
     cos, sin = (angles[0] for angles in kwargs["position_embeddings"])
     q, k = (_Rotated.apply(each, cos, sin).to(v.dtype) for each in (q, k))  # pyright: ignore
-    mixed = attend_tree(q, k, v, tree, self.scaling)
+    mixed: torch.Tensor = attend_tree(q, k, v, tree, self.scaling)  # pyright: ignore
     return self.o_proj(mixed.reshape(1, shape[0], -1)), None
 
 

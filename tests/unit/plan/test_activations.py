@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from moored.plan.activations import (
+    LayerKind,
     backward_bytes,
     backward_work_bytes,
     forward_bytes,
@@ -14,21 +15,31 @@ from moored.plan.activations import (
     saved_bytes,
 )
 from moored.plan.coefficients import MemoryCoefficients
-from moored.plan.shapes import shape_from_config
+from moored.plan.gpus import GIB
+from moored.plan.shapes import shape_from_config, shape_of
 from tests.unit.plan.tiny import tiny
 
-TOKENS = 24
-"""Unlike any width below, so that what has one entry for each token is known by its shape."""
+TOKENS = 23
+"""Divides no width below, so that what has an entry for each token is known by its shape."""
 
 
 def test_a_layer_of_a_tiny_model_by_hand():
     # Norms: inputs and normed, float32, twice 32 + 4; inputs of q, k and v 24, of gate and up 16;
     # q 8, k 4, v 4, out 8, two log-sum-exps 8; gate, SiLU, up and product 64.
-    assert layer_bytes(tiny(), bf16=True) == 2 * (32 + 4) + 24 + 16 + 8 + 4 + 4 + 8 + 8 + 64
+    assert layer_bytes(tiny(), "bfloat16") == 2 * (32 + 4) + 24 + 16 + 8 + 4 + 4 + 8 + 8 + 64
     # In float32 the three share one output of the norm: 2 x (48 + 4), q 16, k 8, v 8, out 16.
-    assert layer_bytes(tiny(), bf16=False) == 2 * (48 + 4) + 16 + 8 + 8 + 16 + 8 + 128
-    # Adapters of rank 3: no normed inputs (32 less), another input of the out product, 7 x 6.
-    assert layer_bytes(tiny(), bf16=True, lora_rank=3) == 208 - 32 + 8 + 42
+    assert layer_bytes(tiny(), "float32") == 2 * (48 + 4) + 16 + 8 + 8 + 16 + 8 + 128
+    # Adapters of rank 3: no normed inputs (32 less), and 7 inputs of 6 bytes.
+    assert layer_bytes(tiny(), "bfloat16", lora_rank=3) == 208 - 32 + 42
+
+
+def test_a_fused_layer_of_a_tiny_model_by_hand():
+    # Norms: inputs and roots 2 x (16 + 4), outputs 2 x 8; q 8, k 4, v 4, out 8, log-sum-exps 8;
+    # gate, up and product 48.
+    assert layer_bytes(tiny(), "fused") == 2 * 20 + 16 + 8 + 4 + 4 + 8 + 8 + 48
+    # Inputs of the norms of queries and keys 8 + 4, and roots of 2 + 1 heads.
+    assert layer_bytes(tiny(qk_norm="head"), "fused") == 136 + 12 + 3 * 4
+    assert layer_bytes(tiny(), "fused", lora_rank=3) == 136 + 42
 
 
 def test_what_lies_outside_of_the_layers_by_hand():
@@ -38,21 +49,24 @@ def test_what_lies_outside_of_the_layers_by_hand():
 
 
 def test_passes_without_gradients_by_hand():
-    assert forward_bytes(tiny(), bf16=True) == 16 + 16 + 8 + 3 * 16
-    assert forward_bytes(tiny(), bf16=False) == 16 + 16 + 3 * 32
+    # Three float32 tensors of the stream, the normed one, three of the inner width, two angles.
+    assert forward_bytes(tiny(), "fused") == 3 * 16 + 8 + 3 * 16 + 16
+    assert forward_bytes(tiny(), "bfloat16") == 3 * 16 + 16 + 3 * 16 + 16
+    assert forward_bytes(tiny(), "float32") == 3 * 16 + 16 + 3 * 32 + 16
     assert prefill_bytes(tiny(), bf16=True) == 16 + 8 + 8 + 3 * 16
-    assert backward_bytes(tiny(), bf16=True) == 2 * 16 + 16
+    assert backward_bytes(tiny(), "fused") == 2 * 16 + 16
+    assert backward_bytes(tiny(), "bfloat16") == 2 * 16 + 16
 
 
 def test_checkpointing_keeps_only_the_inputs_of_layers():
-    assert saved_bytes(tiny(), 10, bf16=True, checkpointing=False) == 10 * (2 * 208 + 76)
-    assert saved_bytes(tiny(), 10, bf16=True, checkpointing=True) == 10 * (2 * 16 + 76)
+    assert saved_bytes(tiny(), 10, "bfloat16", checkpointing=False) == 10 * (2 * 208 + 76)
+    assert saved_bytes(tiny(), 10, "bfloat16", checkpointing=True) == 10 * (2 * 16 + 76)
 
 
 def test_the_backward_pass_needs_most_at_the_head_or_in_a_layer():
     def work(given, checkpointing=False, lora_rank=0, **changes):
-        options = {"bf16": True, "checkpointing": checkpointing, "lora_rank": lora_rank}
-        return backward_work_bytes(tiny(**changes), 10, given, **options)
+        options = {"checkpointing": checkpointing, "lora_rank": lora_rank}
+        return backward_work_bytes(tiny(**changes), 10, given, "bfloat16", **options)
 
     # 10 tokens, 30 of 100 logits at a time: 4 bytes, derivatives of 2 bytes twice; the gradient of
     # 40 weights of the head in float32, that of the hidden states.
@@ -73,14 +87,39 @@ def test_the_backward_pass_needs_most_at_the_head_or_in_a_layer():
     assert work(narrow, checkpointing=True, is_tied=False) == again
 
 
-@pytest.mark.parametrize("kind", ["LlamaConfig", "Qwen2Config", "Qwen3Config"])
-@pytest.mark.parametrize(("bf16", "rank"), [(True, 0), (True, 8), (False, 0)])
-def test_autograd_keeps_what_the_tables_say(kind, bf16, rank):
+@pytest.mark.parametrize(
+    ("model", "tokens", "kind", "measured_gib"),
+    [
+        ("Qwen/Qwen2.5-0.5B", 13_182, "fused", 23.98),
+        ("Qwen/Qwen2.5-3B", 7_774, "fused", 80.90),
+        ("Qwen/Qwen2.5-0.5B", 13_182, "bfloat16", 30.51),
+        ("Qwen/Qwen2.5-3B", 7_774, "bfloat16", 93.90),
+    ],
+)
+def test_updates_on_an_h200_are_within_1_percent_of_the_tables(model, tokens, kind, measured_gib):
+    """Measured by `benchmarks/sizes.py --what update`; `tokens` are its largest micro-batch."""
+    shape, given = shape_of(model), MemoryCoefficients()
+    kept = saved_bytes(shape, tokens, kind, checkpointing=False)
+    kept += backward_work_bytes(shape, tokens, given, kind, checkpointing=False)
+    # Weights of 2 bytes, the optimiser's 12, gradients of 4.
+    found = (18 * shape.num_parameters + kept) / GIB
+    assert found == pytest.approx(measured_gib, rel=0.01)
+
+
+@pytest.mark.parametrize("family", ["LlamaConfig", "Qwen2Config", "Qwen3Config"])
+@pytest.mark.parametrize(
+    ("kind", "rank"),
+    [("fused", 0), ("fused", 8), ("bfloat16", 0), ("bfloat16", 8), ("float32", 0)],
+)
+def test_autograd_keeps_what_the_tables_say(family, kind, rank, monkeypatch):
     """One layer more keeps `layer_bytes` more; without layers, `outer_bytes` is left."""
     transformers = pytest.importorskip("transformers")
-    options = {"head_dim": 32} if kind == "Qwen3Config" else {}
+    from tests.unit.engine.fast.plain_kernels import use_plain_kernels
+
+    use_plain_kernels(monkeypatch)
+    options = {"head_dim": 32} if family == "Qwen3Config" else {}
     configs = [
-        getattr(transformers, kind)(
+        getattr(transformers, family)(
             vocab_size=50,
             hidden_size=64,
             intermediate_size=224,
@@ -91,56 +130,57 @@ def test_autograd_keeps_what_the_tables_say(kind, bf16, rank):
         )
         for layers in (1, 2)
     ]
-    one, two = (saved_for_backward(config, bf16, rank) for config in configs)
-    shape = shape_from_config(configs[0].to_dict(), kind)
-    assert two - one == TOKENS * layer_bytes(shape, bf16=bf16, lora_rank=rank)
+    one, two = (saved_for_backward(config, kind, rank, monkeypatch) for config in configs)
+    shape = shape_from_config(configs[0].to_dict(), family)
+    assert two - one == TOKENS * layer_bytes(shape, kind, lora_rank=rank)
     # The hidden states of the head are kept by the head itself.
     outer = outer_bytes(shape, lora_rank=rank) - 4 * shape.width
     assert 2 * one - two == TOKENS * outer
 
 
-def saved_for_backward(config, bf16: bool, rank: int) -> int:
+def saved_for_backward(config, kind: LayerKind, rank: int, monkeypatch) -> int:
     """Bytes that autograd keeps in a pass over `TOKENS`, weights and their copies left out."""
     import torch
     import transformers
 
+    from moored.engine.local.precision import compute_in_bfloat16
+
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    use_bare_attention(model)
-    if bf16:
-        for weight in model.parameters():
-            weight.data = weight.data.bfloat16() if weight.dim() > 1 else weight.data
-        # The residual stream is float32.
-        model.model.embed_tokens.register_forward_hook(lambda _, __, out: out.float())
     if rank:
         peft = pytest.importorskip("peft")
         options = peft.LoraConfig(r=rank, target_modules="all-linear", task_type="CAUSAL_LM")
         model = peft.get_peft_model(model, options).get_base_model()
         # As in training, where gradients flow through every layer.
         model.enable_input_require_grads()
+    use_bare_attention(model, monkeypatch, is_fused=kind == "fused")
+    if kind != "float32":
+        compute_in_bfloat16(model)
     own = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
     found: dict[int, torch.UntypedStorage] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own and TOKENS in tensor.shape:
+        # Norms of queries and keys have a row for each token and head.
+        if storage.data_ptr() not in own and any(size % TOKENS == 0 for size in tensor.shape):
             found[storage.data_ptr()] = storage
         return tensor
 
     ids = torch.randint(0, 50, (1, TOKENS))
     with (
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
-        torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16),
+        torch.autocast("cpu", dtype=torch.bfloat16, enabled=kind != "float32"),
     ):
         model.model(
             input_ids=ids,
             attention_mask=torch.zeros(1, 1, 1, 1),
             position_ids=torch.arange(TOKENS)[None],
             use_cache=False,
+            tree=object(),
         )
     return sum(storage.nbytes() for storage in found.values())
 
 
-def use_bare_attention(model) -> None:
+def use_bare_attention(model, monkeypatch, *, is_fused: bool = False) -> None:
     """Attention that keeps what the engine's does on a GPU, and computes nothing."""
     import torch
     from transformers import AttentionInterface, AttentionMaskInterface
@@ -164,3 +204,8 @@ def use_bare_attention(model) -> None:
     AttentionInterface.register("bare", attend)
     AttentionMaskInterface.register("bare", sdpa_mask)
     model.set_attn_implementation("bare")
+    if is_fused:
+        from moored.engine.fast import layers
+
+        monkeypatch.setattr(layers, "attend_tree", lambda q, k, v, *_: Bare.apply(q, k, v))
+        layers.fuse_layers(model)

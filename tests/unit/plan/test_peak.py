@@ -1,21 +1,27 @@
 """The planned peak of an update is that of the engine's own passes, followed allocation by
 allocation on tensors without data.
 
-The head's kernels are for GPUs alone; here they are replaced by what they allocate.
+The kernels of head and layers are for GPUs alone; here they are replaced by what they allocate.
 """
 
 from __future__ import annotations
 
 import weakref
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from moored.plan.activations import backward_work_bytes, saved_bytes
+from moored.plan.activations import (
+    LayerKind,
+    backward_work_bytes,
+    forward_bytes,
+    saved_bytes,
+)
 from moored.plan.coefficients import MemoryCoefficients
 from moored.plan.known import KNOWN
-from moored.plan.shapes import shape_from_config
+from moored.plan.shapes import ModelShape, shape_from_config
 from tests.unit.plan.test_activations import use_bare_attention
 
 torch = pytest.importorskip("torch")
@@ -26,7 +32,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
 
+from tests.unit.engine.fast.plain_kernels import use_plain_kernels  # noqa: E402
+
 LAYERS = 2
+NORM_PROGRAMS = 1024
+"""`layer_kernels.NORM_PROGRAMS`; that file cannot be imported without Triton."""
 CHUNK = 1 << 24
 MOST_OFF = 0.03
 """The last chunk of logits may be smaller than the others; plans take it to be as large."""
@@ -80,15 +90,44 @@ def head_of_a_gpu(monkeypatch):
     monkeypatch.setattr(passes, "LOGITS_PER_CHUNK", {"cpu": CHUNK, "cuda": CHUNK})
 
 
-def update_peak(config: Any, tokens: int, *, checkpointing: bool) -> tuple[int, int]:
-    """Bytes after the forward pass of a policy, and at the peak of the backward pass."""
+@pytest.fixture(autouse=True)
+def layers_of_a_gpu(monkeypatch):
+    """Likewise, for what lies between the products of fused layers."""
+
+    def norm(x, weight, eps, dtype):
+        return torch.empty_like(x, dtype=dtype), x.new_empty(len(x), dtype=torch.float32)
+
+    def norm_backward(grad, x, weight, scales):
+        parts = x.new_empty(min(NORM_PROGRAMS, len(x)), len(weight), dtype=torch.float32)
+        return torch.empty_like(x), parts.sum(dim=0)
+
+    def silu_mul_backward(grad, gate, up):
+        return torch.empty_like(gate), torch.empty_like(up)
+
+    kernels = SimpleNamespace(
+        norm=norm,
+        norm_backward=norm_backward,
+        silu_mul=lambda gate, up: torch.empty_like(gate),
+        silu_mul_backward=silu_mul_backward,
+        rotate=lambda x, cos, sin, sign: torch.empty_like(x),
+    )
+    use_plain_kernels(monkeypatch, kernels)
+
+
+def make_model(config: Any, kind: LayerKind, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """In bfloat16, with norms and residual stream in float32."""
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
-    use_bare_attention(model)
+    use_bare_attention(model, monkeypatch, is_fused=kind == "fused")
     for layer in model.modules():
         if "Norm" in type(layer).__name__:
             layer.weight = torch.nn.Parameter(layer.weight.float())
     embedding = model.get_input_embeddings()
     embedding.register_forward_hook(lambda _, __, output: output.float())
+    return model
+
+
+def update_peak(model: Any, tokens: int, *, checkpointing: bool) -> tuple[int, int]:
+    """Bytes after the forward pass of a policy, and at the peak of the backward pass."""
     if checkpointing:
         model.gradient_checkpointing_enable()
         for layer in model.modules():
@@ -103,6 +142,7 @@ def update_peak(config: Any, tokens: int, *, checkpointing: bool) -> tuple[int, 
                 position_ids=line.clone(),
                 attention_mask=torch.zeros(1, 1, 1, 1),
                 use_cache=False,
+                tree=object(),
             ).last_hidden_state
             hidden = hidden.reshape(tokens, -1).index_select(0, line[0])
             found = passes.token_logprobs(
@@ -115,23 +155,43 @@ def update_peak(config: Any, tokens: int, *, checkpointing: bool) -> tuple[int, 
     return after_forward, seen.peak
 
 
-@pytest.mark.parametrize("model", ["Qwen/Qwen3-1.7B", "Qwen/Qwen2.5-7B"])
-@pytest.mark.parametrize("tokens", [1024, 8192])
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_the_peak_of_an_update_is_as_planned(model, tokens, checkpointing):
+def config_and_shape(model: str) -> tuple[Any, ModelShape]:
     facts = asdict(replace(KNOWN[model], num_hidden_layers=LAYERS))
     config = transformers.AutoConfig.for_model(facts.pop("model_type"), **facts)
-    shape = shape_from_config(config.to_dict(), model)
+    return config, shape_from_config(config.to_dict(), model)
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-1.7B", "Qwen/Qwen2.5-7B"])
+@pytest.mark.parametrize("tokens", [1024, 8192])
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("kind", ["fused", "bfloat16"])
+def test_the_peak_of_an_update_is_as_planned(name, tokens, checkpointing, kind, monkeypatch):
+    config, shape = config_and_shape(name)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        forward, peak = update_peak(config, tokens, checkpointing=checkpointing)
-    saved = saved_bytes(shape, tokens, bf16=True, checkpointing=checkpointing)
-    work = backward_work_bytes(
-        shape,
-        tokens,
-        MemoryCoefficients(logits_per_chunk=CHUNK),
-        bf16=True,
-        checkpointing=checkpointing,
-    )
+        model = make_model(config, kind, monkeypatch)
+        forward, peak = update_peak(model, tokens, checkpointing=checkpointing)
+    saved = saved_bytes(shape, tokens, kind, checkpointing=checkpointing)
+    given = MemoryCoefficients(logits_per_chunk=CHUNK)
+    work = backward_work_bytes(shape, tokens, given, kind, checkpointing=checkpointing)
     # Three numbers for each token of the loss are left out.
     assert forward == pytest.approx(saved, rel=1e-3)
     assert peak == pytest.approx(saved + work, rel=MOST_OFF)
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-1.7B", "Qwen/Qwen2.5-7B"])
+@pytest.mark.parametrize("kind", ["fused", "bfloat16"])
+def test_the_peak_of_a_pass_without_gradients_is_as_planned(name, kind, monkeypatch):
+    config, shape = config_and_shape(name)
+    line = torch.zeros(1, 1024, dtype=torch.long)
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        model = make_model(config, kind, monkeypatch)
+        with Allocations(model) as seen, torch.autocast("cpu", dtype=torch.bfloat16):
+            model.model(
+                input_ids=line.clone(),
+                position_ids=line.clone(),
+                attention_mask=torch.zeros(1, 1, 1, 1),
+                use_cache=False,
+                tree=object(),
+            )
+    # Ids and places are left out.
+    assert seen.peak == pytest.approx(1024 * forward_bytes(shape, kind), rel=1e-3)
