@@ -1,10 +1,10 @@
 """Gradients by reward variance for every run of a study, early and late, with intervals over seeds.
 
     moored study bottle_mini num_steps=80 checkpoint_every=10 --only task=sokoban \\
-        --only filter=none,top_p --seeds 60-63 --jobs 16 --out runs/gradients_mini
-    python benchmarks/gradients_study.py runs/gradients_mini --checkpoints 10 80 --jobs 8 \\
-        --out benchmarks/results/gradients_mini_h200.json
+        --only filter=none,top_p --seeds 60-63 --jobs 16 --out runs/gradients_80
+    python benchmarks/gradients_study.py runs/gradients_80 --checkpoints 80 --jobs 6 [--out FILE]
 
+A run keeps its last two checkpoints: for an earlier step, run the study to that step alone.
 Each measurement is one `moored gradients` on fresh groups, with a KL term of 0.001 that PPO runs do
 not train with, so that both regularisers are seen.
 """

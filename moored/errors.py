@@ -111,6 +111,12 @@ def explain_failure(error: BaseException) -> str | None:
         return extra and (
             f"{package} cannot be imported ({error}); run: pip install 'moored[{extra}]'"
         )
+    if type(error).__name__ == "OutOfMemoryError":
+        # torch's, which is not imported here.
+        return (
+            "out of GPU memory; lower engine.micro_batch_tokens or rollout.max_context, or let "
+            "fewer processes share the GPU"
+        )
     if isinstance(error, OSError) and error.errno in DISK_REMEDIES:
         where = f"{str(error.filename)!r}: " if error.filename else ""
         return f"{where}{error.strerror}; {DISK_REMEDIES[error.errno]}"

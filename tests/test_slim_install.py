@@ -10,6 +10,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from moored.errors import EXTRA_OF_PACKAGE, explain_failure
 from moored.runlog.sinks import SINKS
 
@@ -178,3 +180,9 @@ def test_a_package_that_is_missing_deep_inside_is_told_too():
         "pyarrow cannot be imported (No module named 'pyarrow'); run: pip install 'moored[data]'"
     )
     assert explain_failure(ModuleNotFoundError("No module named 'x'", name="x")) is None
+
+
+def test_memory_that_runs_out_anywhere_on_a_gpu_is_one_sentence():
+    torch = pytest.importorskip("torch")
+    told = explain_failure(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate …"))
+    assert told is not None and told.startswith("out of GPU memory; lower")
