@@ -162,8 +162,8 @@ class OptimizerConfig(UpdateConfig):
     min_lr_ratio: float = Field(default=0.0, ge=0.0, le=1.0)
     """Share of the learning rate that `linear` and `cosine` fall towards."""
     kind: typing.Literal["adamw", "adamw_8bit"] = "adamw"
-    """`adamw_8bit` keeps its two moments in 8 bits each (needs torchao): 2 bytes per parameter
-    instead of 8."""
+    """`adamw_8bit` keeps its two moments in 8 bits each (needs torchao, which comes with
+    `pip install 'moored[lowbit]'`): 2 bytes per parameter instead of 8."""
     states: typing.Literal["device", "host"] = "device"
     """`host` keeps float32 weights and moments of a GPU's model in main memory and updates them
     there: slower, 12 bytes per parameter less on the GPU."""
