@@ -51,22 +51,31 @@ class SpeedCoefficients:
     matrix_share: float = 775 / 989
     """Large bfloat16 products reach 775 of the 989 Tflop/s of an H200's data sheet. All other
     shares of the matrix rate are of this."""
-    decode_layer_s: float = 0.049e-3
+    decode_layer_s: float = 0.046e-3
     """Kernels of one layer of a decoding step that the bounds below leave out. This and the next
-    three were fitted to decoding steps of 0.5, 1.5 and 3 B at 128 and 1,024 rows of 576 tokens
-    (H200: 1.68, 4.80, 2.58, 10.4, 4.11 and 16.9 ms), which they reproduce within 4 %."""
+    three were fitted to decoding steps at 128 and 1,024 rows of 576 tokens on an H200, which they
+    reproduce within 5 %: 1.61 and 4.86 ms with 0.5 B, 3.74 and 17.06 ms with 3 B
+    (benchmarks/results/sizes_h200.json), 2.58 and 10.4 ms with 1.5 B."""
     decode_matrix_share: float = 0.79
     """Of the bandwidth (few rows) or the matrix rate (many)."""
     decode_cache_share: float = 0.99
     """Of the bandwidth, while attention reads keys and values."""
     draw_passes: float = 3.0
     """How often drawing a token goes over its float32 logits."""
-    forward_share: float = 0.62
-    """Of the matrix rate, for a large model; smaller ones get `share_of_size` of it. Scoring with
-    135 million parameters reached 10 % on an H200 (benchmarks/results/score_h200.json)."""
-    update_share: float = 0.48
-    """Likewise for forward and backward passes: 20 % at 0.5 B and 33 % at 1.5 B on an H200."""
-    half_size: float = 0.68e9
+    prefill_share: float = 0.88
+    """Of the matrix rate, for a large model; smaller ones get `share_of_size` of this and of the
+    next two. The fast sampler read prompts of 512 tokens at 59 % with 0.5 B and 74 % with 3 B
+    (this and the next three: sizes_h200.json, with attention counted)."""
+    forward_share: float = 0.69
+    """Passes of the learner without gradients, with fused layers. Measured with layers of
+    transformers alone: 33 % at 0.5 B. 135 million parameters reached 10 %, less than this says
+    (benchmarks/results/score_h200.json)."""
+    update_share: float = 0.62
+    """Forward and backward passes with fused layers: 37 % at 0.5 B and 56 % at 3 B."""
+    unfused_share: float = 0.8
+    """Of the two above, with other layers: with those of transformers updates reached 29 % at 0.5 B
+    and 45 % at 3 B, with compiled ones 29 % and 54 %."""
+    half_size: float = 0.35e9
     """Parameters of the model that gets half of a large one's share."""
     optimizer_share: float = 0.8
     """Of the bandwidth, for an AdamW update."""

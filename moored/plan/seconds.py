@@ -85,9 +85,12 @@ class _Work:
         self.setup, self.given, self.lengths = setup, given, lengths
         self.rate = gpu.tflops * 1e12 * given.matrix_share
         self.bandwidth = gpu.bandwidth_tbs * 1e12
-        self.size = given.share_of_size(setup.shape.num_parameters)
+        size = given.share_of_size(setup.shape.num_parameters)
+        self.sampler_rate = self.rate * size
+        is_fused = setup.layer_kind == "fused"
+        self.learner_rate = self.rate * size * (1.0 if is_fused else given.unfused_share)
         self.policy_flop = self._flop(setup.shape.head_parameters)
-        self.critic_flop = self._flop(0)
+        self.trunk_flop = self._flop(0)
         rows, groups = setup.num_episodes, setup.num_groups
         self.step_tokens = groups * lengths.prompt + rows * lengths.continuation
         """With the prompt of a group computed once."""
@@ -103,13 +106,15 @@ class _Work:
         return 2 * (shape.layers * shape.layer_parameters + head) + attention
 
     def _forward(self, flop: float, tokens: int) -> float:
-        return flop * tokens / (self.rate * self.given.forward_share * self.size)
+        """A pass of the learner without gradients."""
+        return flop * tokens / (self.learner_rate * self.given.forward_share)
 
     def prefill(self) -> float:
+        """The head is asked for the last token of a prompt alone."""
         setup, lengths = self.setup, self.lengths
         tokens = setup.num_groups * lengths.prompt
         tokens += setup.num_episodes * (lengths.turns - 1) * lengths.observation
-        return self._forward(self.policy_flop, tokens)
+        return self.trunk_flop * tokens / (self.sampler_rate * self.given.prefill_share)
 
     def decode(self, rows: int) -> float:
         episodes = self.setup.num_episodes
@@ -135,16 +140,16 @@ class _Work:
 
     def advantages(self) -> float:
         """Values of the critic, and log-probabilities where the learner's own are used."""
-        values = self.critic_flop if self.setup.has_critic else 0.0
+        values = self.trunk_flop if self.setup.has_critic else 0.0
         scores = self.policy_flop if self.setup.scores_old else 0.0
         return self._forward(values + scores, self.step_tokens)
 
     def passes(self, checkpointing: bool) -> float:
         """Forward and backward; LoRA saves the gradients of weights, a reference adds a forward."""
         setup, tokens = self.setup, self.epoch_tokens * self.setup.num_epochs
-        flop = self.policy_flop + (self.critic_flop if setup.has_critic else 0.0)
+        flop = self.policy_flop + (self.trunk_flop if setup.has_critic else 0.0)
         times = (2 if setup.lora_rank else 3) + checkpointing
-        rate = self.rate * self.given.update_share * self.size
+        rate = self.learner_rate * self.given.update_share
         reference = self._forward(self.policy_flop, tokens) if setup.has_reference else 0.0
         return times * flop * tokens / rate + reference
 

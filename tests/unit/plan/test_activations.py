@@ -97,7 +97,7 @@ def test_the_backward_pass_needs_most_at_the_head_or_in_a_layer():
     ],
 )
 def test_updates_on_an_h200_are_within_1_percent_of_the_tables(model, tokens, kind, measured_gib):
-    """Measured by `benchmarks/sizes.py --what update`; `tokens` are its largest micro-batch."""
+    """benchmarks/results/sizes_h200.json; `tokens` are those of its largest micro-batch."""
     shape, given = shape_of(model), MemoryCoefficients()
     kept = saved_bytes(shape, tokens, kind, checkpointing=False)
     kept += backward_work_bytes(shape, tokens, given, kind, checkpointing=False)

@@ -219,6 +219,15 @@ def test_ppo_on_3_billion_parameters_with_critic_and_kl_by_hand():
     assert found.allocated_bytes("update") / GIB == pytest.approx(119.9, abs=0.1)
 
 
+def test_ppo_on_3_billion_parameters_is_planned_within_1_percent_of_the_measured():
+    """benchmarks/results/sizes_h200.json: critic and KL, checkpointing, layers of transformers."""
+    words = ["algorithm.name=ppo", "algorithm.kl_coef=0.001", "engine.learner=plain"]
+    setup = setup_of(config("rollout.max_context=8192", *words), shape_of("Qwen/Qwen2.5-3B"))
+    gpu = Gpu("h200", 139.8)
+    found = plan_memory(setup, gpu, MEASURED.memory, tokens=7774, checkpointing=True)
+    assert found.allocated_bytes("update") / GIB == pytest.approx(115.1, rel=0.01)
+
+
 def test_coefficients_are_those_of_the_engine():
     pytest.importorskip("transformers")
     from moored.engine.fast import sampler, slots, stream
