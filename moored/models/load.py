@@ -232,14 +232,15 @@ def _load_smollm(device: torch.device) -> LoadedModel:
 
     folder = _smollm_folder()
     assert folder is not None, "check_model_name comes first"
-    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=SMOLLM_FILE)
-    # Unpacked: a model that keeps its quantizer can be neither trained nor saved.
-    model = AutoModelForCausalLM.from_pretrained(
-        folder,
-        gguf_file=SMOLLM_FILE,
-        dtype=torch.float32,
-        quantization_config=GgufConfig(dequantize=True),
-    )
+    with _quiet():
+        tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=SMOLLM_FILE)
+        # Unpacked: a model that keeps its quantizer can be neither trained nor saved.
+        model = AutoModelForCausalLM.from_pretrained(
+            folder,
+            gguf_file=SMOLLM_FILE,
+            dtype=torch.float32,
+            quantization_config=GgufConfig(dequantize=True),
+        )
     return LoadedModel(model.to(device), tokenizer)  # pyright: ignore[reportArgumentType]
 
 

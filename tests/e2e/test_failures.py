@@ -16,17 +16,25 @@ from tests.e2e.toys import toy_config
 OPTIONS = ["num_steps=6", "checkpoint_every=2", "rollout.group_size=4"]
 
 
-def damage(run, *, sampler_too: bool):
-    """A callback that makes one weight NaN after step 3."""
+def damage(run, *, before_rollout: bool):
+    """A callback that makes one weight NaN after step 3: at once, or when step 4 is updated.
+
+    Sampler and learner compute with the same weights.
+    """
+    learner = run.engine.learner
+
+    def spoil() -> None:
+        weights = dict(learner.weights())
+        with torch.no_grad():
+            weights["model.layers.0.mlp.up_proj.weight"][0, 0] = float("nan")
 
     def after(record) -> None:
         if record.step != 3:
             return
-        weights = dict(run.engine.learner.weights())
-        with torch.no_grad():
-            weights["model.layers.0.mlp.up_proj.weight"][0, 0] = float("nan")
-        if sampler_too:
-            run.engine.sampler.load_weights(weights.items(), run.engine.learner.version)
+        if before_rollout:
+            spoil()
+        else:
+            learner.before_updates = spoil
 
     return after
 
@@ -39,7 +47,7 @@ def test_a_loss_that_is_not_finite_keeps_its_minibatch_and_the_run_resumes(toy_f
     folder = tmp_path / "damaged"
     start(run := build_run(config, folder))
     with pytest.raises(MooredError, match=r"step 4: .* is kept in '.*failed/step_000004'"):
-        train(run, damage(run, sampler_too=False))
+        train(run, damage(run, before_rollout=False))
     # Three steps of two minibatches, and no update after them.
     assert run.engine.learner.version == 6
     kept = folder / "failed" / "step_000004"
@@ -66,7 +74,7 @@ def test_a_sampler_that_finds_the_weights_damaged_keeps_the_step_too(toy_folder,
     torch.set_num_threads(1)
     start(run := build_run(toy_config(toy_folder, *OPTIONS), tmp_path))
     with pytest.raises(MooredError, match=r"step 4: the model's log-probabilities .*step_000004'"):
-        train(run, damage(run, sampler_too=True))
+        train(run, damage(run, before_rollout=True))
     kept = tmp_path / "failed" / "step_000004"
     assert [path.name for path in kept.iterdir()] == ["failure.json"]
     record = json.loads((kept / "failure.json").read_text())
@@ -90,4 +98,4 @@ def test_an_error_is_told_even_when_its_record_cannot_be_written(toy_folder, tmp
     start(run := build_run(toy_config(toy_folder, *OPTIONS), tmp_path))
     (tmp_path / "failed").write_text("in the way")
     with pytest.raises(MooredError, match=r"log-probabilities .* is lost: cannot write"):
-        train(run, damage(run, sampler_too=True))
+        train(run, damage(run, before_rollout=True))
