@@ -138,6 +138,12 @@ class UpdateConfig(Section):
 
     lr: float | None = Field(default=None, gt=0.0)
     """null: by the size of the model."""
+    kind: typing.Literal["adamw", "adamw_8bit"] = "adamw"
+    """`adamw_8bit` keeps its two moments in 8 bits each (needs torchao, which comes with
+    `pip install 'moored[lowbit]'`): 2 bytes per parameter instead of 8."""
+    states: typing.Literal["device", "host"] = "device"
+    """`host` keeps float32 weights and moments of a GPU's model in main memory and updates them
+    there: slower, 12 bytes per parameter less on the GPU."""
     weight_decay: float = Field(default=0.0, ge=0.0)
     """AdamW's."""
     grad_clip: float = Field(default=1.0, gt=0.0)
@@ -161,12 +167,6 @@ class OptimizerConfig(UpdateConfig):
     """Training steps over which both learning rates rise to their value."""
     min_lr_ratio: float = Field(default=0.0, ge=0.0, le=1.0)
     """Share of the learning rate that `linear` and `cosine` fall towards."""
-    kind: typing.Literal["adamw", "adamw_8bit"] = "adamw"
-    """`adamw_8bit` keeps its two moments in 8 bits each (needs torchao, which comes with
-    `pip install 'moored[lowbit]'`): 2 bytes per parameter instead of 8."""
-    states: typing.Literal["device", "host"] = "device"
-    """`host` keeps float32 weights and moments of a GPU's model in main memory and updates them
-    there: slower, 12 bytes per parameter less on the GPU."""
     num_minibatches: int = Field(default=4, ge=1)
     """Updates per epoch; the samples of a step are dealt out among them."""
     num_epochs: int = Field(default=1, ge=1)

@@ -16,6 +16,7 @@ from moored.engine.fast.decoder import can_decode
 from moored.engine.fast.sampler import SlotSampler
 from moored.engine.gpu import fit_to_gpu
 from moored.engine.local.learner import LocalLearner
+from moored.engine.local.optimizers import check_optimizer
 from moored.engine.local.precision import remove_float_hook
 from moored.engine.local.sampler import LocalSampler
 from moored.engine.lora import add_lora
@@ -33,6 +34,8 @@ class LocalEngine:
     """Sampler and learner over one set of weights."""
 
     def __init__(self, config: Config, *, trains: bool = True) -> None:
+        if trains:
+            check_optimizer(config.optimizer)
         device = pick_device(config.engine.device)
         loaded = load_model(config.model, device, exact=not uses_bf16(config.engine.dtype, device))
         if trains:

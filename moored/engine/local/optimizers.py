@@ -15,6 +15,12 @@ from moored.config import OptimizerConfig
 from moored.errors import require_packages
 
 
+def check_optimizer(options: OptimizerConfig) -> None:
+    """Refuse an optimiser whose package is missing, before a model is loaded."""
+    if options.kind == "adamw_8bit":
+        require_packages("optimizer.kind=adamw_8bit", ("torchao",))
+
+
 def make_optimizer(
     weights: Sequence[nn.Parameter], lr: float, options: OptimizerConfig, *, is_fused: bool
 ) -> torch.optim.Optimizer:
@@ -22,7 +28,7 @@ def make_optimizer(
     decay = options.weight_decay
     if options.kind == "adamw":
         return torch.optim.AdamW(weights, lr=lr, weight_decay=decay, fused=is_fused or None)
-    require_packages("optimizer.kind=adamw_8bit", ("torchao",))
+    check_optimizer(options)
     from torchao.optim import AdamW8bit  # pyright: ignore[reportMissingImports]
 
     return AdamW8bit(weights, lr=lr, weight_decay=decay)

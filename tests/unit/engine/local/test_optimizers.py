@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+
 import pytest
 import torch
 from torch import nn
 
-from moored.config import OptimizerConfig
+from moored.config import OptimizerConfig, load_config
+from moored.engine.local.engine import LocalEngine
 from moored.engine.local.optimizers import flat_state, load_state, make_optimizer, set_rate
+from moored.errors import MooredError
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +40,14 @@ def take_steps(optimizer: torch.optim.Optimizer, given: list[nn.Parameter], seed
         for weight in given:
             weight.grad = torch.randn(weight.shape, generator=generator)
         optimizer.step()
+
+
+def test_an_optimiser_without_its_package_is_refused_before_a_model_is_loaded(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchao", None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    config = load_config({"model": "no/model", "optimizer": {"kind": "adamw_8bit"}})
+    with pytest.raises(MooredError, match=r"pip install 'moored\[lowbit\]'"):
+        LocalEngine(config)
 
 
 def test_moments_in_eight_bits_move_weights_nearly_as_those_in_float32():
