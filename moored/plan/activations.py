@@ -121,9 +121,13 @@ def forward_bytes(shape: ModelShape, kind: LayerKind) -> int:
 
 
 def prefill_bytes(shape: ModelShape, *, bf16: bool) -> int:
-    """For one token, the same in the fast sampler: its stream, input, output, gate, up, product."""
-    element = 2 if bf16 else 4
-    return 4 * shape.width + element * (2 * shape.width + 3 * shape.inner)
+    """For one token, the same in `Decoder.forward` of the fast sampler: when gate and up are made.
+
+    Stream (float32); input; queries, keys and values; mixed values and their product; gate and up;
+    beside them gate, up and product of the layer before.
+    """
+    w, q, k, i, _ = _letters(shape)
+    return 4 * w + (2 if bf16 else 4) * (w + (q + 2 * k) + q + w + 2 * i + 3 * i)
 
 
 def backward_bytes(shape: ModelShape, kind: LayerKind) -> int:

@@ -17,6 +17,7 @@ from moored.plan.activations import (
     LayerKind,
     backward_work_bytes,
     forward_bytes,
+    prefill_bytes,
     saved_bytes,
 )
 from moored.plan.coefficients import MemoryCoefficients
@@ -27,6 +28,7 @@ from tests.unit.plan.test_activations import use_bare_attention
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 passes = pytest.importorskip("moored.engine.passes")
+decoders = pytest.importorskip("moored.engine.fast.decoder")
 
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
@@ -195,3 +197,25 @@ def test_the_peak_of_a_pass_without_gradients_is_as_planned(name, kind, monkeypa
             )
     # Ids and places are left out.
     assert seen.peak == pytest.approx(1024 * forward_bytes(shape, kind), rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-1.7B", "Qwen/Qwen2.5-7B"])
+def test_the_peak_of_reading_prompts_is_as_planned(name, monkeypatch):
+    # There are no values to copy.
+    monkeypatch.setattr(decoders.Decoder, "load", lambda *_: None)
+    config, shape = config_and_shape(name)
+    ids = torch.zeros(1024, dtype=torch.long)
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        decoder = decoders.Decoder(model, torch.bfloat16, shares=True)
+        # The kernels write into what they are given.
+        decoder.ops = SimpleNamespace(
+            add_norm=lambda x, delta, weight, eps, out: out,
+            rope_store=lambda *_: None,
+            attend=lambda *_: None,
+            silu_mul=lambda gate_up, out: out,
+        )
+        cache = decoder.new_cache(1, 1)
+        with Allocations(model) as seen:
+            decoder.forward(cache, ids, SimpleNamespace(plan=object()))  # pyright: ignore
+    assert seen.peak == pytest.approx(1024 * prefill_bytes(shape, bf16=True), rel=1e-3)
