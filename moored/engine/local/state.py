@@ -6,6 +6,7 @@ A state holds what updates change: all weights, or under LoRA the adapters alone
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +30,7 @@ CLIP_EPS = 1e-6
 """As torch has it: keeps the factor finite where all gradients are 0."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class _Weight:
     """One trained weight: what the module computes with, and what the optimiser updates."""
 
@@ -79,8 +80,9 @@ class Trained:
         device = "cpu" if self._on_host else weight.device
         copied = weight.detach().to(device, torch.float32, copy=True)
         own = _Weight(weight, nn.Parameter(copied))
-        # The gradient of a micro-batch is freed as soon as it is added.
-        weight.register_post_accumulate_grad_hook(partial(_move_gradient, own))
+        # The gradient of a micro-batch is freed as soon as it is added. A strong reference would be
+        # a cycle through autograd, which no collector finds.
+        weight.register_post_accumulate_grad_hook(partial(_move_gradient, weakref.ref(own)))
         return own
 
     @property
@@ -173,8 +175,9 @@ class Trained:
         }
 
 
-def _move_gradient(own: _Weight, used: torch.Tensor) -> None:
-    assert used.grad is not None
+def _move_gradient(reference: weakref.ref[_Weight], used: torch.Tensor) -> None:
+    own = reference()
+    assert own is not None and used.grad is not None
     own.take(used.grad)
     used.grad = None
 

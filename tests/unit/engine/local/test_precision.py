@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -145,6 +147,16 @@ def test_no_gradient_of_a_micro_batch_outlives_it():
     assert all(weight.grad is None for weight in learner.model.parameters())
     next(learner.step([samples()]))
     assert not any(trained.gradients() for trained in learner._trained)
+
+
+def test_a_learner_that_is_dropped_leaves_no_weights_behind():
+    learner = learner_of(tiny_model())
+    next(learner.step([samples()]))
+    (trained,) = learner._trained
+    left = [weakref.ref(each) for each in (*trained.masters, *trained.weights)]
+    del learner, trained
+    gc.collect()
+    assert [each() for each in left] == [None] * len(left)
 
 
 def test_a_resumed_run_goes_on_with_the_exact_master_weights(tmp_path):
