@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import sys
+import time
 
 import pandas  # noqa: F401
 import pyarrow.parquet  # noqa: F401
@@ -28,12 +29,24 @@ import moored.train  # noqa: F401
 from moored.models.load import load_model
 
 MAX_REQUEST_BYTES = 200_000
+MAX_WAIT_S = 60.0
+
+
+def wait_for_threads() -> None:
+    """Be alone: a fork would lose other threads.
+
+    transformers loads with threads that may take a moment to end. pyarrow, for one, starts a thread
+    for good when it is imported, unless it is told not to (`warm.py`).
+    """
+    deadline = time.monotonic() + MAX_WAIT_S
+    while len(os.listdir("/proc/self/task")) > 1:
+        assert time.monotonic() < deadline, "a fork would lose the other threads"
+        time.sleep(0.01)
 
 
 def serve(channel: socket.socket) -> tuple[dict, list[int]]:
     """Answer requests until the other end is closed; returns, in a child, what it is to do."""
-    # pyarrow, for one, starts a thread when it is imported, unless it is told not to (`warm.py`).
-    assert len(os.listdir("/proc/self/task")) == 1, "a fork would lose the other threads"
+    wait_for_threads()
     while True:
         message, files, _, _ = socket.recv_fds(channel, MAX_REQUEST_BYTES, 3)
         if not message:
