@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
@@ -362,6 +362,26 @@ def critic_pass(critic: Critic, batch: TokenBatch, value_clip: float | None) -> 
     streams, values = batch.streams, critic(batch.packed)
     error = value_loss(values, streams["old_values"], streams["returns"], value_clip)
     return (streams["mean_weights"] * error).sum()
+
+
+@contextmanager
+def training_mode(layers: Sequence[nn.Module]) -> Iterator[None]:
+    """Training mode inside the block."""
+    for layer in layers:
+        layer.training = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.training = False
+
+
+def compile_layers(module: nn.Module) -> None:
+    """Compile each decoder layer in place: they are alike, so one compilation serves all."""
+    trunk = module.trunk if isinstance(module, Critic) else trunk_of(module)
+    for stack in trunk.children():
+        for layer in stack if isinstance(stack, nn.ModuleList) else ():
+            layer.compile(dynamic=True)
 
 
 class OutOfMemoryError(MooredError):

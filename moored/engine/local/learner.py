@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -39,13 +39,14 @@ from moored.engine.packing import (
 )
 from moored.engine.passes import (
     Critic,
+    compile_layers,
     critic_pass,
     is_plain_head,
     logprobs_pass,
     policy_pass,
     says_out_of_memory,
     terms_pass,
-    trunk_of,
+    training_mode,
 )
 from moored.errors import MooredError
 from moored.models.load import has_fixed_angles, uses_bf16
@@ -110,7 +111,7 @@ class LocalLearner:
         """Called before the first update of a step, e.g. to make room for it."""
         if self.config.engine.compile:
             for module in filter(None, (model, self.critic, self.reference)):
-                _compile_layers(module)
+                compile_layers(module)
         self._checkpointed = self._evaluate()
         self._graphs = Graphs(self.device) if self._can_record() else None
 
@@ -244,7 +245,7 @@ class LocalLearner:
         terms += ["kl"] if self.reference is not None else []
         terms += ["entropy"] if self.config.algorithm.entropy_coef else []
         kept = keep_gradients(weights, len(terms), len(groups), max_numbers=max_numbers)
-        with _training(self._checkpointed):
+        with training_mode(self._checkpointed):
             for group, samples in enumerate(groups):
                 for batch in self._prepare(samples, records=False) if samples else ():
                     for term, gradients in enumerate(self._gradients(batch, terms, weights)):
@@ -301,7 +302,7 @@ class LocalLearner:
             for trained in self._trained:
                 trained.reserve_gradients()
         totals: dict[str, torch.Tensor] = {}
-        with _training(self._checkpointed):
+        with training_mode(self._checkpointed):
             for batch in batches:
                 for name, value in self._run("update", self._add_gradients, batch).items():
                     known = totals.get(name)
@@ -437,23 +438,3 @@ def _columns(
 ) -> tuple[list[Prompt], list[np.ndarray], list[tuple[object, ...]]]:
     """Prompts, continuations, and the images of the latter."""
     return [s.prompt for s in samples], [s.ids_T for s in samples], [s.images for s in samples]
-
-
-@contextmanager
-def _training(layers: Sequence[nn.Module]) -> Iterator[None]:
-    """Training mode inside the block."""
-    for layer in layers:
-        layer.training = True
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer.training = False
-
-
-def _compile_layers(module: nn.Module) -> None:
-    """Compile each decoder layer in place: they are alike, so one compilation serves all."""
-    trunk = module.trunk if isinstance(module, Critic) else trunk_of(module)
-    for stack in trunk.children():
-        for layer in stack if isinstance(stack, nn.ModuleList) else ():
-            layer.compile(dynamic=True)
