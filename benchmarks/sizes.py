@@ -32,6 +32,7 @@ from harness import (
     timed,
     write_record,
 )
+from sampler import SHAPES as SMALL
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from moored.config import load_config
@@ -55,24 +56,8 @@ def _qwen(width: int, inner: int, layers: int, heads: int, kv: int, tied: bool) 
 
 
 SHAPES = {
-    "toy": LlamaConfig(
-        vocab_size=512,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        tie_word_embeddings=True,
-    ),
-    "135m": LlamaConfig(
-        vocab_size=49152,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        tie_word_embeddings=True,
-    ),
+    "toy": SMALL["toy"],
+    "135m": SMALL["llama-135m"],
     "0.5b": _qwen(896, 4864, 24, 14, 2, True),
     "1.5b": _qwen(1536, 8960, 28, 12, 2, True),
     "3b": _qwen(2048, 11008, 36, 16, 2, True),
