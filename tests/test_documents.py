@@ -15,7 +15,8 @@ import pytest
 import yaml
 
 from moored import __version__
-from moored.config import Config, Section
+from moored.config import Config
+from moored.config_engine import Section
 from moored.reply import format_reply
 from moored.runlog.log import read_records
 from moored.sft.options import SftConfig, SftEnvConfig

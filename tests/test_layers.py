@@ -16,7 +16,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "moored"
 BASE = {"types", "errors", "names", "reply", "json_http"}
-BASE |= {"config", "config_rules", "config_errors", "config_text"}
+BASE |= {"config", "config_engine", "config_rules", "config_errors", "config_text"}
 MATHS = BASE | {"algo", "diagnostics", "envs", "runlog", "files"}
 PARTS = MATHS | {"rollout", "training", "models", "plan", "engine.base"}
 ENGINES = PARTS | {"engine"}

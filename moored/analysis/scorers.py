@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from moored.analysis.sample import Reasoning
-from moored.config import EndpointConfig, load_config
+from moored.config import load_config
+from moored.config_engine import EndpointConfig
 from moored.diagnostics.pairs import PairSet, ScoreFn
 from moored.errors import MooredError
 from moored.files.records import Chat, PromptLike

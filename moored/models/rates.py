@@ -10,7 +10,8 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from moored.config import Config, OptimizerConfig
+from moored.config import Config
+from moored.config_engine import OptimizerConfig
 from moored.models.folder import read_header
 from moored.models.load import weights_folder
 

@@ -8,17 +8,8 @@ from pathlib import Path
 import yaml
 from pydantic import Field, field_validator, model_validator
 
-from moored.config import (
-    Config,
-    EngineConfig,
-    EnvConfig,
-    Options,
-    Section,
-    UpdateConfig,
-    expand_env,
-    load_config,
-    load_options,
-)
+from moored.config import Config, EnvConfig, Options, expand_env, load_config, load_options
+from moored.config_engine import EngineConfig, Section, UpdateConfig
 from moored.errors import ConfigError
 from moored.models.folder import read_positions
 from moored.models.load import weights_folder

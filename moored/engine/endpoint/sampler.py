@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 
 import numpy as np
 
-from moored.config import EndpointConfig
+from moored.config_engine import EndpointConfig
 from moored.engine.base import Request, SamplingParams
 from moored.engine.endpoint.chat_api import (
     ChatReply,

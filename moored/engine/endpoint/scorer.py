@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from moored.config import EndpointConfig
+from moored.config_engine import EndpointConfig
 from moored.errors import MooredError
 from moored.json_http import HttpError, JsonClient
 from moored.types import ScoreRequest

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from moored.config import OptimizerConfig
+from moored.config_engine import OptimizerConfig
 from moored.errors import require_packages
 
 

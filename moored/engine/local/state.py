@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from moored.config import OptimizerConfig
+from moored.config_engine import OptimizerConfig
 from moored.engine.local.optimizers import flat_state, load_state, make_optimizer, set_rate
 from moored.engine.local.precision import compute_in_bfloat16
 from moored.errors import MooredError

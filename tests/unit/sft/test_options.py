@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from moored.config import Section, load_config
+from moored.config import load_config
+from moored.config_engine import Section
 from moored.errors import ConfigError
 from moored.sft.options import (
     SftConfig,

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moored.config import EndpointConfig, load_config
+from moored.config import load_config
+from moored.config_engine import EndpointConfig
 from moored.engine.base import Request, SamplingParams, write_replies
 from moored.engine.endpoint.chat_api import message_to_json
 from moored.engine.endpoint.sampler import NUM_ATTEMPTS, EndpointSampler, TextRenderer, read_api_key

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from moored.cli.main import main
-from moored.config import EndpointConfig
+from moored.config_engine import EndpointConfig
 from moored.engine.endpoint import scorer as endpoint
 from moored.engine.endpoint.scorer import EndpointScorer
 from moored.errors import MooredError

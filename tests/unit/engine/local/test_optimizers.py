@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from moored.config import OptimizerConfig, load_config
+from moored.config import load_config
+from moored.config_engine import OptimizerConfig
 from moored.engine.local.engine import LocalEngine
 from moored.engine.local.optimizers import flat_state, load_state, make_optimizer, set_rate
 from moored.errors import MooredError

@@ -1,0 +1,97 @@
+"""Options of the optimiser and of the engine: how weights are updated, and where."""
+
+from __future__ import annotations
+
+import typing
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from moored.names import ENGINES, Schedule
+
+
+class Section(BaseModel):
+    """Base of all sections: immutable, no unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class UpdateConfig(Section):
+    """What training and a warm start have in common in how they update weights."""
+
+    lr: float | None = Field(default=None, gt=0.0)
+    """null: by the size of the model."""
+    kind: typing.Literal["adamw", "adamw_8bit"] = "adamw"
+    """`adamw_8bit` keeps its two moments in 8 bits each (needs torchao, which comes with
+    `pip install 'moored[lowbit]'`): 2 bytes per parameter instead of 8."""
+    states: typing.Literal["device", "host"] = "device"
+    """`host` keeps float32 weights and moments of a GPU's model in main memory and updates them
+    there: slower, 12 bytes per parameter less on the GPU."""
+    weight_decay: float = Field(default=0.0, ge=0.0)
+    """AdamW's."""
+    grad_clip: float = Field(default=1.0, gt=0.0)
+    """Largest norm of the gradient of an update."""
+    lora_rank: int = Field(default=0, ge=0)
+    """0 trains all weights."""
+    lora_alpha: float = Field(default=64.0, gt=0.0)
+    """LoRA weights count lora_alpha / lora_rank times."""
+
+
+class OptimizerConfig(UpdateConfig):
+    """How the policy is updated."""
+
+    lr: float | None = Field(default=None, gt=0.0)
+    """null: by the size of the model, 1e-4 below 50 million parameters, else the paper's 1e-6."""
+    critic_lr: float | None = Field(default=None, gt=0.0)
+    """null: likewise, 3e-4 or 1e-5."""
+    schedule: Schedule = "constant"
+    """How both learning rates fall from the end of the warm-up to the last step."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Training steps over which both learning rates rise to their value."""
+    min_lr_ratio: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Share of the learning rate that `linear` and `cosine` fall towards."""
+    num_minibatches: int = Field(default=4, ge=1)
+    """Updates per epoch; the samples of a step are dealt out among them."""
+    num_epochs: int = Field(default=1, ge=1)
+    """How often an update goes through the samples of a step."""
+
+
+class EndpointConfig(Section):
+    """An OpenAI-compatible server."""
+
+    url: str | None = None
+    """E.g. http://host:8000/v1."""
+    api_key_env: str | None = None
+    """Variable with the key; null: OPENAI_API_KEY, if it is set."""
+    concurrency: int = Field(default=64, ge=1)
+    """Requests at a time."""
+    timeout_s: float = Field(default=300.0, gt=0.0)
+    """How long a reply may take."""
+
+
+class EngineConfig(Section):
+    """Where and how the model is computed; nothing here changes a result except for rounding."""
+
+    kind: typing.Annotated[str, AfterValidator(ENGINES.check)] = "local"
+    """`local` (this process), `endpoint` (a server; evaluates and scores only), or `module:attr`:
+    called with the configuration, returns an `Engine`."""
+    sampler: typing.Literal["auto", "fast", "plain"] = "auto"
+    """`fast` is for Llama-shaped models; `plain` runs any model through its own code: slow, to
+    compare with; `auto` takes the fast one where it can."""
+    learner: typing.Literal["auto", "plain"] = "auto"
+    """`plain` does without tree attention and CUDA graphs: slow, to compare with."""
+    device: str = "auto"
+    """`auto` takes a GPU when there is one."""
+    dtype: typing.Literal["auto", "float32", "bfloat16"] = "auto"
+    """Precision of the computation; `auto` is bfloat16 on a GPU."""
+    micro_batch_tokens: int | None = Field(default=None, ge=1)
+    """Bound on the tokens of one forward pass. null: what fits the memory of a GPU, 4,096 on a
+    CPU."""
+    row_tokens: int = Field(default=2048, ge=1)
+    """Bound on one packed row where attention needs a mask."""
+    gradient_checkpointing: bool | typing.Literal["auto"] = "auto"
+    """Compute activations twice instead of keeping them: slower, in less memory. `auto` does so on
+    a GPU where nothing fits without."""
+    compile: bool = False
+    """Compile the layers with torch.compile: slow to start, then faster."""
+    endpoint: EndpointConfig = EndpointConfig()
+    """For kind `endpoint`."""
