@@ -171,3 +171,14 @@ def test_planned_and_measured_seconds_stand_side_by_side(benchmark, tmp_path):
         assert ppo["phases"][phase]["measured_s"] > 0.0
         assert ppo["phases"][phase]["measured_gib"] is None
     assert ppo["phases"]["update"]["planned_s"] > grpo["phases"]["update"]["planned_s"]
+
+
+def test_a_random_model_is_a_folder_that_loads(benchmark, tmp_path):
+    import torch
+
+    from moored.models.load import load_model
+
+    assert benchmark("random_model").main(["toy", str(tmp_path / "toy")]) == 0
+    loaded = load_model(str(tmp_path / "toy"), torch.device("cpu"), exact=False)
+    assert next(loaded.model.parameters()).dtype == torch.bfloat16
+    assert loaded.model.config.eos_token_id == loaded.tokenizer.eos_token_id
