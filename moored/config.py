@@ -111,10 +111,23 @@ class AlgorithmConfig(Section):
     old_logprobs: typing.Literal["sampler", "learner"] = "sampler"
     """Whose log-probabilities the ratio starts from: the sampler's own, or the learner's, computed
     once before the update, where the two engines differ too much."""
+    importance_cap: float | None = Field(default=None, ge=1.0)
+    """Weigh the loss of every token by learner over sampler, at most by this (truncated importance
+    sampling); needs old_logprobs: learner. null: no weights."""
     entropy_coef: float = Field(default=0.001, ge=0.0)
     """Weight of the entropy bonus, a mean over tokens."""
     overlong_buffer: int = Field(default=0, ge=0)
     """Tokens before max_response_tokens over which a reply loses up to 1 of its reward; 0: none."""
+
+    @model_validator(mode="after")
+    def _cap_needs_both_engines(self) -> AlgorithmConfig:
+        if self.importance_cap is not None and self.old_logprobs != "learner":
+            raise ValueError(
+                "importance_cap weighs tokens by the learner's over the sampler's probability, but "
+                "old_logprobs: sampler corrects for the sampler already; set "
+                "algorithm.old_logprobs=learner, or leave the cap out"
+            )
+        return self
 
     @field_validator("kl_estimator")
     @classmethod

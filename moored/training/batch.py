@@ -27,6 +27,8 @@ class Sample:
     loss_mask_T: np.ndarray
     """True exactly on sampled tokens."""
     old_logprobs_T: np.ndarray
+    importance_T: np.ndarray | None = None
+    """Factor on the loss of each token, see `algorithm.importance_cap`; None: 1."""
     turn_ends_T: np.ndarray
     """True on the last sampled token of each turn."""
     rewards_T: np.ndarray

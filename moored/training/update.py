@@ -57,10 +57,31 @@ def with_old_logprobs(
         for sample, (logp,) in zip(samples, scored, strict=True)
     ]
     rescored = [
-        replace(sample, old_logprobs_T=np.where(sample.loss_mask_T, logp, 0.0))
+        replace(
+            sample,
+            old_logprobs_T=np.where(sample.loss_mask_T, logp, 0.0),
+            importance_T=_importance(sample, logp, options.importance_cap),
+        )
         for sample, (logp,) in zip(samples, scored, strict=True)
     ]
-    return rescored, _mismatch(np.concatenate(gaps))
+    gap = np.concatenate(gaps)
+    figures = _mismatch(gap)
+    if options.importance_cap is not None:
+        is_capped = gap > np.log(options.importance_cap)
+        figures["mismatch/capped_share"] = float(is_capped.mean())
+    return rescored, figures
+
+
+def _importance(sample: Sample, logp_T: np.ndarray, cap: float | None) -> np.ndarray | None:
+    """min(learner / sampler, cap) for each sampled token, 1 for others; None without a cap.
+
+    TRL calls this `vllm_importance_sampling_mode="token_truncate"` with
+    `vllm_importance_sampling_clip_max`, verl `rollout_is="token"` with `rollout_is_threshold`.
+    """
+    if cap is None:
+        return None
+    gap_T = np.where(sample.loss_mask_T, logp_T - sample.old_logprobs_T, 0.0)
+    return np.exp(np.minimum(gap_T, np.log(cap)))
 
 
 def _mismatch(gaps: np.ndarray) -> dict[str, float]:
@@ -181,17 +202,17 @@ def loss_samples(
     weights: Sequence[np.ndarray],
     mean_weights: Sequence[np.ndarray],
 ) -> list[LossSample]:
-    """A minibatch as `Learner.step` takes it."""
+    """A minibatch as `Learner.step` takes it; importance weighs the policy loss alone."""
     return [
         LossSample(
-            sample=sample,
+            sample=s,
             advantages_T=found.advantages_T,
-            weights_T=weights_T,
+            weights_T=weights_T if s.importance_T is None else weights_T * s.importance_T,
             mean_weights_T=mean_weights_T,
             returns_T=found.returns_T,
             old_values_T=found.old_values_T,
         )
-        for sample, found, weights_T, mean_weights_T in zip(
+        for s, found, weights_T, mean_weights_T in zip(
             samples, advantages, weights, mean_weights, strict=True
         )
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -10,12 +11,20 @@ import pytest
 
 from moored.config import AlgorithmConfig, Config, load_config
 from moored.engine.base import Learner
+from moored.errors import ConfigError
 from moored.names import ALGORITHMS
+from moored.training.advantages import TokenAdvantages
 from moored.training.algorithms import load_algorithm
 from moored.training.batch import LossSample, Sample
 from moored.training.metrics import step_metrics
 from moored.training.selection import score_groups, select_samples
-from moored.training.update import NotFiniteError, estimate_advantages, update, with_old_logprobs
+from moored.training.update import (
+    NotFiniteError,
+    estimate_advantages,
+    loss_samples,
+    update,
+    with_old_logprobs,
+)
 from moored.types import Group, Prompt, ScoreRequest, StopReason, Trajectory, Turn
 
 BY_LEARNER = AlgorithmConfig(old_logprobs="learner")
@@ -422,3 +431,37 @@ def test_the_gap_is_logged_of_the_first_minibatch_alone():
 def test_a_learner_need_not_report_a_gap():
     stats = train_on(options("filter.rule=none"), Recorder(), TWO)
     assert stats == {"update/num_skipped": 0.0, "learner/policy_loss": 0.0}
+
+
+def test_a_capped_importance_weight_is_learner_over_sampler_up_to_the_cap():
+    # Learner over sampler: 1, then 3, which the cap of 2 bounds; e^0.5 and e^-0.5 stay.
+    given = [
+        sample([True, False, True], [-1.0, 0.0, -1.0], 1),
+        sample([True, True], [-1.5, -0.5], 2),
+    ]
+    capped = AlgorithmConfig(old_logprobs="learner", importance_cap=2.0)
+    found, gaps = with_old_logprobs(capped, cast(Learner, Scorer()), given)
+    assert found[0].importance_T is not None and found[1].importance_T is not None
+    np.testing.assert_allclose(found[0].importance_T, [1.0, 1.0, 2.0])
+    np.testing.assert_allclose(found[1].importance_T, [np.exp(0.5), np.exp(-0.5)])
+    assert gaps["mismatch/capped_share"] == 0.25
+    # The effective share is of the ratios as they are.
+    plain, figures = with_old_logprobs(BY_LEARNER, cast(Learner, Scorer()), given)
+    assert plain[0].importance_T is None
+    assert figures == {name: gaps[name] for name in figures}
+
+
+def test_importance_weighs_the_policy_loss_and_not_the_means_of_entropy_and_kl():
+    given = sample([True, True], [-1.5, -0.5], 2)
+    given = replace(given, importance_T=np.array([2.0, 0.5]))
+    advantages = TokenAdvantages(advantages_T=np.array([1.0, -1.0]))
+    half = np.array([0.5, 0.5])
+    (found,) = loss_samples([given], [advantages], [half], [half])
+    assert found.weights_T.tolist() == [1.0, 0.25]
+    assert found.mean_weights_T.tolist() == [0.5, 0.5]
+    assert found.advantages_T.tolist() == [1.0, -1.0]
+
+
+def test_a_cap_without_log_probs_of_the_learner_is_refused():
+    with pytest.raises(ConfigError, match=r"set algorithm\.old_logprobs=learner, or leave the cap"):
+        load_config({}, ["algorithm.importance_cap=2"])
