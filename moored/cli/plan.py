@@ -13,10 +13,13 @@ from moored.cli.options import AsJson, ConfigWords, read_config
 from moored.errors import ConfigError, MooredError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from moored.config import Config
     from moored.plan import Gpu, Plan
 
 DEFAULT_GPU = "h200"
+CLUSTER_KINDS = ("torchrun", "ray")
 NAME_WIDTH, NUMBER_WIDTH = 18, 9
 LEFT_OUT = "without environments, looks at collapse, evaluations and logging"
 
@@ -39,18 +42,47 @@ def plan_command(
     reply_tokens: Annotated[
         int | None, typer.Option(help="Tokens of a reply; default: the longest allowed.", min=1)
     ] = None,
+    gpus: Annotated[
+        int | None, typer.Option(help="Plan for a cluster of so many GPUs.", min=1)
+    ] = None,
+    gpus_per_node: Annotated[
+        int | None, typer.Option(help="With --gpus; default 8.", min=1)
+    ] = None,
+    samplers: Annotated[
+        int | None, typer.Option(help="With --gpus: how many of them sample; default: the best.")
+    ] = None,
+    tensor_parallel: Annotated[
+        int | None, typer.Option(help="With --gpus: GPUs of a sampler; default: the best.")
+    ] = None,
+    nvlink: Annotated[
+        float | None, typer.Option(help="With --gpus: GB/s of a GPU within its node.")
+    ] = None,
+    network: Annotated[
+        float | None, typer.Option(help="With --gpus: Gbit/s of a node; default 400 per GPU.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Say what a run needs of a GPU: memory by part, seconds by phase; nothing is downloaded.
 
     Takes a configuration as `moored train` does: `moored plan sokoban ppo qwen2.5-3b --gpu h100`.
-    Exit code 1 when it does not fit.
+    With `--gpus N`, how to divide a cluster between samplers and learners. Exit code 1 when it does
+    not fit.
     """
+    from moored.cli.plan_cluster import print_cluster
     from moored.plan import longest_lengths, plan, shape_of
+    from moored.plan.cluster import plan_cluster
+    from moored.plan.links import make_cluster
     from moored.plan.seconds import PROMPT_TOKENS
 
     config = read_config(what or [])
-    _check_is_planned(config)
+    cluster_words = {
+        "--gpus-per-node": gpus_per_node,
+        "--samplers": samplers,
+        "--tensor-parallel": tensor_parallel,
+        "--nvlink": nvlink,
+        "--network": network,
+    }
+    _check_is_planned(config, gpus, cluster_words)
     shape = shape_of(config.model)
     chosen, note = _choose_gpu(config, gpu, memory_gib, tflops, bandwidth)
     lengths = longest_lengths(
@@ -59,6 +91,19 @@ def plan_command(
         turns=turns or _max_turns(config),
         reply=reply_tokens,
     )
+    if gpus is not None:
+        cluster = make_cluster(
+            chosen,
+            gpus,
+            gpus_per_node=gpus_per_node or 8,
+            node_gbs=nvlink,
+            network_gbits=network,
+        )
+        planned = plan_cluster(
+            config, shape, cluster, lengths, samplers=samplers, ways=tensor_parallel
+        )
+        print_cluster(planned, as_json=as_json)
+        raise typer.Exit(0 if planned.fits else 1)
     found = plan(config, shape, chosen, lengths)
     if as_json:
         _print_json(found)
@@ -68,11 +113,17 @@ def plan_command(
         raise typer.Exit(1)
 
 
-def _check_is_planned(config: Config) -> None:
-    if config.engine.kind != "local":
-        raise ConfigError(
-            f"engine.kind = {config.engine.kind} computes elsewhere; plans are made for local"
-        )
+def _check_is_planned(
+    config: Config, gpus: int | None, cluster_words: Mapping[str, object]
+) -> None:
+    kind = config.engine.kind
+    given = [word for word, value in cluster_words.items() if value is not None]
+    if gpus is None and given:
+        raise MooredError(f"{given[0]} describes a cluster; give the number of GPUs too: --gpus 64")
+    if gpus is None and kind in CLUSTER_KINDS:
+        raise ConfigError(f"engine.kind = {kind} runs on several GPUs; say how many: --gpus 8")
+    if kind != "local" and kind not in CLUSTER_KINDS:
+        raise ConfigError(f"engine.kind = {kind} computes elsewhere; plans are made for local")
     if config.engine.device == "cpu":
         raise ConfigError("engine.device is cpu, and plans are made for GPUs; leave it out")
 

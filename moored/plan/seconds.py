@@ -67,7 +67,7 @@ def plan_seconds(
     checkpointing: bool,
 ) -> Mapping[str, float]:
     """Seconds by phase; `rows` episodes are written at a time."""
-    work = _Work(setup, gpu, given, lengths)
+    work = Work(setup, gpu, given, lengths)
     return {
         "prefill": work.prefill(),
         "decode": work.decode(rows),
@@ -77,7 +77,7 @@ def plan_seconds(
     }
 
 
-class _Work:
+class Work:
     """The work of each phase, and the seconds it takes."""
 
     def __init__(self, setup: Setup, gpu: Gpu, given: SpeedCoefficients, lengths: Lengths) -> None:
@@ -121,16 +121,21 @@ class _Work:
         full, rest = divmod(episodes, rows)
         batches = [rows] * full + ([rest] if rest else [])
         steps = self.lengths.turns * self.lengths.reply
-        return steps * sum(self._decode_step(count) for count in batches)
+        return steps * sum(self.decode_step(count) for count in batches)
 
-    def _decode_step(self, rows: int) -> float:
-        """One token for each row, at the mean length of an episode."""
+    def decode_step(self, rows: int, *, ways: int = 1) -> float:
+        """One token for each row, at the mean length of an episode.
+
+        With tensor parallelism `ways` GPUs have a share each; what they tell each other is left
+        out. Keys and values cannot be divided further than their heads.
+        """
         shape, given, element = self.setup.shape, self.given, self.setup.element_bytes
         weights = shape.layers * shape.layer_parameters + shape.head_parameters
-        matrices = max(element * weights / self.bandwidth, 2 * weights * rows / self.rate)
+        matrices = max(element * weights / self.bandwidth, 2 * weights * rows / self.rate) / ways
         context = self.lengths.prompt + self.lengths.continuation / 2
         cache = rows * context * shape.cache_bytes(element) / self.bandwidth
-        logits = rows * shape.vocabulary * 4 / self.bandwidth
+        cache /= min(ways, shape.kv_heads)
+        logits = rows * shape.vocabulary * 4 / self.bandwidth / ways
         return (
             shape.layers * given.decode_layer_s
             + matrices / given.decode_matrix_share

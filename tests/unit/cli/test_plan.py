@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +16,7 @@ from moored.plan.gpus import Gpu
 
 PROBE = """
 import sys
+from pathlib import Path
 from moored.cli.main import main
 try:
     main()
@@ -134,6 +138,63 @@ def test_a_mistake_is_one_line(run, words, message):
     assert error.count("\n") == 1
 
 
+CLUSTER = ["plan", "sokoban", "grpo", "qwen2.5-7b", "rollout.num_groups=64", "--gpu", "h200"]
+
+
+def test_a_plan_for_a_cluster_compares_layouts_and_shows_both_kinds_of_gpu(run):
+    code, out, _ = run(*CLUSTER, "--gpus", "64")
+    lines = out.splitlines()
+    assert code == 0
+    assert lines[1] == (
+        "cluster: 64 x h200 in 8 nodes, 450 GB/s within a node, 3,200 Gbit/s between nodes"
+    )
+    names = ["together", "apart, in turn", "apart, max_lag 1"]
+    assert [line[:19].strip() for line in lines[5:8]] == names
+    assert any(line.startswith("best: apart, max_lag 1; micro-batches of ") for line in lines)
+    # 12 bytes of 7.616 billion parameters over 32 learners; 2 bytes of all of them.
+    assert "policy                  2.66" in lines
+    assert "weights                         14.19" in lines
+    assert "no run on several GPUs was measured" in lines[-1]
+
+
+def test_json_of_a_cluster_has_every_layout(run):
+    found = json.loads(run(*CLUSTER, "--gpus", "16", "--samplers", "8", "--json")[1])
+    assert found["fits"] and found["remedy"] is None
+    assert found["best"] in found["layouts"]
+    for layout in found["layouts"].values():
+        assert (layout["learners"], layout["replicas"] * layout["tensor_parallel"]) == (8, 8)
+        assert layout["step_s"] > layout["rollout_s"]
+
+
+def test_a_cluster_that_is_too_small_has_a_remedy_and_exit_code_1(run):
+    words = ["plan", "sokoban", "ppo", "model=meta-llama/Llama-3.1-70B", "--gpu", "h100"]
+    code, out, _ = run(*words, "--gpus", "8")
+    last = out.splitlines()[-1]
+    assert (code, last.startswith("does not fit: give it ")) == (1, True)
+    num_gpus = last.split()[5]
+    assert run(*words, "--gpus", num_gpus)[0] == 0
+    assert json.loads(run(*words, "--gpus", "8", "--json")[1])["remedy"] == last[14:]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--samplers", "4"], "--samplers describes a cluster; give the number of GPUs too"),
+        (["--network", "100"], "--network describes a cluster; give the number of GPUs too"),
+        (["--gpus", "8", "--samplers", "8"], "--samplers must leave GPUs to learners: from 1 to 7"),
+        (["--gpus", "8", "--tensor-parallel", "3"], "must divide the 4 heads of the model, got 3"),
+        (["--gpus", "8", "--nvlink", "-1"], "--nvlink must be a number above 0, got -1.0"),
+        (["--gpus", "8", "engine.device=cpu"], "engine.device is cpu, and plans are made for GPUs"),
+        (["--gpus", "8", "engine.kind=endpoint"], "engine.kind = endpoint computes elsewhere"),
+    ],
+)
+def test_a_mistake_about_a_cluster_is_one_line(run, words, message):
+    code, out, error = run("plan", *words)
+    assert (code, out) == (2, "")
+    assert message in error
+    assert error.count("\n") == 1
+
+
 def test_no_line_is_broken_on_a_narrow_terminal(run, monkeypatch):
     wide = run("plan", "sokoban", "grpo", "qwen2.5-7b")[1]
     monkeypatch.setenv("COLUMNS", "20")
@@ -157,3 +218,27 @@ def test_train_refuses_what_cannot_fit_before_it_loads_a_model(run, monkeypatch,
     assert "more than the 0.5 GiB of NVIDIA Tiny; " in error
     # No run directory is left behind.
     assert list(tmp_path.iterdir()) == []
+
+
+SCALE = (Path(__file__).parents[3] / "docs" / "scale.md").read_text(encoding="utf-8")
+
+
+def test_the_commands_of_the_page_on_scale_print_what_it_shows(run):
+    (commands,) = re.findall(r"```sh\n(moored plan.*?)```", SCALE, re.DOTALL)
+    printed = "".join(run(*shlex.split(line)[1:])[1] for line in commands.splitlines())
+    (shown,) = re.findall(r"```text\n(cluster: .*?)```", SCALE, re.DOTALL)
+    assert set(shown.splitlines()) <= set(printed.splitlines())
+
+
+@pytest.mark.parametrize("size", ["0.5", "1.5", "3", "7", "14", "32", "70"])
+def test_the_table_of_the_page_on_scale_is_what_plans_say(run, size):
+    model = "meta-llama/Llama-3.1-70B" if size == "70" else f"Qwen/Qwen2.5-{size}B"
+    words = ["sokoban", "grpo", f"model={model}", "rollout.num_groups=64"]
+    words += ["rollout.max_context=4096", "--gpu", "h200", "--json"]
+    steps = []
+    for num_gpus in ("8", "64"):
+        layouts = json.loads(run("plan", *words, "--gpus", num_gpus)[1])["layouts"]
+        for name in ("together", "apart, max_lag 1"):
+            steps.append(f"{layouts[name]['step_s']:.1f} s" if name in layouts else "–")
+    (line,) = re.findall(rf"^\| {re.escape(size)} B \|(.*)\|$", SCALE, re.MULTILINE)
+    assert [cell.split(" (")[0].strip() for cell in line.split("|")[:4]] == steps

@@ -1,0 +1,190 @@
+"""Bytes of GPU memory on a cluster: of a learner's rank (FSDP2) and of a GPU of a sampler.
+
+FSDP2 keeps a share of the float32 weights, moments and gradients on each rank, and gathers the
+rounded weights of a layer while it is computed. A sampler has whole weights, divided by its tensor
+parallelism, and fills the rest with keys and values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from moored.plan.activations import (
+    backward_work_bytes,
+    forward_bytes,
+    logits_per_chunk,
+    prefill_bytes,
+    saved_bytes,
+)
+from moored.plan.coefficients import MemoryCoefficients
+from moored.plan.gpus import Gpu
+from moored.plan.memory import Parts
+from moored.plan.setup import Setup
+
+BATCH_SIZES = (24576, 16384, 12288, 8192, 6144, 4096, 2048)
+"""Tokens of a micro-batch to choose from, as `moored.plan.plan` has them for one GPU."""
+GATHERED_LAYERS = 2
+"""Whose weights are whole at a time: the one that is computed and the next, fetched ahead."""
+MIN_ROWS = 8
+"""Episodes that a sampler must have room for, or all of them where they are fewer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerMemory:
+    """What a rank of the learner needs, and the micro-batch that was chosen for it."""
+
+    phases: Mapping[str, Parts]
+    """Scoring and update."""
+    micro_batch_tokens: int
+    checkpointing: bool
+
+    @property
+    def peak(self) -> Parts:
+        """The parts of the phase that needs most."""
+        return max(self.phases.values(), key=lambda parts: sum(parts.values()))
+
+    @property
+    def peak_bytes(self) -> int:
+        return sum(self.peak.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplerMemory:
+    """What a GPU of a sampler needs."""
+
+    parts: Parts
+    rows: int
+    """Episodes whose keys and values fit at a time on a replica."""
+
+    @property
+    def peak_bytes(self) -> int:
+        return sum(self.parts.values())
+
+
+def learner_memory(
+    setup: Setup, gpu: Gpu, given: MemoryCoefficients, *, ranks: int, sampler_bytes: int = 0
+) -> LearnerMemory:
+    """The largest micro-batch that fits a rank, or the smallest where none does.
+
+    `sampler_bytes` is what a sampler on the same GPU keeps during updates.
+    """
+    found: LearnerMemory | None = None
+    for tokens, checkpointing in _choices(setup):
+        phases = _learner_phases(setup, given, ranks, tokens, checkpointing)
+        if sampler_bytes:
+            phases = {name: {**own, "sampler": sampler_bytes} for name, own in phases.items()}
+        found = LearnerMemory(phases=phases, micro_batch_tokens=tokens, checkpointing=checkpointing)
+        if found.peak_bytes <= given.filled_share * gpu.memory_bytes:
+            break
+    assert found is not None
+    return found
+
+
+def _choices(setup: Setup) -> Iterator[tuple[int, bool]]:
+    """From the fastest to the smallest; an episode is never split."""
+    sizes = BATCH_SIZES if setup.micro_batch_tokens is None else (setup.micro_batch_tokens,)
+    ways = (False, True) if setup.checkpointing is None else (setup.checkpointing,)
+    for checkpointing in ways:
+        for size in sorted({max(size, setup.max_context) for size in sizes}, reverse=True):
+            yield size, checkpointing
+
+
+def _learner_phases(
+    setup: Setup, given: MemoryCoefficients, ranks: int, tokens: int, checkpointing: bool
+) -> Mapping[str, Parts]:
+    shape, kind, rank = setup.shape, setup.layer_kind, setup.lora_rank
+    tokens = min(tokens, -(-setup.minibatch_tokens // ranks))
+    tokens = max(tokens, setup.max_context)
+    resident = _resident(setup, given, ranks)
+    outside = {"CUDA": given.context_bytes + given.workspace_bytes}
+    gathered = 2 * (GATHERED_LAYERS * shape.layer_parameters + _outer_parameters(setup))
+    scoring = {
+        "gathered weights": gathered,
+        "activations": tokens * forward_bytes(shape, kind),
+        "logits": 4 * logits_per_chunk(shape, tokens, given),
+    }
+    trained = setup.policy_trained + setup.critic_trained
+    update = {
+        "gradients": 4 * trained // ranks,
+        "gathered weights": gathered,
+        # Of one layer, before they are summed over ranks: bfloat16, and float32 for the sum.
+        "gathered gradients": 0 if rank else 6 * shape.layer_parameters,
+        "activations": saved_bytes(
+            shape, tokens, kind, checkpointing=checkpointing, lora_rank=rank
+        ),
+        "backward pass": backward_work_bytes(
+            shape, tokens, given, kind, checkpointing=checkpointing, lora_rank=rank
+        ),
+    }
+    phases = {"scoring": scoring, "update": update}
+    return {
+        name: {
+            **resident,
+            **own,
+            **outside,
+            "reserve": int(given.reserve_share * sum(own.values())),
+        }
+        for name, own in phases.items()
+    }
+
+
+def _resident(setup: Setup, given: MemoryCoefficients, ranks: int) -> dict[str, int]:
+    """Shares of weights and moments that stay on a rank."""
+    shape = setup.shape
+    moments = 8 if setup.optimizer == "adamw" else 2 + given.scale_bytes
+    frozen = 2 * shape.num_parameters if setup.lora_rank else 0
+    parts = {
+        "policy": (frozen + int((4 + moments) * setup.policy_trained)) // ranks,
+    }
+    if setup.has_critic:
+        parts["critic"] = int((4 + moments) * setup.critic_trained) // ranks
+    if setup.has_reference and not setup.lora_rank:
+        parts["reference"] = 4 * shape.num_parameters // ranks
+    return parts
+
+
+def _outer_parameters(setup: Setup) -> int:
+    """Embedding, head and last norm, which are gathered as one unit."""
+    shape = setup.shape
+    return shape.num_parameters - shape.layers * shape.layer_parameters
+
+
+def sampler_memory(
+    setup: Setup,
+    gpu: Gpu,
+    given: MemoryCoefficients,
+    *,
+    ways: int,
+    wanted_rows: int,
+    learner_bytes: int = 0,
+) -> SamplerMemory:
+    """A GPU of a replica that has `ways` of them and is asked for `wanted_rows` at a time.
+
+    `learner_bytes` is what a learner on the same GPU keeps during rollouts.
+    """
+    shape = setup.shape
+    weights = setup.element_bytes * shape.num_parameters // ways
+    tokens = min(given.prefill_tokens, wanted_rows * setup.max_context)
+    activations = tokens * prefill_bytes(shape, bf16=setup.bf16) // ways
+    slot = shape.cache_bytes(setup.element_bytes) * setup.max_context // min(ways, shape.kv_heads)
+    row = slot + 4 * shape.vocabulary // ways
+    cuda = given.context_bytes + given.workspace_bytes
+    free = given.filled_share * gpu.memory_bytes - weights - activations - cuda - learner_bytes
+    least = min(MIN_ROWS, wanted_rows)
+    rows = max(least, min(wanted_rows, int(free // row)))
+    parts = {
+        "weights": weights,
+        "keys and values": rows * slot,
+        "activations": activations,
+        "logits": rows * 4 * shape.vocabulary // ways,
+        "CUDA": cuda,
+    }
+    if learner_bytes:
+        parts = {"learner": learner_bytes, **parts}
+    return SamplerMemory(parts=parts, rows=rows)
+
+
+def resident_bytes(setup: Setup, given: MemoryCoefficients, ranks: int) -> int:
+    """What a rank of the learner keeps during rollouts."""
+    return sum(_resident(setup, given, ranks).values())

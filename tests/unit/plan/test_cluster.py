@@ -1,0 +1,200 @@
+"""Layouts of a cluster: how they are divided, timed and refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from moored.config import Config, load_config
+from moored.errors import MooredError
+from moored.plan import shape_of
+from moored.plan.cluster import (
+    IN_TURN,
+    LAYOUTS,
+    OVERLAPPED,
+    TOGETHER,
+    ClusterPlan,
+    cluster_remedy,
+    plan_cluster,
+)
+from moored.plan.cluster_work import DRIVER_TURNS_PER_S, ClusterWork
+from moored.plan.coefficients import MEASURED
+from moored.plan.gpus import GPUS
+from moored.plan.links import LINK_SHARE, make_cluster
+from moored.plan.seconds import longest_lengths
+from moored.plan.setup import setup_of
+from moored.presets import read_presets
+
+SIZES = {
+    "Qwen/Qwen2.5-0.5B": 0.5,
+    "Qwen/Qwen2.5-1.5B": 1.5,
+    "Qwen/Qwen2.5-3B": 3.0,
+    "Qwen/Qwen2.5-7B": 7.6,
+    "Qwen/Qwen2.5-14B": 14.8,
+    "Qwen/Qwen2.5-32B": 32.8,
+    "meta-llama/Llama-3.1-70B": 70.6,
+}
+
+
+def options(model: str, *words: str) -> Config:
+    given = ["rollout.num_groups=64", "rollout.max_context=4096", f"model={model}", *words]
+    return load_config(read_presets(["sokoban", "grpo"]), given)
+
+
+def planned(model: str, num_gpus: int, *words: str, gpu: str = "h200", **given) -> ClusterPlan:
+    config = options(model, *words)
+    cluster = make_cluster(GPUS[gpu], num_gpus)
+    lengths = longest_lengths(config, turns=5)
+    return plan_cluster(config, shape_of(model), cluster, lengths, **given)
+
+
+@pytest.mark.parametrize("model", SIZES)
+def test_every_size_from_half_a_billion_to_70_is_planned_on_64_gpus(model):
+    found = planned(model, 64)
+    assert found.setup.shape.num_parameters == pytest.approx(SIZES[model] * 1e9, rel=0.04)
+    assert {IN_TURN, OVERLAPPED} <= set(found.layouts)
+    for layout in found.layouts.values():
+        for memory in (layout.learner, layout.sampler):
+            assert memory.peak_bytes <= found.cluster.gpu.memory_bytes
+        taken = layout.replicas * layout.ways + layout.idle
+        taken += 0 if layout.name == TOGETHER else layout.learners
+        assert taken == 64
+    json.dumps(found.record())
+
+
+def test_larger_models_take_longer_steps():
+    steps = [planned(model, 64).best.step_s for model in SIZES]
+    assert steps == sorted(steps)
+
+
+def test_whole_weights_of_70_billion_do_not_fit_beside_a_learner():
+    found = planned("meta-llama/Llama-3.1-70B", 64)
+    assert TOGETHER not in found.layouts
+    assert found.misfits[TOGETHER].startswith("a GPU with learner and whole sampler needs 1")
+    # 141 GB of bfloat16 weights need more than one H200 for a sampler.
+    assert all(layout.ways > 1 for layout in found.layouts.values())
+
+
+def test_overlap_takes_the_longer_of_rollout_and_learning_and_in_turn_their_sum():
+    found = planned("Qwen/Qwen2.5-7B", 64)
+    both, turn = found.layouts[OVERLAPPED], found.layouts[IN_TURN]
+    publish = both.seconds["publish"]
+    assert both.step_s == pytest.approx(max(both.rollout_s, both.learn_s) + publish)
+    assert turn.step_s == pytest.approx(turn.rollout_s + turn.learn_s + turn.seconds["publish"])
+    assert found.best is both
+
+
+def test_no_other_split_of_the_same_gpus_is_faster():
+    best = planned("Qwen/Qwen2.5-7B", 16).layouts[OVERLAPPED]
+    steps = {}
+    for samplers in range(8, 16):
+        other = planned("Qwen/Qwen2.5-7B", 16, samplers=samplers).layouts.get(OVERLAPPED)
+        if other is not None:
+            steps[other.learners] = other.step_s
+    assert min(steps.values()) == steps[best.learners] == best.step_s
+
+
+def test_given_samplers_and_tensor_parallelism_are_taken():
+    found = planned("Qwen/Qwen2.5-7B", 16, samplers=8, ways=4)
+    assert TOGETHER not in found.layouts
+    for layout in found.layouts.values():
+        assert (layout.learners, layout.replicas, layout.ways) == (8, 2, 4)
+
+
+def test_replicas_stay_within_a_node_and_what_is_left_is_idle():
+    # 12 learners fill the first node and half of the second, which has room for one replica of 4.
+    found = planned("Qwen/Qwen2.5-7B", 16, samplers=7, ways=4)
+    assert {(one.replicas, one.idle) for one in found.layouts.values()} == {(1, 3)}
+
+
+def work(model: str = "Qwen/Qwen2.5-7B", num_gpus: int = 64, *words: str) -> ClusterWork:
+    config = options(model, *words)
+    lengths = longest_lengths(config, turns=5)
+    cluster = make_cluster(GPUS["h200"], num_gpus)
+    return ClusterWork(setup_of(config, shape_of(model)), cluster, MEASURED, lengths)
+
+
+def test_publishing_is_a_gather_a_chain_over_one_card_and_a_copy():
+    found, parameters = work(), 7_615_616_512
+    gather = found.cluster.gather_s(2 * parameters, 32, calls=28)
+    chain = 2 * parameters / (LINK_SHARE * 50e9)
+    copy = 2 * 2 * parameters / 4.8e12
+    assert found.publish(32, 32, 1) == pytest.approx(gather + chain + copy)
+    # About 15 GB: 0.38 s over a card of 400 Gbit/s, much less within a node.
+    assert chain == pytest.approx(0.381, abs=0.001)
+    assert found.publish(4, 4, 1) < 0.1
+
+
+def test_the_driver_takes_its_measured_time_for_every_turn():
+    assert work().driver() == pytest.approx(1024 * 5 / DRIVER_TURNS_PER_S)
+
+
+def test_tensor_parallelism_shortens_a_decoding_step_less_than_it_divides_it():
+    found = work("Qwen/Qwen2.5-32B")
+    one, four = (found.decode_step(64, ways, is_vllm=True) for ways in (1, 4))
+    assert one / 4 < four < one
+
+
+def test_links_bound_updates_where_the_network_is_slow():
+    config = options("Qwen/Qwen2.5-7B")
+    fast = planned("Qwen/Qwen2.5-7B", 64).layouts[TOGETHER]
+    assert fast.update.links_s < fast.update.compute_s
+    slow = make_cluster(GPUS["h200"], 64, network_gbits=100.0)
+    found = plan_cluster(config, shape_of(config.model), slow, longest_lengths(config, turns=5))
+    layout = found.layouts[TOGETHER]
+    assert layout.update.links_s > layout.update.compute_s
+    assert layout.bound == "links of the update"
+
+
+def test_every_micro_batch_gathers_weights_twice_and_sums_gradients_once():
+    found = work("Qwen/Qwen2.5-7B", 64, "algorithm.kl_coef=0", "optimizer.num_minibatches=1")
+    parameters, cluster = 7_615_616_512, found.cluster
+    memory = planned("Qwen/Qwen2.5-7B", 64).layouts[TOGETHER].learner
+    few = replace(memory, micro_batch_tokens=10**9)
+    gather = cluster.gather_s(2 * parameters, 64, calls=28)
+    sums = cluster.gather_s(4 * parameters, 64, calls=28)
+    assert found.update(64, few).links_s == pytest.approx(2 * gather + sums)
+    # 64 prompts of 300 and 1,024 continuations of 2,240 tokens: 36,140 on each of 64 ranks.
+    half = replace(memory, micro_batch_tokens=20_000)
+    assert found.update(64, half).links_s == pytest.approx(2 * (2 * gather + sums))
+
+
+def test_a_rank_with_one_sample_more_holds_up_all_others():
+    found = work("Qwen/Qwen2.5-7B", 64, "optimizer.num_minibatches=1")
+    memory = planned("Qwen/Qwen2.5-7B", 64).layouts[TOGETHER].learner
+    even, odd = found.update(512, memory).compute_s, found.update(513, memory).compute_s
+    assert odd == pytest.approx(even)
+
+
+def test_what_does_not_fit_says_how_many_gpus_would():
+    found = planned("meta-llama/Llama-3.1-70B", 8)
+    assert not found.fits
+    assert set(found.misfits) == set(LAYOUTS)
+    remedy = cluster_remedy(found)
+    assert remedy.startswith("give it ")
+    num_gpus = int(remedy.split()[2])
+    assert planned("meta-llama/Llama-3.1-70B", num_gpus).fits
+    assert not planned("meta-llama/Llama-3.1-70B", num_gpus - 8).fits
+
+
+def test_adapters_are_advised_only_where_they_fit():
+    assert "lora_rank" in cluster_remedy(planned("Qwen/Qwen2.5-14B", 2, gpu="h200"))
+    hopeless = planned("meta-llama/Llama-3.1-70B", 1, gpu="l4")
+    assert cluster_remedy(hopeless).startswith("neither more GPUs of this kind nor adapters help")
+
+
+@pytest.mark.parametrize(
+    ("given", "words", "message"),
+    [
+        ({"samplers": 8}, (), "--samplers must leave GPUs to learners: from 1 to 7, got 8"),
+        ({"samplers": 0}, (), "--samplers must leave GPUs to learners"),
+        ({"ways": 3}, (), "--tensor-parallel must divide the 28 heads of the model, got 3"),
+        ({"ways": 14}, (), "more than the 8 GPUs of a node, and a replica stays within one"),
+        ({}, ("optimizer.states=host",), "optimizer.states=host is planned for one GPU only"),
+    ],
+)
+def test_a_split_that_cannot_be_is_refused(given, words, message):
+    with pytest.raises(MooredError, match=message):
+        planned("Qwen/Qwen2.5-7B", 8, *words, **given)

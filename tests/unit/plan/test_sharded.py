@@ -1,0 +1,94 @@
+"""Memory of a learner's rank and of a sampler's GPU, counted by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from moored.plan.gpus import GIB, Gpu
+from moored.plan.setup import Setup, setup_of
+from moored.plan.sharded import learner_memory, resident_bytes, sampler_memory
+from tests.unit.plan.tiny import BARE, config, tiny
+
+LARGE = Gpu("large", 1.0)
+LAYER = 4 * (4 + 2 * 2) + 4 * 4 + 3 * 4 * 8 + 2 * 4
+"""Queries, keys and values, out; gated units; two norms."""
+OUTER = 10 * 4 + 4
+ALL = 2 * LAYER + OUTER
+
+
+def setup(*options: str) -> Setup:
+    return replace(setup_of(config(*options), tiny()), has_fast_learner=False)
+
+
+def test_a_rank_keeps_its_share_of_weights_moments_and_gradients():
+    assert tiny().num_parameters == ALL
+    found = learner_memory(setup(), LARGE, BARE.memory, ranks=4)
+    update = found.phases["update"]
+    # float32 weights and two moments: 12 bytes of each parameter over 4 ranks.
+    assert update["policy"] == 12 * ALL // 4
+    assert update["gradients"] == 4 * ALL // 4
+    # Whole in bfloat16: two layers, and embedding with norm.
+    assert update["gathered weights"] == 2 * (2 * LAYER + OUTER)
+    assert update["gathered gradients"] == 6 * LAYER
+    assert resident_bytes(setup(), BARE.memory, 4) == 12 * ALL // 4
+
+
+def test_critic_and_reference_are_sharded_too():
+    with_both = setup("algorithm.name=ppo", "algorithm.kl_coef=0.1")
+    update = learner_memory(with_both, LARGE, BARE.memory, ranks=2).phases["update"]
+    # The head is the embedding here, so the critic has as many parameters.
+    assert update["critic"] == 12 * ALL // 2
+    assert update["reference"] == 4 * ALL // 2
+    assert update["gradients"] == 4 * 2 * ALL // 2
+
+
+def test_under_lora_the_base_is_frozen_and_rounded():
+    adapters = tiny().adapter_parameters(2)
+    update = learner_memory(setup("optimizer.lora_rank=2"), LARGE, BARE.memory, ranks=2).phases[
+        "update"
+    ]
+    assert update["policy"] == (2 * ALL + 12 * adapters) // 2
+    assert update["gathered gradients"] == 0
+
+
+def test_more_ranks_need_less_of_a_gpu_each():
+    peaks = [learner_memory(setup(), LARGE, BARE.memory, ranks=n).peak_bytes for n in (1, 2, 4, 8)]
+    assert peaks == sorted(peaks, reverse=True)
+    assert len(set(peaks)) == 4
+
+
+def test_micro_batches_shrink_until_they_fit():
+    open_size = setup(
+        "engine.micro_batch_tokens=null",
+        "rollout.max_context=2048",
+        "rollout.num_groups=64",
+        "optimizer.num_minibatches=1",
+    )
+    large = learner_memory(open_size, LARGE, BARE.memory, ranks=2)
+    assert large.micro_batch_tokens == 24576
+    exact = Gpu("exact", large.peak_bytes * 0.9 / GIB)
+    assert learner_memory(open_size, exact, BARE.memory, ranks=2).micro_batch_tokens == 16384
+
+
+def test_a_sampler_gpu_has_its_share_of_weights_and_whole_rows():
+    found = sampler_memory(setup(), LARGE, BARE.memory, ways=1, wanted_rows=5)
+    assert found.rows == 5
+    # 2 layers x (keys + values) of width 2 x 2 bytes = 16 bytes a token, 16 tokens.
+    assert found.parts["keys and values"] == 5 * 16 * 16
+    assert found.parts["weights"] == 2 * ALL
+    two = sampler_memory(setup(), LARGE, BARE.memory, ways=2, wanted_rows=5)
+    assert two.parts["weights"] == ALL
+    # One head of keys cannot be divided.
+    assert two.parts["keys and values"] == found.parts["keys and values"]
+
+
+def test_a_sampler_takes_as_many_rows_as_fit_but_no_fewer_than_eight():
+    many = sampler_memory(setup(), LARGE, BARE.memory, ways=1, wanted_rows=100)
+    fixed = many.peak_bytes - 100 * (16 * 16 + 40)
+    exact = Gpu("exact", (fixed + 30 * (16 * 16 + 40)) / GIB)
+    found = sampler_memory(setup(), exact, BARE.memory, ways=1, wanted_rows=100)
+    assert found.rows == 30
+    assert found.peak_bytes <= exact.memory_bytes
+    small = sampler_memory(setup(), Gpu("small", 1e-6), BARE.memory, ways=1, wanted_rows=100)
+    assert small.rows == 8
+    assert small.peak_bytes > 1e-6 * GIB
