@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,15 +14,27 @@ from moored.cli.options import AsJson, ConfigWords, read_config
 from moored.errors import ConfigError, MooredError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from moored.config import Config
-    from moored.plan import Gpu, Plan
+    from moored.plan import Gpu, Lengths, Plan
 
 DEFAULT_GPU = "h200"
 CLUSTER_KINDS = ("torchrun", "ray")
 NAME_WIDTH, NUMBER_WIDTH = 18, 9
 LEFT_OUT = "without environments, looks at collapse, evaluations and logging"
+
+
+Gpus = Annotated[int | None, typer.Option(help="Plan for a cluster of so many GPUs.", min=1)]
+GpusPerNode = Annotated[int | None, typer.Option(help="With --gpus; default 8.", min=1)]
+Samplers = Annotated[
+    int | None, typer.Option(help="With --gpus: how many of them sample; default: the best.")
+]
+TensorParallel = Annotated[
+    int | None, typer.Option(help="With --gpus: GPUs of a sampler; default: the best.")
+]
+Nvlink = Annotated[float | None, typer.Option(help="With --gpus: GB/s of a GPU within its node.")]
+Network = Annotated[
+    float | None, typer.Option(help="With --gpus: Gbit/s of a node; default 400 per GPU.")
+]
 
 
 def plan_command(
@@ -42,24 +55,12 @@ def plan_command(
     reply_tokens: Annotated[
         int | None, typer.Option(help="Tokens of a reply; default: the longest allowed.", min=1)
     ] = None,
-    gpus: Annotated[
-        int | None, typer.Option(help="Plan for a cluster of so many GPUs.", min=1)
-    ] = None,
-    gpus_per_node: Annotated[
-        int | None, typer.Option(help="With --gpus; default 8.", min=1)
-    ] = None,
-    samplers: Annotated[
-        int | None, typer.Option(help="With --gpus: how many of them sample; default: the best.")
-    ] = None,
-    tensor_parallel: Annotated[
-        int | None, typer.Option(help="With --gpus: GPUs of a sampler; default: the best.")
-    ] = None,
-    nvlink: Annotated[
-        float | None, typer.Option(help="With --gpus: GB/s of a GPU within its node.")
-    ] = None,
-    network: Annotated[
-        float | None, typer.Option(help="With --gpus: Gbit/s of a node; default 400 per GPU.")
-    ] = None,
+    gpus: Gpus = None,
+    gpus_per_node: GpusPerNode = None,
+    samplers: Samplers = None,
+    tensor_parallel: TensorParallel = None,
+    nvlink: Nvlink = None,
+    network: Network = None,
     as_json: AsJson = False,
 ) -> None:
     """Say what a run needs of a GPU: memory by part, seconds by phase; nothing is downloaded.
@@ -68,56 +69,87 @@ def plan_command(
     With `--gpus N`, how to divide a cluster between samplers and learners. Exit code 1 when it does
     not fit.
     """
-    from moored.cli.plan_cluster import print_cluster
-    from moored.plan import longest_lengths, plan, shape_of
-    from moored.plan.cluster import plan_cluster
-    from moored.plan.links import make_cluster
+    config = read_config(what or [])
+    cluster = _Cluster(gpus, gpus_per_node, samplers, tensor_parallel, nvlink, network)
+    _check_is_planned(config, cluster)
+    chosen, note = _choose_gpu(config, gpu, memory_gib, tflops, bandwidth)
+    lengths = _lengths(config, turns, prompt_tokens, reply_tokens)
+    fits = (
+        _plan_one(config, chosen, note, lengths, as_json=as_json)
+        if gpus is None
+        else _plan_cluster(config, chosen, lengths, cluster, as_json=as_json)
+    )
+    if not fits:
+        raise typer.Exit(1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cluster:
+    """What was said of a cluster."""
+
+    gpus: int | None
+    gpus_per_node: int | None
+    samplers: int | None
+    tensor_parallel: int | None
+    nvlink: float | None
+    network: float | None
+
+
+def _lengths(
+    config: Config, turns: int | None, prompt_tokens: int | None, reply_tokens: int | None
+) -> Lengths:
+    from moored.plan import longest_lengths
     from moored.plan.seconds import PROMPT_TOKENS
 
-    config = read_config(what or [])
-    cluster_words = {
-        "--gpus-per-node": gpus_per_node,
-        "--samplers": samplers,
-        "--tensor-parallel": tensor_parallel,
-        "--nvlink": nvlink,
-        "--network": network,
-    }
-    _check_is_planned(config, gpus, cluster_words)
-    shape = shape_of(config.model)
-    chosen, note = _choose_gpu(config, gpu, memory_gib, tflops, bandwidth)
-    lengths = longest_lengths(
+    return longest_lengths(
         config,
         prompt=prompt_tokens or PROMPT_TOKENS,
         turns=turns or _max_turns(config),
         reply=reply_tokens,
     )
-    if gpus is not None:
-        cluster = make_cluster(
-            chosen,
-            gpus,
-            gpus_per_node=gpus_per_node or 8,
-            node_gbs=nvlink,
-            network_gbits=network,
-        )
-        planned = plan_cluster(
-            config, shape, cluster, lengths, samplers=samplers, ways=tensor_parallel
-        )
-        print_cluster(planned, as_json=as_json)
-        raise typer.Exit(0 if planned.fits else 1)
-    found = plan(config, shape, chosen, lengths)
+
+
+def _plan_one(config: Config, gpu: Gpu, note: str, lengths: Lengths, *, as_json: bool) -> bool:
+    from moored.plan import plan, shape_of
+
+    found = plan(config, shape_of(config.model), gpu, lengths)
     if as_json:
         _print_json(found)
     else:
         _print(found, note)
-    if not found.fits:
-        raise typer.Exit(1)
+    return found.fits
 
 
-def _check_is_planned(
-    config: Config, gpus: int | None, cluster_words: Mapping[str, object]
-) -> None:
-    kind = config.engine.kind
-    given = [word for word, value in cluster_words.items() if value is not None]
+def _plan_cluster(
+    config: Config, gpu: Gpu, lengths: Lengths, given: _Cluster, *, as_json: bool
+) -> bool:
+    from moored.cli.plan_cluster import print_cluster
+    from moored.plan import shape_of
+    from moored.plan.cluster import plan_cluster
+    from moored.plan.links import make_cluster
+
+    cluster = make_cluster(
+        gpu,
+        given.gpus or 1,
+        gpus_per_node=given.gpus_per_node or 8,
+        node_gbs=given.nvlink,
+        network_gbits=given.network,
+    )
+    found = plan_cluster(
+        config,
+        shape_of(config.model),
+        cluster,
+        lengths,
+        samplers=given.samplers,
+        ways=given.tensor_parallel,
+    )
+    print_cluster(found, as_json=as_json)
+    return found.fits
+
+
+def _check_is_planned(config: Config, cluster: _Cluster) -> None:
+    kind, gpus = config.engine.kind, cluster.gpus
+    given = [f"--{name.replace('_', '-')}" for name, value in _options(cluster) if value]
     if gpus is None and given:
         raise MooredError(f"{given[0]} describes a cluster; give the number of GPUs too: --gpus 64")
     if gpus is None and kind in CLUSTER_KINDS:
@@ -126,6 +158,10 @@ def _check_is_planned(
         raise ConfigError(f"engine.kind = {kind} computes elsewhere; plans are made for local")
     if config.engine.device == "cpu":
         raise ConfigError("engine.device is cpu, and plans are made for GPUs; leave it out")
+
+
+def _options(cluster: _Cluster) -> list[tuple[str, object]]:
+    return [(field.name, getattr(cluster, field.name)) for field in fields(cluster)]
 
 
 def _choose_gpu(
