@@ -72,8 +72,9 @@ class EngineConfig(Section):
     """Where and how the model is computed; nothing here changes a result except for rounding."""
 
     kind: typing.Annotated[str, AfterValidator(ENGINES.check)] = "local"
-    """`local` (this process), `endpoint` (a server; evaluates and scores only), or `module:attr`:
-    called with the configuration, returns an `Engine`."""
+    """`local` (this process), `torchrun` (the model in shards, one for each process that torchrun
+    starts), `endpoint` (a server; evaluates and scores only), or `module:attr`: called with the
+    configuration, returns an `Engine`."""
     sampler: typing.Literal["auto", "fast", "plain"] = "auto"
     """`fast` is for Llama-shaped models; `plain` runs any model through its own code: slow, to
     compare with; `auto` takes the fast one where it can."""

@@ -141,6 +141,7 @@ ENGINES = Registry(
     "engine",
     {
         "local": "moored.engine.local.engine:LocalEngine",
+        "torchrun": "moored.engine.workers.torchrun:make_engine",
         "endpoint": "moored.engine.endpoint.engine:EndpointEngine",
     },
 )

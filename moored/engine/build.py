@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, cast
 
+from moored.engine.workers.ranks import refuse_idle_ranks
 from moored.errors import require_packages
 from moored.names import ENGINES
 
@@ -20,7 +21,8 @@ class MakeEngine(Protocol):
 
 def build_engine(config: Config, *, trains: bool = True) -> Engine:
     """The engine of a run; `trains=False` leaves out what only updates need, e.g. a critic."""
-    if config.engine.kind == "local":
+    refuse_idle_ranks(config.engine.kind)
+    if config.engine.kind in ("local", "torchrun"):
         require_packages("a model in this process", ("torch", "transformers", "safetensors"))
     if config.optimizer.lora_rank:
         require_packages("optimizer.lora_rank", ("peft",))

@@ -42,6 +42,15 @@ class PlainModel:
     """The engine computes in bfloat16."""
 
 
+def check_window(model_type: str, window: int | None, max_context: int) -> None:
+    """Raise when layers look back fewer tokens than a dialogue may have."""
+    if window is not None and window < max_context:
+        raise MooredError(
+            f"a {model_type} model with layers that look back {window} tokens only cannot be used "
+            f"on longer dialogues; set rollout.max_context to {window} or less"
+        )
+
+
 def check_engine(engine: Engine, plain: PlainModel, temperature: float) -> None:
     """Raise when sampler or learner differ from the plain model by more than rounding explains."""
     prompt = engine.renderer.start(MESSAGES)

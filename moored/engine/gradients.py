@@ -6,13 +6,14 @@ by weight, whose inner products are those of the gradients up to a known error.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import nn
 
+from moored.engine.base import TermGradients
 from moored.engine.passes import trunk_of
 from moored.errors import MooredError
 
@@ -64,6 +65,28 @@ def _last_block(model: nn.Module) -> nn.Module:
     if not stacks:
         raise MooredError("this model has no stack of blocks; choose params all")
     return stacks[0][len(stacks[0]) - 1]
+
+
+def term_products(
+    terms: Sequence[str],
+    weights: Sequence[nn.Parameter],
+    found: Iterable[Iterable[Iterable[Gradients]]],
+    num_groups: int,
+    *,
+    max_numbers: int,
+) -> TermGradients:
+    """Add up gradients (of each term, of each micro-batch, of each group) and multiply them."""
+    kept = keep_gradients(weights, len(terms), num_groups, max_numbers=max_numbers)
+    for group, batches in enumerate(found):
+        for batch in batches:
+            for term, gradients in enumerate(batch):
+                kept.add(term, group, gradients)
+    return TermGradients(
+        terms=tuple(terms),
+        products_TPTP=kept.products(),
+        num_parameters=sum(weight.numel() for weight in weights),
+        dimensions=kept.dimensions,
+    )
 
 
 def keep_gradients(

@@ -6,7 +6,7 @@ forwards and backwards. Shape legend: B rows of L tokens; S continuation tokens 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from moored.errors import MooredError
-from moored.training.batch import LossSample
+from moored.training.batch import LossSample, Sample
 from moored.types import Prompt
 
 WIDTH_MULTIPLE = 16
@@ -227,6 +227,20 @@ def to_line(
     )
 
 
+def columns(
+    samples: Sequence[Sample],
+) -> tuple[list[Prompt], list[np.ndarray], list[tuple[object, ...]]]:
+    """Prompts, continuations, and the images of the latter."""
+    return [s.prompt for s in samples], [s.ids_T for s in samples], [s.images for s in samples]
+
+
+def filler(lay_out: Callable[..., Packed], device: torch.device) -> Packed:
+    """The shortest pass there is, of no item: for a rank that has fewer batches than others."""
+    row = Row(Prompt(np.zeros(1, dtype=np.int64)), (0,), (1,))
+    packed = lay_out([row], [np.zeros(1, dtype=np.int64)], device)
+    return replace(packed, ends=packed.ends[:0], items=())
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenBatch:
     """A packed micro-batch, and streams: tensors (S,) with a number for each of its targets."""
@@ -243,6 +257,8 @@ def loss_batch(
     with_values: bool,
 ) -> TokenBatch:
     """The loss tokens of `packed`, which holds continuations of `samples`, and what losses want."""
+    if not packed.items:
+        return _zero_loss(packed, with_reference=reference is not None, with_values=with_values)
     order = [index for index, _ in packed.items]
     masks = [samples[index].sample.loss_mask_T for index in order]
     counts = [count for count in (int(mask.sum()) for mask in masks) if count]
@@ -266,3 +282,13 @@ def loss_batch(
     chosen = tensor(np.flatnonzero(np.concatenate(masks)))
     packed = replace(packed, sources=packed.sources[chosen], targets=packed.targets[chosen])
     return TokenBatch(packed, streams)
+
+
+def _zero_loss(packed: Packed, *, with_reference: bool, with_values: bool) -> TokenBatch:
+    """A filler with tokens of weight 0: every weight gets a gradient, and all are 0."""
+    names = ["advantages", "weights", "mean_weights", "old_logprobs"]
+    names += ["reference"] if with_reference else []
+    names += ["returns", "old_values"] if with_values else []
+    zeros = torch.zeros(packed.targets.shape, device=packed.targets.device)
+    streams = dict.fromkeys(names, zeros)
+    return TokenBatch(packed, {**streams, "sequence": torch.zeros_like(packed.targets)})

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -362,6 +362,18 @@ def critic_pass(critic: Critic, batch: TokenBatch, value_clip: float | None) -> 
     streams, values = batch.streams, critic(batch.packed)
     error = value_loss(values, streams["old_values"], streams["returns"], value_clip)
     return (streams["mean_weights"] * error).sum()
+
+
+def evaluation_mode(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    """Leave training mode for good: dropout would make ratios differ from 1 at the start.
+
+    Returns the layers with gradient checkpointing, which ask for that mode in updates.
+    """
+    found = []
+    for module in modules:
+        module.eval()
+        found += [m for m in module.modules() if getattr(m, "gradient_checkpointing", False)]
+    return found
 
 
 @contextmanager

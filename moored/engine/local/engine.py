@@ -11,7 +11,7 @@ import torch
 from torch.func import functional_call
 
 from moored.config import Config
-from moored.engine.check import PlainModel, check_engine
+from moored.engine.check import PlainModel, check_engine, check_window
 from moored.engine.fast.decoder import can_decode
 from moored.engine.fast.sampler import SlotSampler
 from moored.engine.gpu import fit_to_gpu
@@ -98,22 +98,11 @@ class LocalEngine:
         return getattr(self.model.config, "max_position_embeddings", None)
 
     def describe(self) -> str:
-        weights = list(self.model.parameters())
-        size = _size_text(sum(tensor.numel() for tensor in weights))
-        trained = sum(tensor.numel() for tensor in weights if tensor.requires_grad)
-        lora = f" ({_size_text(trained)} trained)" if self._config.optimizer.lora_rank else ""
-        device = self.learner.device
-        where = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-        return f"{size} parameters{lora}, {where}, {'bfloat16' if self.learner.bf16 else 'float32'}"
+        return describe_model(self.model, self._config, self.learner.bf16)
 
     def check(self) -> None:
         config = self.model.config
-        window, longest = sliding_window(config), self._config.rollout.max_context
-        if window is not None and window < longest:
-            raise MooredError(
-                f"a {config.model_type} model with layers that look back {window} tokens only "
-                f"cannot be used on longer dialogues; set rollout.max_context to {window} or less"
-            )
+        check_window(config.model_type, sliding_window(config), self._config.rollout.max_context)
         plain = PlainModel(
             kind=f"models of type {config.model_type!r}",
             logprobs=self._plain_logprobs,
@@ -147,18 +136,35 @@ class LocalEngine:
         """Nothing to release: memory is freed with the process."""
 
 
+def describe_model(model: Any, config: Config, bf16: bool) -> str:
+    """Its size, where it runs, and in which precision."""
+    weights = list(model.parameters())
+    size = _size_text(sum(tensor.numel() for tensor in weights))
+    trained = sum(tensor.numel() for tensor in weights if tensor.requires_grad)
+    lora = f" ({_size_text(trained)} trained)" if config.optimizer.lora_rank else ""
+    device = weights[0].device
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return f"{size} parameters{lora}, {where}, {'bfloat16' if bf16 else 'float32'}"
+
+
 def _size_text(count: int) -> str:
     """1.2 million, 7.6 billion."""
     return f"{count / 1e9:.1f} billion" if count >= 1e9 else f"{count / 1e6:.1f} million"
 
 
 def make_sampler(
-    model: Any, *, bf16: bool, max_context: int, kind: str = "auto", shares: bool = False
+    model: Any,
+    *,
+    bf16: bool,
+    max_context: int,
+    kind: str = "auto",
+    shares: bool = False,
+    copies: bool = False,
 ) -> SlotSampler | LocalSampler:
     """A sampler for the learner's model: on slots where its shape is known, else on its own code.
 
     With `shares` the first kind writes with the learner's own weights. The second has a copy in
-    bfloat16.
+    bfloat16, and with `copies` always.
     """
     dtype = torch.bfloat16 if bf16 else torch.float32
     if kind != "plain" and can_decode(model):
@@ -168,11 +174,11 @@ def make_sampler(
             f"the fast sampler knows no models of type {model.config.model_type!r} (or not with "
             f"these options); set engine.sampler to auto"
         )
-    if not bf16:
+    if not bf16 and not copies:
         return LocalSampler(model)
     twin = copy.deepcopy(model)
     if hasattr(twin, "merge_and_unload"):
         twin = twin.merge_and_unload()
     remove_float_hook(twin)
-    twin = twin.to(torch.bfloat16).requires_grad_(False)
+    twin = twin.to(dtype).requires_grad_(False)
     return LocalSampler(twin, shares_weights=False)

@@ -6,13 +6,13 @@ and an update minimises the weighted sum. Micro-batches only bound memory; they 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import TypedDict, TypeVar
 
 import numpy as np
 import torch
@@ -23,13 +23,21 @@ from moored.engine.base import TermGradients
 from moored.engine.fast.graphs import HOST, MOST_PADDING, Graphs, Outputs, Pass
 from moored.engine.fast.layers import fuse_layers
 from moored.engine.fast.tree_attention import use_tree_attention
-from moored.engine.gradients import MAX_NUMBERS, Gradients, chosen_weights, keep_gradients
+from moored.engine.gradients import MAX_NUMBERS, Gradients, chosen_weights, term_products
 from moored.engine.local.precision import compute_in_bfloat16
-from moored.engine.local.state import Trained, export_model, load_weights
+from moored.engine.local.state import (
+    Trained,
+    export_model,
+    load_weights,
+    read_version,
+    write_version,
+)
 from moored.engine.lora import make_reference, plain_model, plain_weights, without_adapters
 from moored.engine.packing import (
     Packed,
     TokenBatch,
+    columns,
+    filler,
     loss_batch,
     micro_batches,
     pack,
@@ -41,6 +49,7 @@ from moored.engine.passes import (
     Critic,
     compile_layers,
     critic_pass,
+    evaluation_mode,
     is_plain_head,
     logprobs_pass,
     policy_pass,
@@ -55,6 +64,7 @@ from moored.training.batch import LossSample, Sample
 from moored.training.losses import update_figures
 from moored.types import Prompt, ScoreRequest
 
+T = TypeVar("T")
 POLICY = "policy"
 """The name of its files."""
 MICRO_BATCH_TOKENS = (4096, 24576)
@@ -62,6 +72,14 @@ MICRO_BATCH_TOKENS = (4096, 24576)
 MAX_RECORDED = 300_000_000
 """Parameters of the largest model whose passes are recorded: larger ones keep the GPU busy by
 themselves, and recordings would hold their memory."""
+
+
+class _LossOptions(TypedDict):
+    """How `policy_pass` and `terms_pass` make a loss of log-probabilities."""
+
+    temperature: float
+    sequence_ratio: bool
+    likelihood: bool
 
 
 class LocalLearner:
@@ -82,8 +100,9 @@ class LocalLearner:
     ) -> None:
         self.model = model
         self.config = config or Config()
-        self.sequence_ratio = sequence_ratio
-        self.likelihood = likelihood
+        self._loss = _LossOptions(
+            temperature=self._temperature, sequence_ratio=sequence_ratio, likelihood=likelihood
+        )
         self.bf16 = uses_bf16(self.config.engine.dtype, self.device)
         is_plain = self.config.engine.learner == "plain"
         self._uses_tree = not is_plain and use_tree_attention(model, bf16=self.bf16)
@@ -95,28 +114,49 @@ class LocalLearner:
         # A reference model exists only while KL is on.
         has_kl = self.config.algorithm.kl_coef > 0.0
         self.reference = make_reference(model) if has_kl and trains else None
+        self._shard()
         self._trained: list[Trained] = []
         optimizer = self.config.optimizer
         self._rates = rates_of(optimizer, sum(weights.numel() for weights in model.parameters()))
         if trains:
             self._trained.append(self._train(POLICY, model, self._rates.lr))
-        elif self.bf16:
+        elif self._rounds:
             compute_in_bfloat16(model)
         if self.critic is not None:
             self._trained.append(self._train("critic", self.critic, self._rates.critic_lr))
-        if self.bf16 and self.reference not in (None, model):
+        if self._rounds and self.reference not in (None, model):
             compute_in_bfloat16(self.reference)
         self._version = 0
         self.before_updates: Callable[[], None] | None = None
         """Called before the first update of a step, e.g. to make room for it."""
-        if self.config.engine.compile:
-            for module in filter(None, (model, self.critic, self.reference)):
-                compile_layers(module)
-        self._checkpointed = self._evaluate()
+        modules = [m for m in (model, self.critic, self.reference) if m is not None]
+        for module in modules if self.config.engine.compile else ():
+            compile_layers(module)
+        self._checkpointed = evaluation_mode(modules)
         self._graphs = Graphs(self.device) if self._can_record() else None
 
     def _train(self, name: str, module: nn.Module, lr: float) -> Trained:
-        return Trained(name, module, lr, self.config.optimizer, bf16=self.bf16)
+        return Trained(name, module, lr, self.config.optimizer, bf16=self._rounds)
+
+    def _shard(self) -> None:
+        """Divide the weights of all modules among ranks; one process keeps them whole."""
+
+    @property
+    def _rounds(self) -> bool:
+        """Matrices are rounded in place; False where each pass gets rounded copies."""
+        return self.bf16
+
+    def _forward(self, module: nn.Module, compute: Callable[[], T]) -> T:
+        """Run what computes with the weights of `module`, while they are whole."""
+        return compute()
+
+    def _num_passes(self, own: int) -> int:
+        """Passes that every rank has to make where this one needs `own`."""
+        return own
+
+    def _over_ranks(self, totals: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Parts of a loss, added up over ranks."""
+        return totals
 
     def _can_record(self) -> bool:
         """True where launches bound a pass, and none asks for a number or random state."""
@@ -128,17 +168,6 @@ class LocalLearner:
             and has_fixed_angles(self.model.config)
             and is_plain_head(self.model)
         )
-
-    def _evaluate(self) -> list[nn.Module]:
-        """Leave training mode for good: dropout would make ratios differ from 1 at the start.
-
-        Returns the layers with gradient checkpointing, which ask for that mode in updates.
-        """
-        found = []
-        for module in filter(None, (self.model, self.critic, self.reference)):
-            module.eval()
-            found += [m for m in module.modules() if getattr(m, "gradient_checkpointing", False)]
-        return found
 
     @property
     def version(self) -> int:
@@ -184,7 +213,7 @@ class LocalLearner:
         """Log-probabilities of the continuations under the reference model."""
         if self.reference is None:
             raise MooredError("there is no reference model because kl_coef is 0")
-        prompts, ids, images = _columns(samples)
+        prompts, ids, images = columns(samples)
         with without_adapters(self.reference):
             return self._logprobs("reference", self.reference, prompts, ids, images)
 
@@ -193,7 +222,8 @@ class LocalLearner:
     def values(self, samples: Sequence[Sample]) -> list[np.ndarray]:
         if self.critic is None:
             raise MooredError("this learner has no critic; algorithms with GAE need one")
-        return self._map_tokens("values", *_columns(samples), of_tokens=self.critic, at_ends=True)
+        found = columns(samples)
+        return self._map_tokens("values", self.critic, self.critic, *found, at_ends=True)
 
     def step(
         self, minibatches: Iterable[Sequence[LossSample]], *, lr_factor: float = 1.0
@@ -220,6 +250,7 @@ class LocalLearner:
     def _finish(self, totals: Mapping[str, torch.Tensor], lr_factor: float) -> dict[str, float]:
         """Wait for the gradients and apply them; returns the statistics of the update."""
         # One wait for the device instead of one per number.
+        totals = self._over_ranks(dict(totals))
         found = torch.stack(list(totals.values())).tolist()
         stats = update_figures(dict(zip(totals, found, strict=True)))
         for trained in self._trained:
@@ -240,36 +271,21 @@ class LocalLearner:
         max_numbers: int = MAX_NUMBERS,
     ) -> TermGradients:
         """As in `GradientLearner`; above `max_numbers` to store, gradients are projected."""
-        weights = chosen_weights(self.model, params)
         terms = ["task"]
         terms += ["kl"] if self.reference is not None else []
         terms += ["entropy"] if self.config.algorithm.entropy_coef else []
-        kept = keep_gradients(weights, len(terms), len(groups), max_numbers=max_numbers)
+        weights = chosen_weights(self.model, params)
+        batches = (self._prepare(own, records=False) if own else () for own in groups)
         with training_mode(self._checkpointed):
-            for group, samples in enumerate(groups):
-                for batch in self._prepare(samples, records=False) if samples else ():
-                    for term, gradients in enumerate(self._gradients(batch, terms, weights)):
-                        kept.add(term, group, gradients)
-        return TermGradients(
-            terms=tuple(terms),
-            products_TPTP=kept.products(),
-            num_parameters=sum(weight.numel() for weight in weights),
-            dimensions=kept.dimensions,
-        )
+            found = ((self._gradients(batch, terms, weights) for batch in part) for part in batches)
+            return term_products(terms, weights, found, len(groups), max_numbers=max_numbers)
 
     def _gradients(
         self, batch: TokenBatch, terms: Sequence[str], weights: Sequence[nn.Parameter]
     ) -> Iterator[Gradients]:
         """Of each term of a micro-batch's loss; the weights' own `grad` stays as it is."""
         with self._autocast():
-            found = terms_pass(
-                self.model,
-                batch,
-                self.config.algorithm,
-                temperature=self._temperature,
-                sequence_ratio=self.sequence_ratio,
-                likelihood=self.likelihood,
-            )
+            found = terms_pass(self.model, batch, self.config.algorithm, **self._loss)
         for term in terms:
             is_last = term == terms[-1]
             yield torch.autograd.grad(
@@ -284,16 +300,17 @@ class LocalLearner:
         self, samples: Sequence[LossSample], *, records: bool = True
     ) -> Iterator[TokenBatch]:
         """Micro-batches of a minibatch; the first is laid out now, the others when asked for."""
-        if not samples:
-            raise MooredError("an update needs at least one sample")
         reference, own = None, [given.sample for given in samples]
         if self.reference is not None:
             reference = self.reference_logprobs(own)
         batches = (
             loss_batch(packed, samples, reference, with_values=self.critic is not None)
-            for packed in self._pack(*_columns(own), records=records)
+            for packed in self._pack(*columns(own), records=records)
         )
-        return chain([next(batches)], batches)
+        first = next(batches, None)
+        if first is None:
+            raise MooredError("an update needs at least one sample")
+        return chain([first], batches)
 
     @says_out_of_memory("an update")
     def _add_up(self, batches: Iterable[TokenBatch]) -> dict[str, torch.Tensor]:
@@ -319,20 +336,15 @@ class LocalLearner:
     def _add_gradients(self, batch: TokenBatch) -> Outputs:
         """Add a micro-batch's gradients to the weights'; returns the parts of its loss."""
         options = self.config.algorithm
+        of_policy = partial(policy_pass, self.model, batch, options, **self._loss)
         with self._autocast():
-            loss, parts = policy_pass(
-                self.model,
-                batch,
-                options,
-                temperature=self._temperature,
-                sequence_ratio=self.sequence_ratio,
-                likelihood=self.likelihood,
-            )
+            loss, parts = self._forward(self.model, of_policy)
         self._differentiate(loss, self._trained[0])
         # After the policy's activations are gone.
         if self.critic is not None:
+            of_critic = partial(critic_pass, self.critic, batch, options.value_clip)
             with self._autocast():
-                parts["value_loss"] = critic_pass(self.critic, batch, options.value_clip)
+                parts["value_loss"] = self._forward(self.critic, of_critic)
             self._differentiate(parts["value_loss"], self._trained[1])
         return {name: value.detach() for name, value in parts.items()}
 
@@ -364,8 +376,12 @@ class LocalLearner:
         lay_out = to_line if self._uses_tree else to_tensors
         row_tokens = most if self._uses_tree else self.config.engine.row_tokens
         rows = pack(prompts, lengths, max_tokens=row_tokens)
-        for batch in micro_batches(rows, max_tokens=most, padded=not self._uses_tree):
+        batches = list(micro_batches(rows, max_tokens=most, padded=not self._uses_tree))
+        num_fillers = self._num_passes(len(batches)) - len(batches)
+        for batch in batches:
             yield lay_out(batch, continuations, device, images)
+        for _ in range(num_fillers):
+            yield filler(lay_out, device)
 
     def _logprobs(
         self,
@@ -376,26 +392,28 @@ class LocalLearner:
         images: Sequence[tuple[object, ...]] | None = None,
     ) -> list[np.ndarray]:
         of_tokens = partial(logprobs_pass, model, temperature=self._temperature)
-        return self._map_tokens(name, prompts, continuations, images, of_tokens=of_tokens)
+        return self._map_tokens(name, model, of_tokens, prompts, continuations, images)
 
     def _map_tokens(
         self,
         name: str,
+        module: nn.Module,
+        of_tokens: Callable[[Packed], torch.Tensor],
         prompts: Sequence[Prompt],
         continuations: Sequence[np.ndarray],
         images: Sequence[tuple[object, ...]] | None,
         *,
-        of_tokens: Callable[[Packed], torch.Tensor],
         at_ends: bool = False,
     ) -> list[np.ndarray]:
-        """Apply a per-token function to all continuations, micro-batch by micro-batch.
+        """Apply a per-token function of `module` to all continuations, batch by batch.
 
         With `at_ends` also to what comes after the last token of each.
         """
 
         def compute(batch: TokenBatch) -> Outputs:
             with self._autocast():
-                return {"values": of_tokens(batch.packed).float()}
+                values = self._forward(module, lambda: of_tokens(batch.packed))
+            return {"values": values.float()}
 
         found: dict[int, np.ndarray] = {}
         for packed in self._pack(prompts, continuations, images):
@@ -419,22 +437,15 @@ class LocalLearner:
         folder.mkdir(parents=True, exist_ok=True)
         for trained in self._trained:
             trained.save(folder)
-        (folder / "learner.json").write_text(json.dumps({"version": self._version}) + "\n")
+        write_version(folder, self._version)
 
     def load(self, folder: Path, *, policy_only: bool = False) -> None:
         if policy_only:
             load_weights(self.model, folder / f"{POLICY}.safetensors")
         for trained in () if policy_only else self._trained:
             trained.load(folder)
-        self._version = json.loads((folder / "learner.json").read_text())["version"]
+        self._version = read_version(folder)
 
     def export(self, folder: Path) -> None:
         """Write the policy in Hugging Face format, in the precision the sampler used."""
         export_model(self.model, folder, torch.bfloat16 if self.bf16 else torch.float32)
-
-
-def _columns(
-    samples: Sequence[Sample],
-) -> tuple[list[Prompt], list[np.ndarray], list[tuple[object, ...]]]:
-    """Prompts, continuations, and the images of the latter."""
-    return [s.prompt for s in samples], [s.ids_T for s in samples], [s.images for s in samples]

@@ -29,9 +29,14 @@ def compute_in_bfloat16(module: nn.Module) -> None:
     for weight in trunk.parameters():
         is_matrix = weight.ndim > 1 and id(weight) in rounded - exact
         weight.data = weight.data.to(torch.bfloat16 if is_matrix else torch.float32)
-    embedding = trunk.get_input_embeddings()  # pyright: ignore[reportCallIssue]
+    keep_residual_in_float(module)
+
+
+def keep_residual_in_float(module: nn.Module) -> None:
+    """Let what runs between the layers begin in float32."""
+    trunk: Any = module.trunk if isinstance(module, Critic) else module
     remove_float_hook(trunk)
-    embedding.register_forward_hook(_as_float)
+    trunk.get_input_embeddings().register_forward_hook(_as_float)
 
 
 def remove_float_hook(module: Any) -> None:

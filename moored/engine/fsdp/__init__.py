@@ -1,0 +1,1 @@
+"""FSDP2: the weights of a model in shards, one for each rank."""

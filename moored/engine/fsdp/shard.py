@@ -1,0 +1,89 @@
+"""A module in shards: FSDP2 for each layer, and a root for all that stands around the layers.
+
+The passes of `engine.passes` do not call the model's own `forward`: they call its trunk and use the
+head's matrix as it is. FSDP2 makes weights whole only around a `forward`, so the root is a wrapper
+whose `forward` runs any function: inside it embeddings, norms and head are whole tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from moored.engine.passes import Critic, trunk_of
+
+T = TypeVar("T")
+
+
+class Root(nn.Module):
+    """Runs functions of a module while the weights around its layers are whole."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, compute: Callable[[], T]) -> T:
+        return compute()
+
+
+class Sharded:
+    """A module whose weights are divided among the ranks of a mesh.
+
+    Trained weights are held in float32 and frozen ones as they are used. In bfloat16 each pass
+    computes with rounded copies, and gradients are added over ranks in float32.
+    """
+
+    def __init__(self, module: nn.Module, mesh: DeviceMesh, *, bf16: bool) -> None:
+        self._bf16 = bf16
+        self.root = Root(module)
+        # With one rank a shard is the whole weight: giving it back would only mean copying again.
+        reshards = mesh.size() > 1
+        policy = MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16 if bf16 else None,
+            reduce_dtype=torch.float32,
+            # The residual stream stays in float32.
+            cast_forward_inputs=False,
+        )
+        for layer in layers_of(module):
+            self._cast(layer)
+            fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshards)
+        self._cast(self.root)
+        fully_shard(self.root, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+        self.parts = [part for part in self.root.modules() if isinstance(part, FSDPModule)]
+        for part in self.parts:
+            # Weights of tokens have global denominators: gradients of ranks are added.
+            part.set_gradient_divide_factor(1.0)
+            part.set_force_sum_reduction_for_comms(True)
+
+    def _cast(self, module: nn.Module) -> None:
+        """A layer at a time, so that there is never a second whole model."""
+        for weight in module.parameters():
+            if not isinstance(weight, DTensor):
+                frozen = torch.bfloat16 if self._bf16 else torch.float32
+                weight.data = weight.data.to(torch.float32 if weight.requires_grad else frozen)
+
+    def run(self, compute: Callable[[], T]) -> T:
+        """Compute with whole weights; a collective, once for each call on every rank."""
+        result = self.root(compute)
+        if not torch.is_grad_enabled():
+            # Else what is whole would stay so, and would not follow the weights when they change.
+            self.reshard()
+        return result
+
+    def reshard(self) -> None:
+        for part in self.parts:
+            part.reshard()
+
+
+def layers_of(module: nn.Module) -> Iterator[nn.Module]:
+    """The layers of a model or critic."""
+    trunk = module.trunk if isinstance(module, Critic) else trunk_of(module)
+    for stack in trunk.children():
+        if isinstance(stack, nn.ModuleList):
+            yield from stack

@@ -1,0 +1,204 @@
+"""What one rank does: holds its shard of policy, critic and reference, and a sampler of its own.
+
+Every method is called on all ranks at once, because most are collectives. Anything that crosses the
+seam can be pickled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from moored.config import Config
+from moored.engine.base import Request, SamplingParams, Stream
+from moored.engine.fsdp.export import plain_twin
+from moored.engine.fsdp.learner import ShardedLearner
+from moored.engine.gpu import fit_to_gpu
+from moored.engine.local.engine import describe_model, make_sampler
+from moored.engine.local.state import save_plain
+from moored.engine.lora import add_lora, plain_model
+from moored.engine.workers.ranks import Rank, check_gpus
+from moored.models.load import load_model, pick_device, sliding_window, uses_bf16
+from moored.training.algorithms import load_algorithm
+from moored.training.batch import LossSample, Sample
+from moored.types import Completion, ScoreRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerInfo:
+    """What a driver needs to know of its workers."""
+
+    description: str
+    model_type: str
+    vocabulary: int
+    max_positions: int | None
+    sliding_window: int | None
+    bf16: bool
+    streams: bool
+    """Samplers write replies as a stream instead of in lockstep."""
+
+
+class RankWorker:
+    """One rank of a team. The default process group has to be there."""
+
+    def __init__(self, config: Config, rank: Rank, *, trains: bool = True) -> None:
+        self.rank = rank
+        device = pick_device(rank_device(config, rank))
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        # Its collectives wait for no device.
+        counts = dist.new_group(backend="gloo")
+        assert isinstance(counts, dist.ProcessGroup)
+        mesh = init_device_mesh(device.type, (rank.size,))
+        bf16 = uses_bf16(config.engine.dtype, device)
+        loaded = load_model(config.model, device, exact=not bf16)
+        if trains:
+            config = fit_to_gpu(config, loaded.model.config.to_dict())
+        self._config = config
+        self._tokenizer = loaded.tokenizer
+        model: Any = add_lora(loaded.model, config)
+        self._model = plain_model(model)
+        self._generation = self._model.generation_config
+        algorithm = load_algorithm(config.algorithm)
+        self.info = WorkerInfo(
+            description=f"{describe_model(model, config, bf16)}, {_ranks_text(rank.size)}",
+            model_type=model.config.model_type,
+            vocabulary=model.get_input_embeddings().num_embeddings,
+            max_positions=getattr(model.config, "max_position_embeddings", None),
+            sliding_window=sliding_window(model.config),
+            bf16=bf16,
+            streams=device.type == "cuda",
+        )
+        # Before the weights are divided up.
+        self._sampler: Any = self._make_sampler(model) if trains else None
+        self._streams: dict[int, Stream] = {}
+        self.learner = ShardedLearner(
+            model,
+            config,
+            mesh=mesh,
+            counts=counts,
+            with_critic=algorithm.needs_critic,
+            sequence_ratio=algorithm.sequence_ratio,
+            likelihood=algorithm.likelihood,
+            trains=trains,
+        )
+
+    def _make_sampler(self, model: Any) -> Any:
+        return make_sampler(
+            model,
+            bf16=self.info.bf16,
+            max_context=self._config.rollout.max_context,
+            kind=self._config.engine.sampler,
+            copies=True,
+        )
+
+    def describe(self) -> WorkerInfo:
+        return self.info
+
+    def tokenizer(self) -> Any:
+        """From one rank: all have the same."""
+        return self._tokenizer if self.rank.rank == 0 else None
+
+    def score(self, requests: Sequence[ScoreRequest]) -> list[list[np.ndarray]]:
+        return self.learner.score(requests)
+
+    def values(self, samples: Sequence[Sample]) -> list[np.ndarray]:
+        return self.learner.values(samples)
+
+    def damaged_weights(self) -> list[str]:
+        return self.learner.damaged_weights()
+
+    def step(
+        self, minibatches: Sequence[Sequence[LossSample]], lr_factor: float
+    ) -> tuple[list[Mapping[str, float]], int]:
+        """This rank's part of each update; the figures, up to one that is not finite, and how many
+        updates there were in all."""
+        found: list[Mapping[str, float]] = []
+        for stats in self.learner.step(minibatches, lr_factor=lr_factor):
+            found.append(stats)
+            if not all(map(math.isfinite, stats.values())):
+                break
+        return found, self.learner.version
+
+    def save(self, folder: Path) -> None:
+        self.learner.save(folder)
+
+    def load(self, folder: Path, policy_only: bool) -> int:
+        self.learner.load(folder, policy_only=policy_only)
+        return self.learner.version
+
+    def publish(self) -> None:
+        """Whole weights, one tensor at a time, into the copy that the sampler writes with."""
+        self.sampler.load_weights(self.learner.weights(), self.learner.version)
+
+    @property
+    def sampler(self) -> Any:
+        """Where nothing is trained, made on first use: it holds a copy of the weights."""
+        if self._sampler is None:
+            dtype = torch.bfloat16 if self.info.bf16 else torch.float32
+            twin = plain_twin(self._model, self.learner.weights(), dtype, self.learner.device)
+            self._sampler = self._make_sampler(twin)
+        return self._sampler
+
+    def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Completion]:
+        sampler = self.sampler
+        return sampler.generate(requests, params) if requests else []
+
+    def end_sessions(self, sessions: Sequence[int]) -> None:
+        self.sampler.end_sessions(sessions)
+
+    def open_stream(self, number: int, params: SamplingParams) -> None:
+        self._streams[number] = self.sampler.stream(params)
+
+    def poll_stream(
+        self, requests: Sequence[Request], number: int, wait_s: float
+    ) -> list[tuple[int, Completion]]:
+        stream = self._streams[number]
+        for request in requests:
+            stream.submit(request)
+        return stream.poll(wait_s)
+
+    def close_stream(self, number: int) -> None:
+        self._streams.pop(number).close()
+
+    @torch.no_grad()
+    def plain_logprobs(
+        self, prompt_ids: np.ndarray, ids: np.ndarray, bf16: bool
+    ) -> np.ndarray | None:
+        """Log-probabilities of `ids` by the model's own forward pass, on rank 0."""
+        device, weights = self.learner.device, self.learner.exact_weights()
+        twin = plain_twin(self._model, weights, torch.float32, device, keeps=self.rank.rank == 0)
+        if twin is None:
+            return None
+        whole = torch.from_numpy(np.concatenate([prompt_ids, ids])).to(device)
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16):
+            logits = twin(input_ids=whole[None]).logits[0, len(prompt_ids) - 1 : -1].float()
+        logp = torch.log_softmax(logits / self._config.rollout.temperature, dim=-1)
+        return logp.gather(-1, whole[len(prompt_ids) :, None]).squeeze(-1).cpu().numpy()
+
+    def export(self, folder: Path) -> None:
+        """Write the policy and its tokenizer in Hugging Face format, by rank 0."""
+        dtype = torch.bfloat16 if self.info.bf16 else torch.float32
+        weights, keeps = self.learner.exact_weights(), self.rank.rank == 0
+        twin = plain_twin(self._model, weights, dtype, torch.device("cpu"), keeps=keeps)
+        if twin is not None:
+            twin.generation_config = self._generation
+            save_plain(twin, folder)
+            self._tokenizer.save_pretrained(folder)
+
+
+def rank_device(config: Config, rank: Rank) -> str:
+    """The device of a rank; raises when it is not there."""
+    return check_gpus(rank, config.engine.device, torch.cuda.device_count())
+
+
+def _ranks_text(size: int) -> str:
+    return "1 rank" if size == 1 else f"{size} ranks"
