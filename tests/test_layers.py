@@ -2,7 +2,7 @@
 
 `types errors names config reply json_http` <- `algo diagnostics envs runlog files` <-
 `rollout training models plan engine/base engine/checkpoint engine/fast/buckets` <- `engine/*` <-
-`train evaluate sft` <- `cli`.
+`train evaluate sft` <- `cli` <- `__main__`.
 `analysis` reads `runlog` and `files`; `studies` start runs as processes of their own and read them
 with `analysis`; `integrations` use `algo` and `diagnostics` alone.
 """
@@ -38,6 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "presets": BASE,
     "studies": ANALYSIS | {"presets", "models"},
     "cli": LOOPS | {"analysis", "presets", "studies"},
+    "__main__": {"cli", "engine"},
 }
 """Layer of a module -> layers it may import."""
 
