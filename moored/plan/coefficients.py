@@ -10,6 +10,17 @@ from dataclasses import dataclass
 from moored.plan.gpus import GIB
 
 MIB = 2**20
+RECORDED_TO = 300_000_000
+"""`MAX_RECORDED` of engine/local/learner.py: parameters of the largest model whose passes are CUDA
+graphs, which keep their memory and are launched at once."""
+FORWARD_TIMES, FORWARD_TOKENS = 4, 24576
+"""Of engine/local/learner.py: passes without gradients have so many times the tokens of others, up
+to a bound."""
+
+
+def forward_tokens(tokens: int, times: int = FORWARD_TIMES) -> int:
+    """Most tokens of a pass without gradients, where passes with them have `tokens`."""
+    return max(tokens, min(times * tokens, FORWARD_TOKENS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,9 +45,8 @@ class MemoryCoefficients:
     """`PREFILL_TOKENS` of engine/fast/stream.py."""
     logits_per_chunk: int = 1 << 28
     """`LOGITS_PER_CHUNK["cuda"]` of engine/passes.py."""
-    recorded_to: int = 300_000_000
-    """`MAX_RECORDED` of engine/local/learner.py: parameters of the largest model whose passes are
-    CUDA graphs, which keep their memory."""
+    recorded_to: int = RECORDED_TO
+    forward_times: int = FORWARD_TIMES
     released_from: int = 1_000_000_000
     """`RELEASED_FROM` of engine/local/engine.py: parameters of the smallest model whose keys and
     values are released before updates."""
@@ -77,6 +87,12 @@ class SpeedCoefficients:
     and 45 % at 3 B, with compiled ones 29 % and 54 %."""
     half_size: float = 0.35e9
     """Parameters of the model that gets half of a large one's share."""
+    launch_layer_s: float = 1.5e-3
+    """Of the host, for one layer of a forward pass that is not recorded; backwards twice as long.
+    PPO with critic and KL on 3 B in micro-batches of two trajectories was bound by it on an H200:
+    3.5 s for 64 forward passes of 36 layers, 22.3 s for 64 updates of both models
+    (benchmarks/results/plan_h200.json)."""
+    recorded_to: int = RECORDED_TO
     optimizer_share: float = 0.8
     """Of the bandwidth, for an AdamW update."""
     host_copy_bytes_s: float = 50e9

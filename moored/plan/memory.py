@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from moored.engine.fast.buckets import bucket
 from moored.plan.activations import (
@@ -18,7 +19,7 @@ from moored.plan.activations import (
     prefill_bytes,
     saved_bytes,
 )
-from moored.plan.coefficients import MemoryCoefficients
+from moored.plan.coefficients import MemoryCoefficients, forward_tokens
 from moored.plan.gpus import Gpu
 from moored.plan.setup import Setup
 
@@ -26,6 +27,9 @@ PHASES = ("rollout", "scoring", "update")
 RECORDED = "recorded passes"
 OUTSIDE = (RECORDED, "CUDA", "reserve")
 """Parts that torch's count of allocated bytes leaves out."""
+MOST_PADDING = 1.5
+MIN_PROMPT_TOKENS, MIN_CONTINUATION_TOKENS = 256, 1024
+"""Of engine/fast/graphs.py."""
 Parts = Mapping[str, int]
 """Bytes by part."""
 
@@ -58,10 +62,12 @@ def plan_memory(
     setup: Setup, gpu: Gpu, given: MemoryCoefficients, *, tokens: int, checkpointing: bool
 ) -> Memory:
     """The parts of every phase, for micro-batches of up to `tokens`."""
+    is_recorded = _is_recorded(setup, checkpointing, given)
+    tokens = _padded(tokens) if is_recorded else tokens
     update = _update(setup, min(tokens, setup.minibatch_tokens), checkpointing, given)
     resident = _resident(setup, given)
     recorded: dict[str, int] = {}
-    if _is_recorded(setup, checkpointing, given):
+    if is_recorded:
         resident["gradients"] = update.pop("gradients")
         recorded[RECORDED] = sum(update.values())
     taken = sum((resident | recorded).values()) + given.context_bytes + given.workspace_bytes
@@ -69,7 +75,8 @@ def plan_memory(
     cache = {"keys and values": _num_slots(setup, rows, given) * _slot_bytes(setup)}
     is_kept = setup.has_fast_sampler
     is_released = setup.shape.num_parameters >= given.released_from
-    scoring = _scoring(setup, min(tokens, setup.num_episodes * setup.max_context), given)
+    asked = tokens if is_recorded else forward_tokens(tokens, given.forward_times)
+    scoring = _scoring(setup, min(asked, setup.num_episodes * setup.max_context), given)
     phases = {
         "rollout": {**cache, **_rollout(setup, rows, given), **recorded},
         "scoring": {**(cache if is_kept else {}), **scoring, **recorded},
@@ -87,6 +94,16 @@ def _is_recorded(setup: Setup, checkpointing: bool, given: MemoryCoefficients) -
     """Passes are CUDA graphs, whose memory and gradients stay where they are."""
     is_small = setup.shape.num_parameters <= given.recorded_to
     return is_small and setup.has_fast_learner and not checkpointing
+
+
+def _padded(tokens: int) -> int:
+    """Most tokens of a recorded pass: `pad` of engine/fast/graphs.py rounds both parts up."""
+    most = max(1, int(tokens / MOST_PADDING))
+    sizes = [0]
+    while sizes[-1] < most:
+        sizes.append(bucket(sizes[-1] + 1, MIN_CONTINUATION_TOKENS))
+    worst = (above + bucket(most - below, MIN_PROMPT_TOKENS) for below, above in pairwise(sizes))
+    return min(tokens, max(worst))
 
 
 def _whole(resident: Parts, own: Parts, given: MemoryCoefficients) -> Parts:

@@ -12,7 +12,7 @@ from moored.config import Config
 from moored.plan.coefficients import MEASURED, Coefficients
 from moored.plan.gpus import GIB, Gpu
 from moored.plan.memory import Memory, plan_memory
-from moored.plan.seconds import Lengths, longest_lengths, plan_seconds
+from moored.plan.seconds import Lengths, Work, longest_lengths, plan_seconds
 from moored.plan.setup import Setup, setup_of
 from moored.plan.shapes import ModelShape
 
@@ -89,7 +89,13 @@ def plan(
     fits = memory.peak_bytes <= gpu.memory_bytes
     if fits and gpu.tflops is not None and gpu.bandwidth_tbs is not None:
         seconds = plan_seconds(
-            setup, gpu, given.speed, lengths, rows=memory.rows, checkpointing=checkpointing
+            setup,
+            gpu,
+            given.speed,
+            lengths,
+            rows=memory.rows,
+            tokens=tokens,
+            checkpointing=checkpointing,
         )
     return Plan(
         config=config,
@@ -108,20 +114,26 @@ def choose_batch(
 ) -> tuple[int, bool]:
     """Tokens of a micro-batch, and whether to compute activations twice.
 
-    The largest size that fits with some memory to spare; checkpointing, which is slower, only when
-    none does without. What the configuration sets stays as it is; where nothing fits, the smallest
-    choice is returned.
+    Of what fits with some memory to spare the fastest, for episodes as long as may be. Where the
+    GPU's rates are unknown the largest size, and checkpointing only when none fits without. What
+    the configuration sets stays as it is; where nothing fits, the smallest choice is returned.
     """
     return _choose(setup_of(config, shape), gpu, given)
 
 
 def _choose(setup: Setup, gpu: Gpu, given: Coefficients) -> tuple[int, bool]:
-    tokens, checkpointing = 0, False
+    fitting, last = [], (0, False)
     for tokens, checkpointing in _choices(setup):
+        last = tokens, checkpointing
         memory = plan_memory(setup, gpu, given.memory, tokens=tokens, checkpointing=checkpointing)
         if memory.peak_bytes <= given.memory.filled_share * gpu.memory_bytes:
-            break
-    return tokens, checkpointing
+            fitting.append(last)
+    if not fitting:
+        return last
+    if gpu.tflops is None or gpu.bandwidth_tbs is None:
+        return fitting[0]
+    work = Work(setup, gpu, given.speed, Lengths(prompt=1, reply=max(1, setup.max_context - 1)))
+    return min(fitting, key=lambda choice: work.update_passes(*choice))
 
 
 def _choices(setup: Setup) -> Iterator[tuple[int, bool]]:

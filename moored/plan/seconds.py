@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from moored.config import Config
 from moored.errors import MooredError
-from moored.plan.coefficients import SpeedCoefficients
+from moored.plan.coefficients import SpeedCoefficients, forward_tokens
 from moored.plan.gpus import Gpu
 from moored.plan.setup import Setup
 
@@ -64,15 +64,17 @@ def plan_seconds(
     lengths: Lengths,
     *,
     rows: int,
+    tokens: int,
     checkpointing: bool,
 ) -> Mapping[str, float]:
-    """Seconds by phase; `rows` episodes are written at a time."""
+    """Seconds by phase; `rows` episodes are written at a time, micro-batches have `tokens`."""
     work = Work(setup, gpu, given, lengths)
+    scoring = max(work.advantages(), work.scoring_launches(tokens))
     return {
         "prefill": work.prefill(),
         "decode": work.decode(rows),
-        "advantages": work.advantages(),
-        "update": work.passes(checkpointing) + work.optimizer(),
+        "advantages": scoring,
+        "update": work.update_passes(tokens, checkpointing) + work.optimizer(),
         "publish": work.publish(),
     }
 
@@ -157,6 +159,39 @@ class Work:
         rate = self.learner_rate * self.given.update_share
         reference = self._forward(self.policy_flop, tokens) if setup.has_reference else 0.0
         return times * flop * tokens / rate + reference
+
+    def scoring_launches(self, tokens: int) -> float:
+        """What the host takes to launch `advantages`."""
+        models = self.setup.has_critic + self.setup.scores_old
+        return models * self._num_passes(self.step_tokens, forward_tokens(tokens)) * self._launch_s
+
+    def update_passes(self, tokens: int, checkpointing: bool) -> float:
+        """The GPU computes while the host launches; the slower one counts."""
+        return max(self.passes(checkpointing), self._update_launches(tokens, checkpointing))
+
+    def _update_launches(self, tokens: int, checkpointing: bool) -> float:
+        """What the host takes to launch `passes`; backwards twice as long as forwards."""
+        setup = self.setup
+        trained = (1 + setup.has_critic) * (3 + checkpointing)
+        trained *= self._num_passes(self.epoch_tokens, tokens)
+        reference = self._num_passes(self.epoch_tokens, forward_tokens(tokens))
+        reference *= setup.has_reference
+        return setup.num_epochs * (trained + reference) * self._launch_s
+
+    @property
+    def _launch_s(self) -> float:
+        """Of a forward pass through all layers."""
+        setup = self.setup
+        is_recorded = (
+            setup.has_fast_learner and setup.shape.num_parameters <= self.given.recorded_to
+        )
+        return 0.0 if is_recorded else setup.shape.layers * self.given.launch_layer_s
+
+    def _num_passes(self, whole: int, tokens: int) -> int:
+        """Of `tokens` at most, over the `whole` of all episodes; none is split."""
+        episodes = self.setup.num_episodes
+        at_a_time = max(1, tokens * episodes // whole)
+        return -(-episodes // at_a_time)
 
     def optimizer(self) -> float:
         """Read weights, moments and gradients, write all but the gradients."""

@@ -69,6 +69,9 @@ POLICY = "policy"
 """The name of its files."""
 MICRO_BATCH_TOKENS = (4096, 24576)
 """On a CPU, where activations should stay near the cores; on a GPU."""
+FORWARD_TIMES = 4
+"""Passes without gradients keep no activations: on a GPU they have so many times the tokens, up to
+the size above."""
 MAX_RECORDED = 300_000_000
 """Parameters of the largest model whose passes are recorded: larger ones keep the GPU busy by
 themselves, and recordings would hold their memory."""
@@ -366,13 +369,19 @@ class LocalLearner:
         images: Sequence[tuple[object, ...]] | None = None,
         *,
         records: bool = True,
+        keeps: bool = True,
     ) -> Iterator[Packed]:
-        """Packed micro-batches; those for graphs (`records`) wait in the memory of the host."""
+        """Packed micro-batches; those for graphs (`records`) wait in the memory of the host.
+
+        Not `keeps`: for passes that keep no activations.
+        """
         device, lengths = self.device, [len(ids) for ids in continuations]
         default = MICRO_BATCH_TOKENS[self.device.type != "cpu"]
         most = self.config.engine.micro_batch_tokens or default
         if self._graphs is not None and records:
             device, most = HOST, int(most / MOST_PADDING)
+        elif not keeps and device.type == "cuda":
+            most = max(most, min(FORWARD_TIMES * most, default))
         lay_out = to_line if self._uses_tree else to_tensors
         row_tokens = most if self._uses_tree else self.config.engine.row_tokens
         rows = pack(prompts, lengths, max_tokens=row_tokens)
@@ -416,7 +425,7 @@ class LocalLearner:
             return {"values": values.float()}
 
         found: dict[int, np.ndarray] = {}
-        for packed in self._pack(prompts, continuations, images):
+        for packed in self._pack(prompts, continuations, images, keeps=False):
             asked = with_ends(packed) if at_ends else packed
             values = self._run(name, compute, TokenBatch(asked))["values"]
             values_S = values[: len(asked.targets)].cpu().numpy()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from torch import nn
 from moored.config_engine import OptimizerConfig
 from moored.engine.local.optimizers import flat_state, load_state, make_optimizer, set_rate
 from moored.engine.local.precision import compute_in_bfloat16
+from moored.engine.local.staging import Staging
 from moored.errors import MooredError
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class Trained:
         self._trained = [self._with_master(weight, bf16) for weight in self.weights]
         if bf16:
             compute_in_bfloat16(module)
+        self._staging: Staging | None = None
         is_fused = self.weights[0].is_cuda
         self.optimizer = make_optimizer(self.masters, lr, options, is_fused=is_fused)
 
@@ -119,21 +121,20 @@ class Trained:
         """Apply the gradients, or with None discard them; kept tensors stay where they are."""
         if lr_factor is not None:
             set_rate(self.optimizer, self.lr * lr_factor)
-            # On the host one at a time: there is no room for all gradients beside the states.
-            parts = [[w] for w in self._trained] if self._on_host else [self._trained]
-            for part in parts:
-                self._apply(part)
+            if self._on_host:
+                self._apply_on_host()
+            else:
+                self._apply()
         if keep_grads:
             torch._foreach_zero_(self.gradients())  # pyright: ignore[reportPrivateImportUsage]
             return
         for weight in self._trained:
             weight.grad = weight.used.grad = None
 
-    def _apply(self, weights: Sequence[_Weight]) -> None:
-        rounded = [weight for weight in weights if weight.is_rounded]
+    def _apply(self) -> None:
+        rounded = [weight for weight in self._trained if weight.is_rounded]
         for weight in rounded:
-            if weight.grad is not None:
-                weight.master.grad = weight.grad.to(weight.master.device)
+            weight.master.grad = weight.grad
         self.optimizer.step()
         if not rounded:
             return
@@ -142,6 +143,19 @@ class Trained:
         torch._foreach_copy_(used, masters)  # pyright: ignore[reportPrivateImportUsage]
         for weight in rounded:
             weight.master.grad = None
+
+    def _apply_on_host(self) -> None:
+        """One weight at a time: there is no room for all gradients beside the states."""
+        if self._staging is None:
+            self._staging = Staging(self.weights)
+        weights = [weight for weight in self._trained if weight.grad is not None]
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
+        for weight, gradient in zip(weights, self._staging.fetch(gradients), strict=True):
+            weight.master.grad = gradient
+            self.optimizer.step()
+            weight.master.grad = None
+            self._staging.send(weight.used, weight.master)
+        self._staging.finish()
 
     def save(self, folder: Path) -> None:
         """Write weights and optimiser state; a failed write is an OSError, as of any other file."""

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from moored.plan.coefficients import MEASURED, MemoryCoefficients
+from moored.plan import memory
+from moored.plan.coefficients import FORWARD_TOKENS, MEASURED, MemoryCoefficients
 from moored.plan.gpus import GIB, Gpu
 from moored.plan.memory import Memory, plan_memory
 from moored.plan.setup import setup_of
@@ -124,9 +125,9 @@ def test_an_evaluation_is_written_with_more_rows():
 
 def test_scoring_and_updating_have_the_activations_of_a_micro_batch():
     found = memory_of(tokens=10).phases
-    # 120 bytes for each token, and 4 for each of its 10 logits.
-    assert found["scoring"]["activations"] == 10 * 120
-    assert found["scoring"]["logits"] == 4 * 100
+    # Without gradients 4 times the tokens: 120 bytes for each, and 4 for each of its 10 logits.
+    assert found["scoring"]["activations"] == 40 * 120
+    assert found["scoring"]["logits"] == 4 * 400
     # Two fused layers of 136 bytes and 76 outside of them.
     assert found["update"]["activations"] == 10 * (2 * 136 + 76)
     # 8 bytes for each logit, float32 gradients of the head and of the hidden states.
@@ -231,15 +232,22 @@ def test_ppo_on_3_billion_parameters_is_planned_within_1_percent_of_the_measured
 
 def test_coefficients_are_those_of_the_engine():
     pytest.importorskip("transformers")
-    from moored.engine.fast import sampler, slots, stream
+    from moored.engine.fast import graphs, sampler, slots, stream
     from moored.engine.local.engine import RELEASED_FROM
-    from moored.engine.local.learner import MAX_RECORDED
+    from moored.engine.local.learner import FORWARD_TIMES, MAX_RECORDED, MICRO_BATCH_TOKENS
     from moored.engine.passes import LOGITS_PER_CHUNK
 
     given = MEASURED.memory
     assert given.logits_per_chunk == LOGITS_PER_CHUNK["cuda"]
     assert (given.recorded_to, given.released_from) == (MAX_RECORDED, RELEASED_FROM)
     assert given.prefill_tokens == stream.PREFILL_TOKENS
+    assert (given.forward_times, FORWARD_TOKENS) == (FORWARD_TIMES, MICRO_BATCH_TOKENS[1])
+    padding = memory.MOST_PADDING, memory.MIN_PROMPT_TOKENS, memory.MIN_CONTINUATION_TOKENS
+    assert padding == (
+        graphs.MOST_PADDING,
+        graphs.MIN_PROMPT_TOKENS,
+        graphs.MIN_CONTINUATION_TOKENS,
+    )
     assert given.min_sharers == slots.MIN_SHARERS
     assert (given.cache_share, given.min_rows) == (sampler.CACHE_SHARE, sampler.MIN_ROWS)
 

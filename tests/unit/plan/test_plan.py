@@ -38,7 +38,9 @@ def test_ppo_on_3_billion_parameters_with_kl_stays_below_130_gib_on_an_h200():
 
 MANY = ("rollout.group_size=16", "rollout.max_context=1024", "optimizer.num_minibatches=1")
 """32 episodes of 1,024 tokens in one update: more than the largest micro-batch."""
-ACTIVATIONS = replace(BARE, memory=replace(BARE.memory, prefill_tokens=1, released_from=1_000_000))
+ACTIVATIONS = replace(
+    BARE, memory=replace(BARE.memory, prefill_tokens=1, released_from=1_000_000, forward_times=1)
+)
 """Nothing that would need more than an update does, which has keys and values beside it."""
 
 
@@ -81,6 +83,17 @@ def test_what_the_configuration_sets_is_not_chosen():
     small = Gpu("small", 1e-6)
     open_size = config("engine.micro_batch_tokens=null")
     assert choose_batch(tiny(), open_size, small, given=BARE) == (BATCH_SIZES[-1], False)
+
+
+def test_activations_are_computed_twice_where_small_micro_batches_would_be_slower():
+    """3 B with critic and KL has room for 2,048 tokens without: two trajectories at a time."""
+    words = ["algorithm.kl_coef=0.001", "rollout.max_context=1000"]
+    given = load_config(read_presets(["sokoban", "ppo", "qwen2.5-3b"]), words)
+    tokens, checkpointing = choose_batch(shape_of(given.model), given, GPUS["h200"])
+    assert checkpointing
+    assert tokens >= 8192
+    unknown = replace(GPUS["h200"], tflops=None)
+    assert choose_batch(shape_of(given.model), given, unknown) == (2048, False)
 
 
 def test_an_episode_is_never_split():

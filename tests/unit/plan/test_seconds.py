@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from moored.errors import MooredError
@@ -23,6 +25,7 @@ PLAIN = SpeedCoefficients(
     update_share=1.0,
     unfused_share=1.0,
     half_size=0.0,
+    launch_layer_s=0.0,
     optimizer_share=1.0,
     host_copy_bytes_s=10.0,
     host_update_bytes_s=20.0,
@@ -39,7 +42,9 @@ TRUNK_FLOP = 2 * 304 + 4 * 2 * 4 * 7
 
 def seconds_of(*options: str, rows: int = 8, checkpointing: bool = False, gpu: Gpu = UNIT):
     setup = setup_of(config("optimizer.num_minibatches=2", *options), tiny())
-    return plan_seconds(setup, gpu, PLAIN, LENGTHS, rows=rows, checkpointing=checkpointing)
+    return plan_seconds(
+        setup, gpu, PLAIN, LENGTHS, rows=rows, tokens=14, checkpointing=checkpointing
+    )
 
 
 def test_a_trajectory_is_a_prompt_replies_and_what_lies_between():
@@ -127,7 +132,13 @@ def on_an_h200(
     )
     rows, h200 = groups * size, GPUS["h200"]
     return plan_seconds(
-        setup, h200, MEASURED.speed, lengths, rows=rows, checkpointing=checkpointing
+        setup,
+        h200,
+        MEASURED.speed,
+        lengths,
+        rows=rows,
+        tokens=24576,
+        checkpointing=checkpointing,
     )
 
 
@@ -212,3 +223,23 @@ def test_replies_are_as_long_as_the_context_allows():
 def test_an_episode_has_at_least_one_turn():
     with pytest.raises(MooredError, match="turns must be at least 1, got 0"):
         Lengths(prompt=3, reply=2, turns=0)
+
+
+def launches(tokens: int, *options: str) -> dict[str, float]:
+    """Seconds where a layer takes the host one second, and the GPU nothing."""
+    slow = replace(PLAIN, launch_layer_s=1.0, recorded_to=0)
+    fast = Gpu("fast", 1.0, tflops=1e12, bandwidth_tbs=1e12)
+    setup = setup_of(config("optimizer.num_minibatches=2", *options), tiny())
+    return dict(
+        plan_seconds(setup, fast, slow, LENGTHS, rows=8, tokens=tokens, checkpointing=False)
+    )
+
+
+def test_launching_bounds_passes_of_few_tokens():
+    # 8 episodes in 88 tokens, two at a time: 4 passes of 2 layers, forwards once and back twice.
+    assert launches(22)["update"] == pytest.approx(4 * 2 * 3)
+    assert launches(21)["update"] == pytest.approx(8 * 2 * 3)
+    assert launches(22, "algorithm.name=ppo")["update"] == pytest.approx(4 * 2 * 3 * 2)
+    # Passes without gradients have four times the tokens: all 8 episodes at once.
+    assert launches(22, "algorithm.name=ppo")["advantages"] == pytest.approx(2)
+    assert launches(22, "algorithm.kl_coef=0.1")["update"] == pytest.approx(4 * 2 * 3 + 2)
