@@ -114,10 +114,12 @@ class Packed:
     """In the order in which their places stand in `input_ids`."""
 
     def split(self, values_S: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """Cut a flat result back into continuations."""
-        start = 0
-        for index, length in self.items:
-            yield index, values_S[start : start + length]
+        """Cut a flat result back into continuations, each with its end where there are ends."""
+        start, whole = 0, sum(length for _, length in self.items)
+        ends = values_S[whole:]
+        for number, (index, length) in enumerate(self.items):
+            own = values_S[start : start + length]
+            yield index, np.append(own, ends[number]) if len(ends) else own
             start += length
 
 

@@ -424,16 +424,15 @@ class LocalLearner:
                 values = self._forward(module, lambda: of_tokens(batch.packed))
             return {"values": values.float()}
 
-        found: dict[int, np.ndarray] = {}
+        computed, found = [], {}
         for packed in self._pack(prompts, continuations, images, keeps=False):
             asked = with_ends(packed) if at_ends else packed
-            values = self._run(name, compute, TokenBatch(asked))["values"]
-            values_S = values[: len(asked.targets)].cpu().numpy()
-            found.update(packed.split(values_S))
-            # One behind all others for each continuation.
-            ends = values_S[len(packed.targets) :]
-            for (index, _), end in zip(packed.items if at_ends else (), ends, strict=True):
-                found[index] = np.append(found[index], end)
+            values = self._run(name, compute, TokenBatch(asked))["values"][: len(asked.targets)]
+            # A graph writes to the same place again. Read at the end: the next batch is laid out
+            # while the device computes.
+            computed.append((packed, values if self._graphs is None else values.clone()))
+        for packed, values in computed:
+            found.update(packed.split(values.cpu().numpy()))
         return [found[i] for i in range(len(continuations))]
 
     def _autocast(self):
