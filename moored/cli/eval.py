@@ -44,6 +44,10 @@ MaxTokens = Annotated[
     typer.Option(help="Longest reply.", min=1, show_default="as rollout.max_response_tokens"),
 ]
 SplitName = Annotated[str, typer.Option(help="validation, test or train.")]
+SamplerName = Annotated[
+    str | None,
+    typer.Option(help="Who writes: auto, fast, plain or vllm.", show_default="as engine.sampler"),
+]
 
 
 def eval_command(
@@ -55,6 +59,7 @@ def eval_command(
     max_tokens: MaxTokens = None,
     split: SplitName = "validation",
     seed: int = 0,
+    sampler: SamplerName = None,
     endpoint: Endpoint = None,
     api_key_env: KeyVariable = None,
     concurrency: Concurrency = 64,
@@ -75,6 +80,10 @@ def eval_command(
         "rollout": {"max_response_tokens": max_tokens or RolloutConfig().max_response_tokens},
         "seed": seed,
     }
+    if endpoint is not None and sampler is not None:
+        raise MooredError("--sampler is for a model in this process; leave it out with --endpoint")
+    if sampler is not None:
+        given["engine"] = {"sampler": sampler}
     if endpoint is not None:
         server = {"url": endpoint, "api_key_env": api_key_env, "concurrency": concurrency}
         given["engine"] = {"kind": "endpoint", "endpoint": {**server, "timeout_s": timeout}}
@@ -94,7 +103,7 @@ def evaluate_source(source: str, env: str | None, given: dict[str, Any]) -> Eval
     from moored.envs.mix import EnvMix
     from moored.models.load import check_model_name
 
-    is_endpoint = "engine" in given
+    is_endpoint = given.get("engine", {}).get("kind") == "endpoint"
     is_run = not is_endpoint and (Path(source) / "config.yaml").is_file()
     if not is_run and not is_endpoint:
         check_model_name(source)

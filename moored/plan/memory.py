@@ -73,12 +73,17 @@ def plan_memory(
     taken = sum((resident | recorded).values()) + given.context_bytes + given.workspace_bytes
     rows = _rows_that_fit(setup, max(gpu.memory_bytes - taken, 0), given)
     cache = {"keys and values": _num_slots(setup, rows, given) * _slot_bytes(setup)}
+    sampling = {**cache, **_rollout(setup, rows, given)}
+    if setup.vllm_share:
+        reserved = int(setup.vllm_share * gpu.memory_bytes)
+        rows, sampling = _vllm_rows(setup, reserved), {}
+        resident["vLLM"] = reserved
     is_kept = setup.has_fast_sampler
     is_released = setup.shape.num_parameters >= given.released_from
     asked = tokens if is_recorded else forward_tokens(tokens, given.forward_times)
     scoring = _scoring(setup, min(asked, setup.num_episodes * setup.max_context), given)
     phases = {
-        "rollout": {**cache, **_rollout(setup, rows, given), **recorded},
+        "rollout": {**sampling, **recorded},
         "scoring": {**(cache if is_kept else {}), **scoring, **recorded},
         "update": {**(cache if is_kept and not is_released else {}), **update},
     }
@@ -137,7 +142,8 @@ def _resident(setup: Setup, given: MemoryCoefficients) -> dict[str, int]:
     if setup.has_reference and not setup.lora_rank:
         parts["reference weights"] = whole
     # The fast sampler needs sums with adapters, the plain one rounded weights throughout.
-    if setup.lora_rank if setup.has_fast_sampler else setup.bf16:
+    has_copy = setup.lora_rank if setup.has_fast_sampler else setup.bf16
+    if has_copy and not setup.vllm_share:
         parts["sampler weights"] = whole
     return parts
 
@@ -186,6 +192,12 @@ def _num_slots(setup: Setup, rows: int, given: MemoryCoefficients) -> int:
     if not setup.has_fast_sampler:
         return 2 * rows
     return rows + rows // given.min_sharers + 1
+
+
+def _vllm_rows(setup: Setup, reserved: int) -> int:
+    """Episodes of full length that vLLM has room for beside its copy of the weights."""
+    free = reserved - setup.element_bytes * setup.shape.num_parameters
+    return min(setup.most_rows, max(1, free // _slot_bytes(setup)))
 
 
 def _rows_that_fit(setup: Setup, free: int, given: MemoryCoefficients) -> int:

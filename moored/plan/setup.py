@@ -42,6 +42,8 @@ class Setup:
     """None: to be chosen."""
     checkpointing: bool | None
     """None: to be chosen."""
+    vllm_share: float = 0.0
+    """Share of the memory that vLLM takes at the start; 0 where it does not sample."""
 
     @property
     def layer_kind(self) -> LayerKind:
@@ -93,7 +95,7 @@ def setup_of(config: Config, shape: ModelShape) -> Setup:
         lora_rank=optimizer.lora_rank,
         optimizer=optimizer.kind,
         states_on_host=optimizer.states == "host",
-        has_fast_sampler=shape.is_fast and engine.sampler != "plain",
+        has_fast_sampler=shape.is_fast and engine.sampler in ("auto", "fast"),
         has_fast_learner=shape.is_fast and engine.learner != "plain" and is_bf16,
         compiles=engine.compile,
         num_groups=rollout.num_groups,
@@ -104,4 +106,5 @@ def setup_of(config: Config, shape: ModelShape) -> Setup:
         max_context=rollout.max_context,
         micro_batch_tokens=engine.micro_batch_tokens,
         checkpointing=checkpointing if isinstance(checkpointing, bool) else None,
+        vllm_share=engine.vllm.memory_share if engine.sampler == "vllm" else 0.0,
     )

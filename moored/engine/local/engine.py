@@ -20,6 +20,8 @@ from moored.engine.local.optimizers import check_optimizer
 from moored.engine.local.precision import remove_float_hook
 from moored.engine.local.sampler import LocalSampler
 from moored.engine.lora import add_lora
+from moored.engine.vllm.sampler import VllmSampler
+from moored.engine.vllm.support import check_vllm
 from moored.errors import MooredError
 from moored.models.load import load_model, pick_device, sliding_window, uses_bf16
 from moored.rollout.render import Renderer
@@ -30,12 +32,17 @@ RELEASED_FROM = 1_000_000_000
 there, and recording the decoding steps again is little beside theirs."""
 
 
+AnySampler = SlotSampler | LocalSampler | VllmSampler
+
+
 class LocalEngine:
     """Sampler and learner over one set of weights."""
 
     def __init__(self, config: Config, *, trains: bool = True) -> None:
         if trains:
             check_optimizer(config.optimizer)
+        if config.engine.sampler == "vllm":
+            check_vllm(config)
         device = pick_device(config.engine.device)
         loaded = load_model(config.model, device, exact=not uses_bf16(config.engine.dtype, device))
         if trains:
@@ -56,7 +63,7 @@ class LocalEngine:
             self.learner = LocalLearner(self.model, config, trains=False)
         self.scorer = self.learner
         self._renderer: Renderer | None = None
-        self._sampler: SlotSampler | LocalSampler | None = None
+        self._sampler: AnySampler | None = None
         if trains:
             # Before passes are recorded: shared weights move.
             self._sampler = self._make_sampler(shares=not config.optimizer.lora_rank)
@@ -72,13 +79,17 @@ class LocalEngine:
         return self._renderer
 
     @property
-    def sampler(self) -> SlotSampler | LocalSampler:
+    def sampler(self) -> AnySampler:
         """Where nothing is trained, made on first use: it holds a copy of the weights."""
         if self._sampler is None:
             self._sampler = self._make_sampler(shares=False)
         return self._sampler
 
-    def _make_sampler(self, *, shares: bool) -> SlotSampler | LocalSampler:
+    def _make_sampler(self, *, shares: bool) -> AnySampler:
+        if self._config.engine.sampler == "vllm":
+            sampler = VllmSampler(self.model, self._config)
+            sampler.load_weights(self.learner.weights(), self.learner.version)
+            return sampler
         return make_sampler(
             self.model,
             bf16=self.learner.bf16,
@@ -133,7 +144,9 @@ class LocalEngine:
         self.tokenizer.save_pretrained(folder)
 
     def close(self) -> None:
-        """Nothing to release: memory is freed with the process."""
+        """End vLLM where it samples; other memory is freed with the process."""
+        if isinstance(self._sampler, VllmSampler):
+            self._sampler.close()
 
 
 def describe_model(model: Any, config: Config, bf16: bool) -> str:

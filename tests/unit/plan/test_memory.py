@@ -66,6 +66,17 @@ def test_the_plain_sampler_has_a_copy_in_bfloat16_only():
     assert "sampler weights" not in memory_of(plain, "engine.dtype=float32").phases["scoring"]
 
 
+def test_vllm_takes_its_share_at_the_start_and_holds_weights_keys_and_values_in_it():
+    gpu = Gpu("small", 20_000 / GIB)
+    found = memory_of("engine.sampler=vllm", "engine.vllm.memory_share=0.1", gpu=gpu)
+    for parts in found.phases.values():
+        assert parts["vLLM"] == 2_000
+        assert {"sampler weights", "keys and values"}.isdisjoint(parts)
+    assert "activations" not in found.phases["rollout"]
+    # An episode of 16 tokens has 256 bytes of keys and values: 2,000 - 2 x 348 hold five of eight.
+    assert found.rows == 5
+
+
 def test_lora_trains_adapters_over_one_base_of_policy_critic_and_reference():
     words = ("optimizer.lora_rank=3", "algorithm.name=ppo", "algorithm.kl_coef=0.1")
     update = memory_of(*words).phases["update"]
