@@ -20,7 +20,7 @@ from moored.engine.local.optimizers import check_optimizer
 from moored.engine.local.precision import remove_float_hook
 from moored.engine.local.sampler import LocalSampler
 from moored.engine.lora import add_lora
-from moored.engine.vllm.sampler import VllmSampler
+from moored.engine.vllm.sampler import VllmSampler, vllm_sampler
 from moored.engine.vllm.support import check_vllm
 from moored.errors import MooredError
 from moored.models.load import load_model, pick_device, sliding_window, uses_bf16
@@ -87,9 +87,7 @@ class LocalEngine:
 
     def _make_sampler(self, *, shares: bool) -> AnySampler:
         if self._config.engine.sampler == "vllm":
-            sampler = VllmSampler(self.model, self._config)
-            sampler.load_weights(self.learner.weights(), self.learner.version)
-            return sampler
+            return vllm_sampler(self.model, self._config)
         return make_sampler(
             self.model,
             bf16=self.learner.bf16,

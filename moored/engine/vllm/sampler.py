@@ -30,7 +30,7 @@ from moored.engine.base import (
     check_requests,
     check_text_prompt,
 )
-from moored.engine.lora import plain_model
+from moored.engine.lora import plain_model, plain_weights
 from moored.engine.vllm.support import import_vllm
 from moored.errors import MooredError
 from moored.models.load import pick_device, uses_bf16
@@ -75,11 +75,16 @@ class VllmSampler:
         self._has_own_group = not torch.distributed.is_initialized()
         with _model_folder(source) as folder:
             options = _engine_options(config, bf16=uses_bf16(config.engine.dtype, device))
-            options |= _cpu_options(config) if not self.is_cuda else {}
+            options |= {} if self.is_cuda else _cpu_options(config)
+            if self.is_cuda and not self._has_own_group:
+                # A rank of torchrun: vLLM takes the GPU of LOCAL_RANK.
+                options["distributed_executor_backend"] = "external_launcher"
             if not isinstance(source, Path):
                 options["load_format"] = "dummy"
             self._engine: Any = _make_engine(folder, options)
         self._max_context = self._engine.model_config.max_model_len
+        if not self._has_own_group:
+            _leave_group_alone(self._engine)
 
     def stream(self, params: SamplingParams) -> Stream:
         return VllmStream(self, params) if self._streams else LockstepStream(self, params)
@@ -161,13 +166,20 @@ class VllmSampler:
             self._engine.abort_request(list(names))
 
     def close(self) -> None:
-        """End vLLM and give its memory back."""
+        """End vLLM and give its memory back; in a rank, that happens with the process."""
         if self._engine is None:
             return
-        self._engine.engine_core.shutdown()
-        self._engine = None
+        engine, self._engine = self._engine, None
         if self._has_own_group:
+            engine.engine_core.shutdown()
             importlib.import_module("vllm.distributed").cleanup_dist_env_and_memory()
+
+
+def vllm_sampler(model: torch.nn.Module, config: Config) -> VllmSampler:
+    """A sampler with the weights that a whole model has now."""
+    sampler = VllmSampler(model, config)
+    sampler.load_weights(plain_weights(model), 0)
+    return sampler
 
 
 class VllmStream:
@@ -280,6 +292,13 @@ def _make_engine(folder: Path, options: dict[str, Any]) -> Any:
     with warnings.catch_warnings(), _explained("does not take this model"):
         warnings.simplefilter("ignore")
         return make(model=str(folder), **options).llm_engine
+
+
+def _leave_group_alone(engine: Any) -> None:
+    """Have vLLM not end the group of all ranks when this process ends: it is gone by then."""
+    at_exit = getattr(engine.engine_core, "_finalizer", None)
+    if at_exit is not None:
+        at_exit.detach()
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from moored.config import Config
+from moored.engine.vllm.support import check_vllm
 from moored.engine.workers.engine import TeamEngine
 from moored.engine.workers.lines import LEAVE, Lines, has_met, meet, part
 from moored.engine.workers.ranks import Rank, check_gpus, check_ranks, rank_from, started_rank
@@ -39,6 +40,8 @@ def make_engine(config: Config, *, trains: bool = True) -> TeamEngine:
         raise MooredError("only rank 0 drives; start all ranks with torchrun … -m moored")
     check_ranks(config, rank.size, trains=trains)
     check_gpus(rank, config.engine.device, torch.cuda.device_count())
+    if config.engine.sampler == "vllm":
+        check_vllm(config)
     meet(rank)
     team = TorchrunTeam(Lines(rank))
     team.call("build", None, config, trains)

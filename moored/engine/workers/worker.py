@@ -25,6 +25,7 @@ from moored.engine.gpu import fit_to_gpu
 from moored.engine.local.engine import describe_model, make_sampler
 from moored.engine.local.state import save_plain
 from moored.engine.lora import add_lora, plain_model
+from moored.engine.vllm.sampler import vllm_sampler
 from moored.engine.workers.ranks import Rank, check_gpus
 from moored.models.load import load_model, pick_device, sliding_window, uses_bf16
 from moored.training.algorithms import load_algorithm
@@ -92,6 +93,8 @@ class RankWorker:
         )
 
     def _make_sampler(self, model: Any) -> Any:
+        if self._config.engine.sampler == "vllm":
+            return vllm_sampler(model, self._config)
         return make_sampler(
             model,
             bf16=self.info.bf16,

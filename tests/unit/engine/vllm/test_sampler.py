@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -231,6 +232,18 @@ def test_closing_ends_vllm_once(llm):
     sampler.close()
     sampler.close()
     assert engine.calls == ["shutdown"]
+
+
+def test_in_a_rank_vllm_leaves_the_process_group_alone(llm, monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    kept = FakeEngine(256)
+    detached: list[bool] = []
+    vars(kept.engine_core)["_finalizer"] = SimpleNamespace(detach=lambda: detached.append(True))
+    monkeypatch.setattr("tests.unit.engine.vllm.fake_vllm.FakeEngine", lambda length: kept)
+    sampler, engine = make_sampler()
+    assert engine is kept and detached == [True]
+    sampler.close()
+    assert engine.calls == []
 
 
 @pytest.mark.parametrize(
