@@ -25,6 +25,7 @@ from moored.config_errors import explain, unknown_keys
 from moored.config_rules import (
     check_gradients,
     check_group_size,
+    check_max_lag,
     check_overlong_buffer,
     with_algorithm_defaults,
 )
@@ -72,6 +73,9 @@ class RolloutConfig(Section):
     """A call of an environment that takes longer is given up, and its episode is an error."""
     max_context: int = Field(default=2048, ge=16)
     """Longest dialogue in tokens; an episode that outgrows it is cut off."""
+    max_lag: int = Field(default=0, ge=0, le=1)
+    """Updates that the weights of a rollout may lag behind. 1 rolls out the next groups while an
+    update runs, with the weights from before it; for engines whose samplers have their own."""
 
 
 class AlgorithmConfig(Section):
@@ -310,6 +314,7 @@ class Config(Options):
             advantage=algorithm.advantage,
         )
         check_overlong_buffer(algorithm.overlong_buffer, rollout.max_response_tokens)
+        check_max_lag(rollout.max_lag, self.engine.kind)
         if self.gradients.every:
             check_gradients(
                 rollout.num_groups,

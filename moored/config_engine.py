@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typing
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
 from moored.names import ENGINES, Schedule
 
@@ -78,13 +78,43 @@ class VllmConfig(Section):
     """Main memory for keys and values on a CPU."""
 
 
+class RayConfig(Section):
+    """A Ray cluster: one driver, sampler replicas and learner ranks."""
+
+    address: str | None = None
+    """`auto` (the cluster this machine is part of) or `host:port`; null starts Ray on this machine
+    for as long as the run lasts."""
+    replicas: int | typing.Literal["auto"] = Field(default=1, union_mode="left_to_right")
+    """Samplers, each with a copy of the weights; `auto` takes what the cluster has free, and more
+    when nodes join."""
+    learners: int = Field(default=1, ge=1)
+    """Ranks that the learner is split over."""
+    replica_cpus: float = Field(default=1.0, gt=0.0)
+    """CPUs of one replica."""
+    replica_gpus: float | None = Field(default=None, ge=0.0)
+    """GPUs of one replica; null: 1 where the cluster has GPUs and engine.device is not cpu."""
+    learner_cpus: float = Field(default=1.0, gt=0.0)
+    """CPUs of one learner rank."""
+    learner_gpus: float | None = Field(default=None, ge=0.0)
+    """GPUs of one learner rank; null: as for a replica."""
+    patience_s: float = Field(default=300.0, gt=0.0)
+    """How long a run waits while no replica answers, or for the place of a lost learner rank."""
+
+    @field_validator("replicas")
+    @classmethod
+    def _at_least_one(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and value < 1:
+            raise ValueError(f"a run needs at least 1 replica, got {value}")
+        return value
+
+
 class EngineConfig(Section):
     """Where and how the model is computed; nothing here changes a result except for rounding."""
 
     kind: typing.Annotated[str, AfterValidator(ENGINES.check)] = "local"
     """`local` (this process), `torchrun` (the model in shards, one for each process that torchrun
-    starts), `endpoint` (a server; evaluates and scores only), or `module:attr`: called with the
-    configuration, returns an `Engine`."""
+    starts), `ray` (a cluster), `endpoint` (a server; evaluates and scores only), or `module:attr`:
+    called with the configuration, returns an `Engine`."""
     sampler: typing.Literal["auto", "fast", "plain", "vllm"] = "auto"
     """`fast` is for Llama-shaped models; `plain` runs any model through its own code: slow, to
     compare with; `auto` takes the fast one where it can; `vllm` is vLLM in this process, with a
@@ -109,3 +139,5 @@ class EngineConfig(Section):
     """For kind `endpoint`."""
     vllm: VllmConfig = VllmConfig()
     """For sampler `vllm`."""
+    ray: RayConfig = RayConfig()
+    """For kind `ray`."""

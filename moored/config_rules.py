@@ -102,3 +102,15 @@ def check_gradients(num_groups: int, *, num_buckets: int, params: str, lora_rank
             "gradients.params = lora needs LoRA weights, but optimizer.lora_rank is 0; choose all "
             "or last-block"
         )
+
+
+def check_max_lag(max_lag: int, kind: str) -> None:
+    """Refuse to sample beside an update where both would use the same weights.
+
+    An engine of the user's own (`module:attr`) is taken at its word.
+    """
+    if max_lag and kind != "ray" and ":" not in kind:
+        raise ValueError(
+            f"rollout.max_lag = {max_lag} needs samplers with weights of their own, but engine "
+            f"{kind!r} samples with the learner's; set engine.kind to ray, or max_lag to 0"
+        )

@@ -142,6 +142,7 @@ ENGINES = Registry(
     {
         "local": "moored.engine.local.engine:LocalEngine",
         "torchrun": "moored.engine.workers.torchrun:make_engine",
+        "ray": "moored.engine.ray.engine:RayEngine",
         "endpoint": "moored.engine.endpoint.engine:EndpointEngine",
     },
 )

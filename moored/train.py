@@ -5,24 +5,30 @@ Everything random derives from (run seed, step), so a resumed run goes on as if 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from moored.algo import check_filter
 from moored.config import Config, dump_config
 from moored.diagnostics.monitor import CollapseMonitor, Measurement
-from moored.engine.base import Engine
+from moored.engine.base import ClusterEngine, Engine, Event
 from moored.engine.build import build_engine
-from moored.engine.checkpoint import load_checkpoint, save_checkpoint
+from moored.engine.checkpoint import save_checkpoint
+from moored.engine.workers.team import WorkerLost
 from moored.envs.mix import EnvMix
 from moored.errors import MooredError, require_packages
 from moored.evaluate import Evaluation, evaluate
 from moored.models.rates import with_rates
+from moored.recovery import MAX_LOSSES, begin_again, go_back
+from moored.rollout.ahead import Ahead
 from moored.rollout.episodes import Task, roll_out
 from moored.rollout.pool import EnvPool
 from moored.runlog.changes import changes_since
@@ -40,6 +46,8 @@ from moored.training.stopping import LoopState, stop_reason, take_step
 from moored.training.update import estimate_advantages, update, with_old_logprobs
 from moored.types import Group, Selection
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(slots=True, kw_only=True)
 class Run:
@@ -53,13 +61,19 @@ class Run:
     log: RunLog
     sinks: Sinks = field(default_factory=Sinks)
     pool: EnvPool = field(init=False)
+    ahead: Ahead = field(init=False)
     state: LoopState = field(default_factory=LoopState)
     next_step: int = 1
+    fresh_monitor: dict[str, Any] = field(init=False)
     seconds: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         rollout = self.config.rollout
         self.pool = EnvPool(workers=rollout.env_workers, timeout_s=rollout.env_timeout_s)
+        self.fresh_monitor = self.monitor.state_dict()
+        self.ahead = Ahead(partial(_first_groups, self), max_lag=rollout.max_lag)
+        if isinstance(self.engine, ClusterEngine):
+            self.engine.on_event = self.note
 
     @contextmanager
     def timed(self, phase: str):
@@ -68,11 +82,19 @@ class Run:
         yield
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
 
+    def note(self, event: Event) -> None:
+        """Log and tell what befell a process of the engine."""
+        self.log.append(
+            "events", self.next_step, {"kind": event.kind, "text": event.text, **event.figures}
+        )
+        logger.warning("step %d: %s", self.next_step, event.text)
+
     def close(self) -> None:
         """Close environments, what they share, sinks and the engine."""
         with ExitStack() as stack:
             for part in (self.engine, self.sinks, self.pool):
                 stack.callback(part.close)
+            stack.callback(self.ahead.drop)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,9 +157,11 @@ def train_step(run: Run, step: int) -> StepRecord:
     """Roll out, measure, select, update, log."""
     config, learner, run.seconds = run.config, run.engine.learner, {}
     with run.timed("rollout"):
-        groups = _roll_out(run, _plan(run, step, 0, config.rollout.num_groups), step)
+        groups = run.ahead.take(step)
     collapse, gradients = _measure(run, groups, step)
     groups, selection = _select(run, groups, step)
+    if step < config.num_steps:
+        run.ahead.begin(step + 1)
     if _is_due(step, config.log.rollouts_every):
         with run.timed("log"):
             write_groups(run.log.rollouts_file(step), groups, step=step, kept=selection.group_mask)
@@ -147,6 +171,7 @@ def train_step(run: Run, step: int) -> StepRecord:
         advantages = estimate_advantages(config, run.algorithm, learner, groups, samples, selection)
     with run.timed("update"):
         stats = update(config, run.algorithm, learner, samples, advantages, selection, step)
+    _finish_ahead(run)
     with run.timed("publish"):
         run.engine.publish()
     evaluation = None
@@ -165,6 +190,19 @@ def train_step(run: Run, step: int) -> StepRecord:
     )
     _write(run, record)
     return record
+
+
+def _first_groups(run: Run, step: int, on_replies: Callable[[int, int], None]) -> list[Group]:
+    tasks = _plan(run, step, 0, run.config.rollout.num_groups)
+    return _roll_out(run, tasks, step, on_replies)
+
+
+def _finish_ahead(run: Run) -> None:
+    """Wait for the groups of the next step, which need the weights of before this update."""
+    with run.timed("rollout"):
+        beside_s = run.ahead.wait()
+    if beside_s:
+        run.seconds["rollout_beside"] = beside_s
 
 
 def _measure(
@@ -198,12 +236,21 @@ def _train(run: Run, on_step: Callable[[StepRecord], bool | None] | None) -> str
     config = run.config
     if reason := stop_reason(config, run.state):
         return reason
-    for step in range(run.next_step, config.num_steps + 1):
+    num_losses = 0
+    while run.next_step <= config.num_steps:
+        step, start_s = run.next_step, time.monotonic()
         try:
             record = train_step(run, step)
+        except WorkerLost as lost:
+            num_losses += 1
+            if num_losses > MAX_LOSSES or not isinstance(run.engine, ClusterEngine):
+                raise
+            begin_again(run, lost, time.monotonic() - start_s)
+            continue
         except MooredError as error:
             tasks = _plan(run, step, 0, config.rollout.num_groups)
             raise keep_failure(run.log.path, step, error, run.engine.learner, tasks) from error
+        num_losses = 0
         take_step(config, run.state, record.metrics)
         reason = stop_reason(config, run.state)
         run.next_step = step + 1
@@ -220,7 +267,8 @@ def _train(run: Run, on_step: Callable[[StepRecord], bool | None] | None) -> str
 def checkpoint(run: Run) -> Path:
     """Save everything `resume` needs."""
     state = {"loop": asdict(run.state), "monitor": run.monitor.state_dict()}
-    return save_checkpoint(run.log.path, run.next_step - 1, run.engine.learner, state)
+    step, learner = run.next_step - 1, run.engine.learner
+    return save_checkpoint(run.log.path, step, learner, state, also=run.ahead.save)
 
 
 def resume(run: Run, *, command: Sequence[str] | None = None) -> None:
@@ -229,14 +277,11 @@ def resume(run: Run, *, command: Sequence[str] | None = None) -> None:
     Options that differ from those of the run are written to its configuration and its log.
     """
     changes = changes_since(run.log.path, run.config)
-    saved = load_checkpoint(run.log.path, run.engine.learner)
-    step = 0 if saved is None else int(saved["step"])
-    if saved is not None:
-        run.state = LoopState(**saved["loop"])
-        run.monitor.load_state_dict(saved["monitor"])
-        run.engine.publish()
-    run.next_step = step + 1
-    run.log.rewind(step)
+    lost = go_back(run)
+    step = run.next_step - 1
+    if lost.num_steps:
+        text = f"going on after step {step}; {lost.num_steps} later steps are done again"
+        run.note(Event(kind="driver_back", text=text, figures=lost.figures(run.config)))
     if changes:
         changed = {name: asdict(change) for name, change in changes.items()}
         run.log.append("changes", step, {"options": changed})
@@ -304,7 +349,12 @@ def plan_tasks(
     return tasks
 
 
-def _roll_out(run: Run, tasks: Sequence[Task], step: int) -> list[Group]:
+def _roll_out(
+    run: Run,
+    tasks: Sequence[Task],
+    step: int,
+    on_replies: Callable[[int, int], None] | None = None,
+) -> list[Group]:
     config = run.config
     return roll_out(
         tasks,
@@ -312,6 +362,7 @@ def _roll_out(run: Run, tasks: Sequence[Task], step: int) -> list[Group]:
         options=config.rollout,
         seed=(config.seed, step),
         pool=run.pool,
+        on_replies=on_replies,
     )
 
 

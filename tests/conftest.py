@@ -7,8 +7,10 @@ import importlib.util
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -53,6 +55,24 @@ def toy_tokenizer() -> ModuleType:
 def chat_server() -> ModuleType:
     """The module `chat_server.py`: a local HTTP server that stands for an endpoint."""
     return _load("chat_server.py")
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[Any]:
+    """A real Ray cluster of two nodes that notices a lost one in seconds; leaves nothing behind."""
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    small = {"num_cpus": 2, "object_store_memory": 100_000_000}
+    quick = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 500}
+    quick |= {"health_check_timeout_ms": 1000, "health_check_failure_threshold": 2}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
+        made = Cluster(initialize_head=True, head_node_args={**small, "_system_config": quick})
+        made.add_node(**small)
+        yield made
+        made.shutdown()
 
 
 def _load(file: str) -> ModuleType:

@@ -2,7 +2,7 @@
 
 `types errors names config reply json_http` <- `algo diagnostics envs runlog files` <-
 `rollout training models plan engine/base engine/checkpoint engine/fast/buckets` <- `engine/*` <-
-`train evaluate sft` <- `cli` <- `__main__`.
+`train recovery evaluate sft` <- `cli` <- `__main__`.
 `analysis` reads `runlog` and `files`; `studies` start runs as processes of their own and read them
 with `analysis`; `integrations` use `algo` and `diagnostics` alone.
 """
@@ -20,7 +20,7 @@ BASE |= {"config", "config_engine", "config_rules", "config_errors", "config_tex
 MATHS = BASE | {"algo", "diagnostics", "envs", "runlog", "files"}
 PARTS = MATHS | {"rollout", "training", "models", "plan", "engine.base"}
 ENGINES = PARTS | {"engine"}
-LOOPS = ENGINES | {"train", "evaluate", "sft"}
+LOOPS = ENGINES | {"train", "recovery", "evaluate", "sft"}
 ANALYSIS = BASE | {"runlog", "files", "algo", "diagnostics", "analysis"}
 
 ALLOWED: dict[str, set[str]] = {

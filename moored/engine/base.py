@@ -7,7 +7,7 @@ No torch here: everything that crosses these interfaces is numpy or plain Python
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -240,6 +240,30 @@ class GradientLearner(Protocol):
         Coefficients are part of a term, and all terms and groups add up to the gradient of one
         update. Weights, optimiser and everything random stay as they are.
         """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that befell a process of the engine, and what it cost."""
+
+    kind: str
+    """E.g. `replica_lost`."""
+    text: str
+    """One sentence for people."""
+    figures: Mapping[str, object]
+    """For the run log."""
+
+
+@runtime_checkable
+class ClusterEngine(Protocol):
+    """What an engine over several processes offers besides: it tells when one of them dies."""
+
+    on_event: Callable[[Event], None]
+    """Called at once, possibly from the thread that rolls out."""
+
+    def restart_learner(self) -> None:
+        """Start lost ranks of the learner again, at the weights that the run began with."""
         ...
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,23 @@ from moored.runlog.log import written_whole
 KEEP = 2
 
 
-def save_checkpoint(run: Path, step: int, learner: Learner, state: Mapping[str, Any]) -> Path:
-    """Write weights, optimiser and the loop's own state; keep the newest `KEEP` checkpoints."""
+def save_checkpoint(
+    run: Path,
+    step: int,
+    learner: Learner,
+    state: Mapping[str, Any],
+    *,
+    also: Callable[[Path], None] | None = None,
+) -> Path:
+    """Write weights, optimiser and the loop's own state; keep the newest `KEEP` checkpoints.
+
+    `also` may write more files into the folder.
+    """
     final = run / "checkpoints" / f"step_{step:06d}"
     with written_whole(final) as folder:
         learner.save(folder)
+        if also is not None:
+            also(folder)
         (folder / "state.json").write_text(json.dumps({"step": step, **state}) + "\n")
     for old in _checkpoints(run)[:-KEEP]:
         shutil.rmtree(old, ignore_errors=True)

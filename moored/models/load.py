@@ -162,6 +162,25 @@ def load_model(name: str, device: torch.device, *, exact: bool = True) -> Loaded
     return LoadedModel(model.to(device), tokenizer)
 
 
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model alone, without its weights."""
+    check_model_name(name)
+    require_packages("the tokenizer of a model", ("transformers",))
+    from transformers import AutoTokenizer
+
+    if name == "smollm2":
+        with _quiet():
+            return AutoTokenizer.from_pretrained(_smollm_folder(), gguf_file=SMOLLM_FILE)
+    source = embedded_models().get(name) or Path(name)
+    is_local = source.is_dir()
+    if is_local and is_adapter(source):
+        return load_tokenizer(base_name(source))
+    with _quiet(), _explained(name, is_local=is_local):
+        return AutoTokenizer.from_pretrained(
+            str(source) if is_local else name, local_files_only=is_local or not hub_answers()
+        )
+
+
 def _load_adapted(folder: Path, device: torch.device, *, exact: bool) -> LoadedModel:
     """The base of an adapter, with the adapter merged into its weights."""
     from peft import PeftModel

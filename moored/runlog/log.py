@@ -24,18 +24,20 @@ from moored.errors import RunLogError
 from moored.runlog.lock import FolderLock, check_unlocked
 
 SCHEMA = 1
-Stream = Literal["metrics", "collapse", "gradients", "timing", "changes", "starts"]
+Stream = Literal["metrics", "collapse", "gradients", "timing", "changes", "starts", "events"]
 STREAMS: tuple[Stream, ...] = get_args(Stream)
 """Timing is separate, so that a resumed run writes the same metrics as one that never stopped.
 Changes holds the options that were changed when the run was resumed after a step, starts the
-command, versions and machine of every start."""
+command, versions and machine of every start, events what befell processes of the engine."""
+NOT_TOLD: tuple[Stream, ...] = ("starts", "events")
+"""What may be written before the first step is done."""
 
 
 def check_folder(path: str | Path, *, resume: bool = False) -> None:
     """Refuse a folder that cannot become a run directory, or that another process writes to."""
     path = Path(path)
     # A run that was started and never finished a step may be started again.
-    told = [stream for stream in STREAMS if stream != "starts"]
+    told = [stream for stream in STREAMS if stream not in NOT_TOLD]
     if not resume and any((path / f"{stream}.jsonl").exists() for stream in told):
         raise RunLogError(f"{str(path)!r} already holds a run; resume it or give another name")
     nearest = next(p for p in (path, *path.absolute().parents) if p.exists())
@@ -76,18 +78,27 @@ class RunLog:
         line = _to_line({"schema": SCHEMA, "step": step, **record})
         _append_whole(self._file(stream), line)
 
-    def rewind(self, step: int) -> None:
-        """Forget everything after `step`: what a resumed run will write again."""
+    def rewind(self, step: int) -> tuple[int, float]:
+        """Forget everything after `step`: what a resumed run will write again.
+
+        Returns how many steps that were, and their seconds. Events stay: they did happen.
+        """
+        forgotten: dict[int, float] = {}
         for stream in STREAMS:
             file = self._file(stream)
-            if not file.exists():
+            if not file.exists() or stream == "events":
                 continue
-            kept = [record for record in _read(file) if _step(record) <= step]
+            records = list(_read(file))
+            kept = [record for record in records if _step(record) <= step]
+            if stream == "timing":
+                late = (record for record in records if _step(record) > step)
+                forgotten |= {_step(record): _seconds(record) for record in late}
             write_atomically(file, "".join(_to_line(record) for record in kept))
         for folder in (self.path / "rollouts", self.path / "scores"):
             later = [file for file in folder.glob("step_*") if step_of_file(file) > step]
             for file in [*later, *folder.glob(".step_*")]:
                 _remove(file)
+        return len(forgotten), sum(forgotten.values())
 
     def rollouts_file(self, step: int) -> Path:
         """Where the groups of a step are stored."""
@@ -177,6 +188,12 @@ def _step(record: Mapping[str, object]) -> int:
     step = record["step"]
     assert isinstance(step, int)
     return step
+
+
+def _seconds(record: Mapping[str, object]) -> float:
+    """Of all phases of a timing record; what ran beside them is not counted twice."""
+    phases = (v for name, v in record.items() if name.endswith("_s") and "beside" not in name)
+    return sum(value for value in phases if isinstance(value, int | float))
 
 
 def _to_line(record: Mapping[str, object]) -> str:

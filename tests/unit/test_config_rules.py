@@ -88,3 +88,10 @@ def test_an_overlong_buffer_fits_into_the_longest_reply():
     too_long = ["algorithm.overlong_buffer=11", "rollout.max_response_tokens=10"]
     with pytest.raises(ConfigError, match=r"is longer than the longest reply, .* = 10; set it to"):
         load_config({}, too_long)
+
+
+def test_a_lag_needs_an_engine_whose_samplers_have_their_own_weights():
+    with pytest.raises(ConfigError, match="engine 'local' samples with the learner's"):
+        load_config({}, ["rollout.max_lag=1"])
+    assert load_config({}, ["rollout.max_lag=1", "engine.kind=ray"]).rollout.max_lag == 1
+    assert load_config({}, ["rollout.max_lag=1", "engine.kind=my:engine"]).rollout.max_lag == 1

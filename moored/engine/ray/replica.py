@@ -1,0 +1,121 @@
+"""What runs inside the actor of one sampler replica: a sampler over its own copy of the weights."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from moored.config import Config
+from moored.engine.base import Request, Sampler, SamplingParams, Stream
+from moored.engine.ray.weights import Packed, unpack_weights
+from moored.types import Completion
+
+if TYPE_CHECKING:
+    import torch
+
+POLL_S = 0.02
+"""How long a call waits for a finished reply before it looks for new requests."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """Where a replica runs."""
+
+    pid: int
+    node: str
+    is_lockstep: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """One call of a replica: what to write, with which weights."""
+
+    stream: int
+    """Requests of an earlier stream are forgotten when a new one comes."""
+    params: SamplingParams
+    version: int
+    requests: tuple[Request, ...]
+
+
+class OwnSampler(Sampler, Protocol):
+    """A sampler that has weights of its own."""
+
+    @property
+    def version(self) -> int: ...
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None: ...
+
+
+MakeSampler = Callable[[Config], OwnSampler]
+
+
+class Replica:
+    """Writes replies; an actor that Ray restarts is back at the weights of version 0."""
+
+    def __init__(self, make: MakeSampler, config: Config) -> None:
+        self._sampler = make(config)
+        self._stream: Stream | None = None
+        self._number = -1
+
+    def about(self) -> About:
+        import ray
+
+        params = SamplingParams(max_tokens=1)
+        return About(
+            pid=os.getpid(),
+            node=ray.get_runtime_context().get_node_id(),
+            is_lockstep=self._sampler.stream(params).is_lockstep,
+        )
+
+    def load(self, weights: Packed | None, version: int) -> About:
+        """Take over weights; None stands for those that the model was loaded with."""
+        self.end_stream(self._number)
+        if weights is not None:
+            self._sampler.load_weights(unpack_weights(weights), version)
+        return self.about()
+
+    def work(self, order: Order) -> list[tuple[int, Completion]] | None:
+        """Write on; replies that are finished, or None when the weights are not those asked for."""
+        if self._sampler.version != order.version:
+            return None
+        if order.stream != self._number or self._stream is None:
+            self.end_stream(self._number)
+            self._stream, self._number = self._sampler.stream(order.params), order.stream
+        self._submit(self._stream, order.requests)
+        return self._stream.poll(POLL_S)
+
+    def _submit(self, stream: Stream, requests: Sequence[Request]) -> None:
+        for request in requests:
+            stream.submit(request)
+
+    def end_stream(self, number: int) -> None:
+        """Forget the sessions of a stream."""
+        if self._stream is not None and number == self._number:
+            self._stream.close()
+            self._stream = None
+
+
+def make_sampler(config: Config) -> OwnSampler:
+    """The sampler that `engine` of a configuration asks for."""
+    import torch
+
+    from moored.engine.fast.decoder import can_decode
+    from moored.engine.fast.sampler import SlotSampler
+    from moored.engine.local.sampler import LocalSampler
+    from moored.errors import MooredError
+    from moored.models.load import load_model, pick_device, uses_bf16
+
+    kind, device = config.engine.sampler, pick_device(config.engine.device)
+    is_bf16 = uses_bf16(config.engine.dtype, device)
+    dtype = torch.bfloat16 if is_bf16 else torch.float32
+    model = load_model(config.model, device, exact=not is_bf16).model
+    if kind != "plain" and can_decode(model):
+        return SlotSampler(model, dtype=dtype, max_context=config.rollout.max_context)
+    if kind == "fast":
+        raise MooredError(
+            f"the fast sampler knows no models of type {model.config.model_type!r} (or not with "
+            f"these options); set engine.sampler to auto"
+        )
+    return LocalSampler(model.to(dtype).requires_grad_(False), shares_weights=False)

@@ -1,0 +1,239 @@
+"""The sampler replicas as the driver sees them: which of them are up, and with which weights.
+
+A replica that dies is restarted by Ray, takes over the newest weights, and is used again. Meanwhile
+the others write on. All methods are called from one thread at a time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from moored.config import Config
+from moored.engine.base import Event, Request, SamplingParams
+from moored.engine.ray.cluster import Cluster, num_placed
+from moored.engine.ray.replica import About, MakeSampler, Replica, make_sampler
+from moored.engine.ray.stream import ReplicaStream
+from moored.engine.workers.team import WorkerLost
+from moored.errors import MooredError
+
+RETRY_S = 1.0
+"""Pause before a replica that did not come back is asked again."""
+ASK_S = 0.5
+"""How long to wait for replicas at a time while none is up."""
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """One replica."""
+
+    number: int
+    actor: Any
+    about: About | None = None
+    is_up: bool = False
+    loading: Any = None
+    """The call after which it is up, while it is under way."""
+    retry_at_s: float = 0.0
+    down_since_s: float = 0.0
+    has_served: bool = False
+    outbox: list[Request] = field(default_factory=list)
+    under_way: dict[int, Request] = field(default_factory=dict)
+    """Requests that were handed over, by session."""
+    call: Any = None
+    """The call that writes them."""
+
+    @property
+    def load(self) -> int:
+        return len(self.outbox) + len(self.under_way)
+
+
+class ReplicaSampler:
+    """Writes replies with all replicas of a cluster."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        config: Config,
+        on_event: Callable[[Event], None],
+        make: MakeSampler = make_sampler,
+    ) -> None:
+        self._cluster, self._ray = cluster, cluster.ray
+        self._options = config.engine.ray
+        # A replica without a GPU must not take one that it sees.
+        device = "cpu" if not cluster.replica.gpus else config.engine.device
+        engine = config.engine.model_copy(update={"device": device})
+        self._config = config.model_copy(update={"engine": engine})
+        self._on_event, self._make = on_event, make
+        self._numbers = itertools.count()
+        self._streams = itertools.count()
+        self._weights: Any = None
+        self.version = 0
+        self.seats: list[Seat] = []
+        fixed = self._options.replicas
+        self._add(1 if fixed == "auto" else fixed)
+        self.grow()
+        self._wait_for_all()
+
+    @property
+    def up(self) -> list[Seat]:
+        return [seat for seat in self.seats if seat.is_up]
+
+    @property
+    def is_lockstep(self) -> bool:
+        """One replica that writes in lockstep; several finish at different times."""
+        alone = self.seats[0] if len(self.seats) == 1 else None
+        is_fixed = self._options.replicas == 1
+        return (
+            is_fixed and alone is not None and alone.about is not None and alone.about.is_lockstep
+        )
+
+    def stream(self, params: SamplingParams) -> ReplicaStream:
+        self.look_after()
+        return ReplicaStream(self, self._ray, params, next(self._streams))
+
+    def publish(self, weights: Any, version: int) -> None:
+        """Have every replica take over weights of the object store; lost ones follow later."""
+        self._weights, self.version = weights, version
+        for seat in self.up:
+            seat.is_up = False
+            self._load(seat)
+        self.grow()
+        while any(seat.loading is not None and seat.down_since_s == 0.0 for seat in self.seats):
+            self.look_after(wait_s=ASK_S)
+        self.wait_for_one()
+
+    def grow(self) -> None:
+        """Under `auto`, start a replica wherever there is room for one."""
+        if self._options.replicas != "auto":
+            return
+        free = self._cluster.free()
+        most = sum(int(node.get("CPU", 0.0) / self._cluster.replica.cpus) for node in free)
+        waiting = sum(seat.about is None for seat in self.seats)
+        self._add(num_placed(free, [self._cluster.replica] * most) - waiting)
+
+    def _add(self, count: int) -> None:
+        for _ in range(count):
+            seat = Seat(next(self._numbers), self._make_actor(), down_since_s=time.monotonic())
+            self.seats.append(seat)
+            self._load(seat)
+
+    def _make_actor(self) -> Any:
+        maker = self._ray.remote(Replica)
+        return maker.options(
+            max_restarts=-1, scheduling_strategy="SPREAD", **self._cluster.replica.options()
+        ).remote(self._make, self._config)
+
+    def _load(self, seat: Seat) -> None:
+        seat.loading = seat.actor.load.remote(self._weights, self.version)
+
+    def _wait_for_all(self) -> None:
+        """At the start every replica has to come up."""
+        calls = [seat.loading for seat in self.seats]
+        done, _ = self._ray.wait(
+            calls, num_returns=len(calls), timeout=self._options.patience_s, fetch_local=False
+        )
+        if len(done) < len(calls):
+            raise MooredError(
+                f"only {len(done)} of {len(calls)} sampler replicas started within "
+                f"{self._options.patience_s:g} s; see `ray status`, or raise engine.ray.patience_s"
+            )
+        for seat in self.seats:
+            seat.about, seat.loading = self.result(seat.loading), None
+            seat.is_up, seat.has_served, seat.down_since_s = True, True, 0.0
+
+    def result(self, call: Any) -> Any:
+        """What a call returned; an error that a replica raised is raised as it was."""
+        try:
+            return self._ray.get(call)
+        except self._ray.exceptions.RayTaskError as error:
+            raise (error.cause if isinstance(error.cause, MooredError) else error) from None
+
+    def look_after(self, wait_s: float = 0.0) -> None:
+        """Take back replicas that came up, and ask again for those that did not."""
+        now_s = time.monotonic()
+        for seat in self.seats:
+            if not seat.is_up and seat.loading is None and now_s >= seat.retry_at_s:
+                self._load(seat)
+        loading = {seat.loading: seat for seat in self.seats if seat.loading is not None}
+        if not loading:
+            return
+        done, _ = self._ray.wait(list(loading), timeout=wait_s, fetch_local=False)
+        for call in done:
+            self._finish_loading(loading[call], call)
+
+    def _finish_loading(self, seat: Seat, call: Any) -> None:
+        exceptions = self._ray.exceptions
+        seat.loading = None
+        try:
+            seat.about = self.result(call)
+        except exceptions.ActorDiedError:
+            # For good: Ray restarts no actor that fails while it is made.
+            self._mark_down(seat)
+            seat.actor = self._make_actor()
+        except exceptions.RayActorError:
+            self._mark_down(seat)
+        except exceptions.ObjectLostError as error:
+            raise WorkerLost(f"the weights of version {self.version} were lost") from error
+        else:
+            self._mark_up(seat)
+
+    def _mark_up(self, seat: Seat) -> None:
+        seat.is_up = True
+        if seat.down_since_s == 0.0:
+            return
+        assert seat.about is not None
+        seconds = time.monotonic() - seat.down_since_s
+        kind, what = (
+            ("replica_back", "is back") if seat.has_served else ("replica_joined", "joined")
+        )
+        seat.has_served, seat.down_since_s = True, 0.0
+        self._tell(kind, seat, f"{what} after {seconds:.1f} s", {"seconds": seconds})
+
+    def lose(self, seat: Seat) -> list[Request]:
+        """Note that a replica died; returns the requests that it leaves behind."""
+        left = [*seat.under_way.values(), *seat.outbox]
+        seat.call, seat.under_way, seat.outbox = None, {}, []
+        self._mark_down(seat, len(left))
+        return left
+
+    def _mark_down(self, seat: Seat, num_requests: int = 0) -> None:
+        was_up = seat.down_since_s == 0.0
+        seat.is_up, seat.loading = False, None
+        seat.retry_at_s = time.monotonic() + (0.0 if was_up else RETRY_S)
+        if not was_up:
+            return
+        seat.down_since_s = time.monotonic()
+        again = f"; {num_requests} replies are written again" if num_requests else ""
+        self._tell("replica_lost", seat, f"is lost{again}", {"replies_again": num_requests})
+
+    def _tell(self, kind: str, seat: Seat, what: str, figures: dict[str, Any]) -> None:
+        about = {} if seat.about is None else {"pid": seat.about.pid, "node": seat.about.node}
+        text = f"sampler replica {seat.number} {what}"
+        record = {"replica": seat.number, **about, "episodes_lost": 0, **figures}
+        self._on_event(Event(kind=kind, text=text, figures=record))
+
+    def wait_for_one(self) -> None:
+        """Return once a replica is up; raise after `engine.ray.patience_s`."""
+        deadline_s = time.monotonic() + self._options.patience_s
+        while not self.up:
+            if time.monotonic() > deadline_s:
+                raise MooredError(
+                    f"no sampler replica answered for {self._options.patience_s:g} s; see `ray "
+                    f"status`, add nodes, then go on with --resume"
+                )
+            self.look_after(wait_s=ASK_S)
+
+    def end_stream(self, number: int, seats: Sequence[Seat]) -> None:
+        """Let replicas forget the sessions of a stream."""
+        for seat in seats:
+            seat.call, seat.under_way, seat.outbox = None, {}, []
+            if seat.is_up:
+                seat.actor.end_stream.remote(number)
+
+    def close(self) -> None:
+        for seat in self.seats:
+            self._ray.kill(seat.actor)
+        self.seats = []

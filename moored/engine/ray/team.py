@@ -1,0 +1,189 @@
+"""Learner ranks as Ray actors, in one placement group: the `Team` of `engine.workers` over Ray.
+
+A rank that dies takes the others with it: they hold the other shards of the same weights. `restart`
+starts all of them again.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from moored.config import Config
+from moored.engine.ray.cluster import Cluster
+from moored.engine.ray.weights import Packed, pack_weights
+from moored.engine.workers.ranks import Rank
+from moored.engine.workers.team import WorkerLost
+from moored.errors import MooredError
+
+if TYPE_CHECKING:
+    import torch
+
+NOTICE_S = 10.0
+"""How long Ray may take to tell that a rank died, after another has lost its connection to it."""
+
+
+class Worker(Protocol):
+    """What a host needs of a worker besides the methods that the learner calls."""
+
+    def weights(self) -> Iterable[tuple[str, torch.Tensor | np.ndarray]]: ...
+
+
+class MakeWorker(Protocol):
+    """Joins the ranks that meet at an address, and makes the worker of one of them."""
+
+    def __call__(
+        self, config: Config, rank: Rank, address: tuple[str, int], *, trains: bool
+    ) -> Worker: ...
+
+
+class RankHost:
+    """The actor of one rank."""
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+        self._worker: Any = None
+
+    def address(self) -> tuple[str, int]:
+        """This node, and a port that is free on it."""
+        import ray
+
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return ray.util.get_node_ip_address(), probe.getsockname()[1]
+
+    def start(
+        self, make: MakeWorker, config: Config, address: tuple[str, int], *, trains: bool
+    ) -> int:
+        """Meet the other ranks and build the worker; returns the process id."""
+        self._worker = make(config, self._rank, address, trains=trains)
+        return os.getpid()
+
+    def call(self, method: str, args: Sequence[Any]) -> Any:
+        return getattr(self._worker, method)(*args)
+
+    def packed_weights(self) -> tuple[None, Packed | None]:
+        """Whole weights for the object store, from rank 0; all ranks take part."""
+        packed = pack_weights(self._worker.weights())
+        return None, packed if self._rank.rank == 0 else None
+
+
+class RayTeam:
+    """Workers of ranks 0 to `size` - 1; close it."""
+
+    def __init__(self, cluster: Cluster, config: Config, make: MakeWorker, *, trains: bool) -> None:
+        self._cluster, self._ray = cluster, cluster.ray
+        # A rank without a GPU must not take one that it sees.
+        device = "cpu" if not cluster.learner.gpus else config.engine.device
+        engine = config.engine.model_copy(update={"device": device})
+        self._config = config.model_copy(update={"engine": engine})
+        self._make, self._trains = make, trains
+        self.size = config.engine.ray.learners
+        self.pids: list[int] = []
+        self._hosts: list[Any] = []
+        self._group: Any = None
+        self._start()
+
+    def _start(self) -> None:
+        from ray.util.placement_group import placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        needs, patience_s = self._cluster.learner, self._config.engine.ray.patience_s
+        self._group = placement_group([needs.bundle()] * self.size, strategy="PACK")
+        if not self._group.wait(timeout_seconds=patience_s):
+            raise MooredError(
+                f"the cluster had no room for {self.size} learner rank(s) within {patience_s:g} s; "
+                f"see `ray status`, add nodes, then go on with --resume"
+            )
+        host = self._ray.remote(RankHost)
+        for rank in range(self.size):
+            place = PlacementGroupSchedulingStrategy(self._group, rank)
+            options = {**needs.options(), "scheduling_strategy": place}
+            # Ray shows an actor its own GPUs alone: each rank is the only one it sees.
+            own = Rank(rank=rank, size=self.size)
+            self._hosts.append(host.options(**options).remote(own))
+        address = self._results([self._hosts[0].address.remote()])[0]
+        self.pids = self._results(
+            [
+                host.start.remote(self._make, self._config, address, trains=self._trains)
+                for host in self._hosts
+            ]
+        )
+
+    def restart(self) -> None:
+        """All ranks anew, at the weights that the model was loaded with."""
+        self.close()
+        self._start()
+
+    def call(
+        self, method: str, per_rank: Sequence[tuple[Any, ...]] | None = None, /, *args: Any
+    ) -> list[Any]:
+        own = per_rank or [()] * self.size
+        return self._results(
+            [
+                host.call.remote(method, (*mine, *args))
+                for host, mine in zip(self._hosts, own, strict=True)
+            ]
+        )
+
+    def put_weights(self) -> Any:
+        """Weights in the object store; returns the reference, and never sees them."""
+        both = [h.packed_weights.options(num_returns=2).remote() for h in self._hosts]
+        self._results([done for done, _ in both])
+        return both[0][1]
+
+    def _results(self, calls: Sequence[Any]) -> list[Any]:
+        """What all calls return; `WorkerLost` when a rank died, which others may hang on."""
+        waiting = list(calls)
+        while waiting:
+            done, waiting = self._ray.wait(waiting)
+            self._check(done[0], waiting)
+        return self._ray.get(list(calls))
+
+    def _check(self, call: Any, others: Sequence[Any]) -> None:
+        exceptions = self._ray.exceptions
+        try:
+            self._ray.get(call)
+        except exceptions.RayTaskError as error:
+            if self._has_lost_one(others):
+                raise WorkerLost("a learner rank died") from None
+            cause = error.cause
+            raise (cause if isinstance(cause, MooredError) else error) from None
+        except exceptions.RayError:
+            raise WorkerLost("a learner rank died") from None
+
+    def _has_lost_one(self, calls: Sequence[Any]) -> bool:
+        """Did another rank die? Then an error of this one may come of it."""
+        deadline_s = time.monotonic() + NOTICE_S
+        waiting = list(calls)
+        while waiting and time.monotonic() < deadline_s:
+            done, waiting = self._ray.wait(waiting, timeout=deadline_s - time.monotonic())
+            for call in done:
+                if _is_lost(self._ray, call):
+                    return True
+        return False
+
+    def close(self) -> None:
+        for host in self._hosts:
+            self._ray.kill(host)
+        self._hosts = []
+        if self._group is not None:
+            from ray.util.placement_group import remove_placement_group
+
+            remove_placement_group(self._group)
+            self._group = None
+
+
+def _is_lost(ray: Any, call: Any) -> bool:
+    try:
+        ray.get(call)
+    except ray.exceptions.RayTaskError:
+        return False
+    except ray.exceptions.RayError:
+        return True
+    return False

@@ -1,0 +1,220 @@
+"""Whole runs on a real Ray cluster of two nodes, with processes killed in mid-run.
+
+The toy engine's weights depend on every token of every update, so equal metrics mean that nothing
+was lost, doubled or written with other weights.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moored.config import load_config
+from moored.runlog.log import read_records
+from moored.train import Run, build_run, resume, start, train
+
+pytest.importorskip("ray")
+ROOT = Path(__file__).parents[2]
+OPTIONS = [
+    *("engine.kind=toy_cluster:ToyEngine", "engine.ray.replicas=2", "num_steps=5"),
+    *("algorithm.name=grpo", "checkpoint_every=2", "collapse.every=0", "log.rollouts_every=0"),
+    *("rollout.num_groups=4", "rollout.group_size=3", "rollout.max_response_tokens=6"),
+    *("optimizer.num_minibatches=2", "filter.rule=none", "stop.low_variance=0"),
+]
+
+
+@pytest.fixture(autouse=True)
+def slow_toys(monkeypatch):
+    """Replies and updates that take long enough to be killed in."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.setenv("TOY_REPLY_S", "0.05")
+    monkeypatch.setenv("TOY_UPDATE_S", "0.05")
+    importlib.import_module("toy_cluster")
+
+
+def config_for(ray_cluster, folder: Path, *more: str):
+    words = [*OPTIONS, f"engine.ray.address={ray_cluster.address}", *more]
+    return load_config({"env": "bandit", "model": str(folder)}, words)
+
+
+def run_through(
+    config, folder: Path, at_step: int = 0, act: Callable[[Run], None] | None = None
+) -> list[dict[str, Any]]:
+    """Train to the end; `act` in the background soon after a step."""
+    run = build_run(config, folder)
+    start(run)
+    acting = []
+
+    def on_step(record) -> None:
+        if record.step == at_step and act is not None and not acting:
+            acting.append(threading.Timer(0.03, act, [run]))
+            acting[0].start()
+
+    try:
+        train(run, on_step)
+    finally:
+        run.close()
+    return read_records(folder)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(ray_cluster, toy_folder, tmp_path_factory) -> list[dict[str, Any]]:
+    """Metrics of a run that nothing happens to."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "benchmarks"))
+        return run_through(config_for(ray_cluster, toy_folder), tmp_path_factory.mktemp("run"))
+
+
+def kinds(folder: Path) -> list[object]:
+    return [record["kind"] for record in read_records(folder, "events")]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_killed_replica_changes_no_number(ray_cluster, toy_folder, tmp_path, undisturbed, caplog):
+    def kill(run: Run) -> None:
+        os.kill(run.engine.sampler.seats[0].about.pid, signal.SIGKILL)  # pyright: ignore
+
+    found = run_through(config_for(ray_cluster, toy_folder), tmp_path / "run", 2, kill)
+    assert found == undisturbed
+    assert kinds(tmp_path / "run")[0] == "replica_lost"
+    assert "sampler replica 0 is lost" in caplog.text
+
+
+def test_a_killed_learner_rank_restarts_the_step_from_the_last_checkpoint(
+    ray_cluster, toy_folder, tmp_path, undisturbed
+):
+    def kill(run: Run) -> None:
+        os.kill(run.engine.learner.team.pids[0], signal.SIGKILL)  # pyright: ignore
+
+    found = run_through(config_for(ray_cluster, toy_folder), tmp_path / "run", 3, kill)
+    assert found == undisturbed
+    lost, back = read_records(tmp_path / "run", "events")
+    assert (lost["kind"], back["kind"]) == ("learner_lost", "learner_back")
+    # Step 3 was logged after the checkpoint of step 2, step 4 was under way; 12 episodes each.
+    assert (back["steps_lost"], back["episodes_lost"]) == (2, 24)
+    assert back["seconds_lost"] > 0.0
+
+
+def test_a_learner_that_is_lost_before_the_first_checkpoint_begins_anew(
+    ray_cluster, toy_folder, tmp_path, undisturbed
+):
+    def kill(run: Run) -> None:
+        os.kill(run.engine.learner.team.pids[0], signal.SIGKILL)  # pyright: ignore
+
+    found = run_through(config_for(ray_cluster, toy_folder), tmp_path / "run", 1, kill)
+    assert found == undisturbed
+
+
+def test_a_lost_node_changes_no_number(ray_cluster, toy_folder, tmp_path, undisturbed):
+    node = ray_cluster.add_node(num_cpus=2, object_store_memory=100_000_000)
+
+    def lose(run: Run) -> None:
+        ray_cluster.remove_node(node, allow_graceful=False)
+
+    config = config_for(ray_cluster, toy_folder, "engine.ray.replicas=3")
+    found = run_through(config, tmp_path / "run", 1, lose)
+    assert found == undisturbed
+
+
+def test_a_killed_driver_leaves_no_actor_and_is_resumed(
+    ray_cluster, toy_folder, tmp_path, undisturbed
+):
+    folder, config = tmp_path / "run", config_for(ray_cluster, toy_folder)
+    script = tmp_path / "drive.py"
+    script.write_text(
+        "import sys\n"
+        "from moored.config import Config\n"
+        "from moored.train import build_run, start, train\n"
+        "run = build_run(Config.model_validate_json(sys.argv[1]), sys.argv[2])\n"
+        "start(run)\n"
+        "pids = [seat.about.pid for seat in run.engine.sampler.seats]\n"
+        "print(*run.engine.learner.team.pids, *pids, flush=True)\n"
+        "train(run, lambda record: print(record.step, flush=True))\n"
+    )
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "benchmarks")])
+    driver = subprocess.Popen(
+        [sys.executable, "-W", "ignore", str(script), config.model_dump_json(), str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "PYTHONPATH": paths},
+    )
+    assert driver.stdout is not None
+    pids = [int(word) for word in driver.stdout.readline().split()]
+    while driver.stdout.readline() != "3\n":
+        pass
+    driver.kill()
+    driver.communicate()
+    deadline_s = time.monotonic() + 30
+    while any(map(is_alive, pids)) and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    assert not any(map(is_alive, pids))
+    run = build_run(config, folder, resume=True)
+    resume(run)
+    assert run.next_step == 3
+    train(run)
+    run.close()
+    assert read_records(folder) == undisturbed
+    (back,) = read_records(folder, "events")
+    assert (back["kind"], back["steps_lost"], back["episodes_lost"]) == ("driver_back", 1, 12)
+
+
+def test_with_a_lag_the_next_groups_are_written_beside_the_update(
+    ray_cluster, toy_folder, tmp_path
+):
+    words = ["rollout.max_lag=1", "log.rollouts_every=1"]
+    found = run_through(config_for(ray_cluster, toy_folder, *words), tmp_path / "run")
+    assert len(found) == 5
+    assert versions(tmp_path / "run") == [0, 0, 2, 4, 6]
+    times = read_records(tmp_path / "run", "timing")
+    # Two updates of 0.05 s beside a batch of replies of 0.05 s.
+    assert all(record["rollout_beside_s"] > 0.05 for record in times[:-1])
+    assert "rollout_beside_s" not in times[-1]
+
+
+def versions(folder: Path) -> list[int]:
+    from moored.runlog.rollouts import read_groups
+
+    files = sorted((folder / "rollouts").glob("*.parquet"))
+    return [read_groups(file)[0].trajectories[0].turns[0].policy_version for file in files]
+
+
+def test_a_run_with_a_lag_resumes_exactly(ray_cluster, toy_folder, tmp_path):
+    config = config_for(ray_cluster, toy_folder, "rollout.max_lag=1")
+    whole = run_through(config, tmp_path / "whole")
+    run = build_run(config, tmp_path / "parts")
+    start(run)
+    train(run, lambda record: record.step == 3)
+    run.close()
+    run = build_run(config, tmp_path / "parts", resume=True)
+    resume(run)
+    assert run.next_step == 4
+    train(run)
+    run.close()
+    assert read_records(tmp_path / "parts") == whole
+
+
+def test_the_log_of_a_run_tells_what_it_cost(ray_cluster, toy_folder, tmp_path):
+    def kill(run: Run) -> None:
+        os.kill(run.engine.sampler.seats[1].about.pid, signal.SIGKILL)  # pyright: ignore
+
+    run_through(config_for(ray_cluster, toy_folder), tmp_path / "run", 1, kill)
+    first = json.loads((tmp_path / "run" / "events.jsonl").read_text().splitlines()[0])
+    assert {"step", "kind", "text", "replica", "pid", "node", "replies_again"} <= first.keys()

@@ -1,0 +1,83 @@
+"""What is refused before anything is started, and that nothing stays behind."""
+
+from __future__ import annotations
+
+import pytest
+
+from moored.config import load_config
+from moored.engine.build import build_engine
+from moored.engine.ray.cluster import Needs, num_placed
+from moored.errors import MooredError
+
+CPU = Needs(cpus=1.0, gpus=0.0)
+
+
+def refusal(**options: object) -> str:
+    config = load_config({"engine": {"kind": "ray", "ray": options}})
+    with pytest.raises(MooredError) as found:
+        build_engine(config)
+    return str(found.value)
+
+
+def test_ray_that_is_missing_is_one_sentence(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "ray" else name)
+    assert refusal() == (
+        "engine.kind=ray needs packages that are not installed (ray); run: pip install "
+        "'moored[ray]'"
+    )
+
+
+def test_a_cluster_that_does_not_answer_is_one_sentence():
+    pytest.importorskip("ray")
+    text = refusal(address="127.0.0.1:1")
+    assert text.startswith("no Ray cluster answers at '127.0.0.1:1'")
+    assert "ray start --head" in text
+
+
+def test_an_address_that_is_none_is_one_sentence():
+    pytest.importorskip("ray")
+    assert refusal(address="there").startswith(
+        "engine.ray.address must be auto or host:port, got 'there'"
+    )
+
+
+def test_more_ranks_than_groups_are_refused_before_ray_is_started():
+    ray = pytest.importorskip("ray")
+    assert "9 ranks share 8 groups" in refusal(learners=9)
+    assert not ray.is_initialized()
+
+
+def test_more_cpus_than_this_machine_has_are_refused_before_ray_is_started(monkeypatch):
+    ray = pytest.importorskip("ray")
+    monkeypatch.setattr("moored.engine.ray.cluster.num_cpus_here", lambda: 2)
+    assert refusal(replicas=2).startswith(
+        "engine.ray asks for 3 CPUs (1 learner rank(s) and 2 replica(s)), but this machine has 2;"
+    )
+    assert not ray.is_initialized()
+
+
+def test_too_few_cpus_or_gpus_are_told_in_numbers_and_the_cluster_is_left(ray_cluster):
+    import ray
+
+    address = ray_cluster.address
+    assert refusal(address=address, replicas=7) == (
+        "engine.ray asks for 8 CPUs and 0 GPUs (1 learner rank(s) and 7 replica(s)), but the "
+        "cluster has 4 CPUs and 0 GPUs; lower engine.ray.replicas or engine.ray.learners, or add "
+        "nodes"
+    )
+    assert "2 CPUs and 1 GPUs" in refusal(address=address, replica_gpus=1)
+    assert not ray.is_initialized()
+
+
+def test_a_replica_that_fits_no_single_node_is_refused(ray_cluster, monkeypatch):
+    monkeypatch.setattr("moored.engine.ray.cluster.FREE_TIMEOUT_S", 0.0)
+    # Two nodes with 2 CPUs each.
+    text = refusal(address=ray_cluster.address, replica_cpus=3)
+    assert "only 4 CPUs and 0 GPUs free, or not together on one node" in text
+
+
+def test_actors_are_placed_on_nodes_one_by_one():
+    free = [{"CPU": 2.0}, {"CPU": 1.0, "GPU": 1.0}]
+    assert num_placed(free, [CPU] * 5) == 3
+    assert num_placed(free, [Needs(cpus=1.0, gpus=1.0)] * 2) == 1
+    assert num_placed([], [CPU]) == 0

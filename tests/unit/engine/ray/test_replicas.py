@@ -1,0 +1,148 @@
+"""Sampler replicas on a real Ray cluster of two nodes."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moored.config import load_config
+from moored.engine.base import Event, Request, SamplingParams, new_session, write_replies
+from moored.engine.ray.cluster import Cluster
+from moored.engine.ray.replica import make_sampler
+from moored.engine.ray.replicas import ReplicaSampler
+from moored.types import Prompt
+
+pytest.importorskip("ray")
+PARAMS = SamplingParams(max_tokens=12)
+BENCHMARKS = Path(__file__).parents[4] / "benchmarks"
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    """A sampler that needs no torch, and is there at once."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("toy_cluster")
+
+
+def requests(count: int) -> list[Request]:
+    rng = np.random.default_rng(0)
+    return [
+        Request(session=new_session(), prompt=Prompt(rng.integers(5, 90, 20)), seed=seed)
+        for seed in range(count)
+    ]
+
+
+@pytest.fixture
+def start(ray_cluster):
+    """Samplers over so many replicas, and the events that they told."""
+    made = []
+
+    def sampler(replicas: int | str, make=make_sampler) -> tuple[ReplicaSampler, list[Event]]:
+        options = {"address": ray_cluster.address, "replicas": replicas}
+        config = load_config({"engine": {"kind": "ray", "ray": options}})
+        events: list[Event] = []
+        made.append(Cluster(config, num_learners=0))
+        return ReplicaSampler(made[-1], config, events.append, make), events
+
+    yield sampler
+    for connection in made:
+        connection.close()
+
+
+def same(found, expected) -> bool:
+    return all(
+        np.array_equal(one.token_ids, other.token_ids)
+        for one, other in zip(found, expected, strict=True)
+    )
+
+
+def test_one_replica_writes_in_lockstep_what_a_local_sampler_writes(start):
+    asked = requests(6)
+    expected = write_replies(make_sampler(load_config({})), asked, PARAMS)
+    sampler, _ = start(1)
+    found = write_replies(sampler, asked, PARAMS)
+    assert sampler.stream(PARAMS).is_lockstep
+    assert same(found, expected)
+    assert all(
+        np.array_equal(one.logprobs, other.logprobs)
+        for one, other in zip(found, expected, strict=True)
+    )
+
+
+def test_requests_go_to_the_least_busy_replica_and_sessions_stay(start, toy):
+    sampler, _ = start(2, toy.ToySampler)
+    asked = requests(5)
+    with closing(sampler.stream(PARAMS)) as stream:
+        assert not stream.is_lockstep
+        for request in asked:
+            stream.submit(request)
+        assert sorted(seat.load for seat in sampler.seats) == [2, 3]
+        homes = {r.session: seat.number for seat in sampler.seats for r in seat.outbox}
+        found = {}
+        while len(found) < 5:
+            found.update(stream.poll())
+        for request in asked:
+            more = request.prompt.then(found[request.session].token_ids, np.arange(5, 9))
+            stream.submit(Request(session=request.session, prompt=more, seed=7))
+        again = {r.session: seat.number for seat in sampler.seats for r in seat.outbox}
+    assert again == homes
+
+
+def test_replies_of_a_killed_replica_are_written_again_elsewhere(start, toy):
+    asked = requests(8)
+    expected = write_replies(toy.ToySampler(load_config({})), asked, PARAMS)
+    sampler, events = start(2, toy.ToySampler)
+    with closing(sampler.stream(PARAMS)) as stream:
+        for request in asked:
+            stream.submit(request)
+        os.kill(sampler.seats[0].about.pid, signal.SIGKILL)
+        found = {}
+        while len(found) < 8:
+            found.update(stream.poll())
+    assert same([found[r.session] for r in asked], expected)
+    assert events[0].kind == "replica_lost"
+    assert events[0].figures["replies_again"] == 4
+    while len(sampler.up) < 2:
+        sampler.look_after(wait_s=0.5)
+    assert events[-1].kind == "replica_back"
+    assert events[-1].figures["seconds"] > 0.0
+
+
+def test_the_only_replica_is_waited_for_and_has_the_newest_weights_again(start, toy):
+    from moored.engine.ray.weights import pack_weights
+
+    sampler, events = start(1, toy.ToySampler)
+    weights = [("weight", np.array([0.25]))]
+    sampler.publish(sampler._ray.put(pack_weights(weights)), 3)
+    asked = requests(2)
+    own = toy.ToySampler(load_config({}))
+    own.load_weights(weights, 3)
+    expected = write_replies(own, asked, PARAMS)
+    os.kill(sampler.seats[0].about.pid, signal.SIGKILL)
+    found = write_replies(sampler, asked, PARAMS)
+    assert same(found, expected)
+    assert [reply.policy_version for reply in found] == [3, 3]
+    assert [event.kind for event in events] == ["replica_lost", "replica_back"]
+
+
+def test_a_replica_that_joins_under_auto_is_used(start, toy, ray_cluster):
+    sampler, events = start("auto", toy.ToySampler)
+    before = len(sampler.seats)
+    node = ray_cluster.add_node(num_cpus=1, object_store_memory=100_000_000)
+    try:
+        while len(sampler.up) == before:
+            sampler.grow()
+            sampler.look_after(wait_s=0.2)
+        assert [event.kind for event in events] == ["replica_joined"]
+        with closing(sampler.stream(PARAMS)) as stream:
+            for request in requests(2 * len(sampler.seats)):
+                stream.submit(request)
+            assert [seat.load for seat in sampler.seats] == [2] * len(sampler.seats)
+    finally:
+        ray_cluster.remove_node(node)
