@@ -70,7 +70,7 @@ def ray_cluster() -> Iterator[Any]:
         patch.setenv("RAY_AUTH_MODE", "disabled")
         patch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
         made = Cluster(initialize_head=True, head_node_args={**small, "_system_config": quick})
-        made.add_node(**small)
+        made.add_node(**small)  # pyright: ignore[reportArgumentType]
         yield made
         made.shutdown()
 

@@ -71,10 +71,11 @@ class Cluster:
         num_replicas = 1 if options.replicas == "auto" else options.replicas
         cpus = num_learners * options.learner_cpus + num_replicas * options.replica_cpus
         if cpus > num_cpus_here():
+            parts = _parts_text(num_learners, num_replicas)
             raise ConfigError(
-                f"engine.ray asks for {cpus:g} CPUs ({num_learners} learner rank(s) and "
-                f"{num_replicas} replica(s)), but this machine has {num_cpus_here()}; lower "
-                f"engine.ray.replicas, engine.ray.replica_cpus or engine.ray.learner_cpus"
+                f"engine.ray asks for {cpus:g} CPUs ({parts}), but this machine has "
+                f"{num_cpus_here()}; lower engine.ray.replicas, engine.ray.replica_cpus or "
+                f"engine.ray.learner_cpus"
             )
 
     def _init(self, options: RayConfig) -> None:
@@ -170,10 +171,17 @@ def _sums(nodes: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def _asked_text(asked: Sequence[Needs], num_learners: int, num_replicas: int) -> str:
     total = {"CPU": sum(n.cpus for n in asked), "GPU": sum(n.gpus for n in asked)}
-    return (
-        f"engine.ray asks for {_amount_text(total)} ({num_learners} learner rank(s) and "
-        f"{num_replicas} replica(s))"
-    )
+    parts = _parts_text(num_learners, num_replicas)
+    return f"engine.ray asks for {_amount_text(total)} ({parts})"
+
+
+def _parts_text(num_learners: int, num_replicas: int) -> str:
+    return f"{counted(num_learners, 'learner rank')} and {counted(num_replicas, 'replica')}"
+
+
+def counted(count: int, what: str) -> str:
+    """1 node, 2 nodes."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _amount_text(amount: Mapping[str, float]) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from moored.config import Config
 from moored.engine.base import Event
 from moored.engine.check import PlainModel, check_engine, check_window
-from moored.engine.ray.cluster import Cluster
+from moored.engine.ray.cluster import Cluster, counted
 from moored.engine.ray.replica import MakeSampler, make_sampler
 from moored.engine.ray.replicas import ReplicaSampler
 from moored.engine.ray.team import MakeWorker, RayTeam
@@ -89,10 +89,8 @@ class RayEngine:
 
     def describe_places(self) -> str:
         nodes = sum(node["Alive"] for node in self._cluster.ray.nodes())
-        return (
-            f"{self.learner.team.size} learner rank(s) and {len(self.sampler.seats)} sampler "
-            f"replica(s) on {nodes} Ray node(s)"
-        )
+        replicas = counted(len(self.sampler.seats), "sampler replica")
+        return f"{replicas} on {counted(nodes, 'Ray node')}"
 
     def check(self) -> None:
         info: WorkerInfo = self.learner.team.call("describe")[0]

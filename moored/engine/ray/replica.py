@@ -98,24 +98,27 @@ class Replica:
 
 
 def make_sampler(config: Config) -> OwnSampler:
-    """The sampler that `engine` of a configuration asks for."""
+    """The sampler that `engine` of a configuration asks for, over weights of its own."""
+    # Only here: the driver needs no torch for its replicas.
     import torch
 
-    from moored.engine.fast.decoder import can_decode
-    from moored.engine.fast.sampler import SlotSampler
-    from moored.engine.local.sampler import LocalSampler
-    from moored.errors import MooredError
+    from moored.engine.local.engine import make_sampler as make_local
     from moored.models.load import load_model, pick_device, uses_bf16
 
-    kind, device = config.engine.sampler, pick_device(config.engine.device)
+    device = pick_device(config.engine.device)
     is_bf16 = uses_bf16(config.engine.dtype, device)
-    dtype = torch.bfloat16 if is_bf16 else torch.float32
-    model = load_model(config.model, device, exact=not is_bf16).model
-    if kind != "plain" and can_decode(model):
-        return SlotSampler(model, dtype=dtype, max_context=config.rollout.max_context)
-    if kind == "fast":
-        raise MooredError(
-            f"the fast sampler knows no models of type {model.config.model_type!r} (or not with "
-            f"these options); set engine.sampler to auto"
-        )
-    return LocalSampler(model.to(dtype).requires_grad_(False), shares_weights=False)
+    if config.engine.sampler == "vllm":
+        from moored.engine.vllm.sampler import vllm_sampler
+        from moored.engine.vllm.support import check_vllm
+
+        check_vllm(config)
+        # It makes a copy on its own device.
+        whole = load_model(config.model, torch.device("cpu"), exact=not is_bf16).model
+        return vllm_sampler(whole, config)
+    return make_local(
+        load_model(config.model, device, exact=not is_bf16).model,
+        bf16=is_bf16,
+        max_context=config.rollout.max_context,
+        kind=config.engine.sampler,
+        copies=True,
+    )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from moored.config import Config
-from moored.engine.ray.cluster import Cluster
+from moored.engine.ray.cluster import Cluster, counted
 from moored.engine.ray.weights import Packed, pack_weights
 from moored.engine.workers.ranks import Rank
 from moored.engine.workers.team import WorkerLost
@@ -97,8 +97,8 @@ class RayTeam:
         self._group = placement_group([needs.bundle()] * self.size, strategy="PACK")
         if not self._group.wait(timeout_seconds=patience_s):
             raise MooredError(
-                f"the cluster had no room for {self.size} learner rank(s) within {patience_s:g} s; "
-                f"see `ray status`, add nodes, then go on with --resume"
+                f"the cluster had no room for {counted(self.size, 'learner rank')} within "
+                f"{patience_s:g} s; see `ray status`, add nodes, then go on with --resume"
             )
         host = self._ray.remote(RankHost)
         for rank in range(self.size):

@@ -51,7 +51,7 @@ def test_more_cpus_than_this_machine_has_are_refused_before_ray_is_started(monke
     ray = pytest.importorskip("ray")
     monkeypatch.setattr("moored.engine.ray.cluster.num_cpus_here", lambda: 2)
     assert refusal(replicas=2).startswith(
-        "engine.ray asks for 3 CPUs (1 learner rank(s) and 2 replica(s)), but this machine has 2;"
+        "engine.ray asks for 3 CPUs (1 learner rank and 2 replicas), but this machine has 2;"
     )
     assert not ray.is_initialized()
 
@@ -61,7 +61,7 @@ def test_too_few_cpus_or_gpus_are_told_in_numbers_and_the_cluster_is_left(ray_cl
 
     address = ray_cluster.address
     assert refusal(address=address, replicas=7) == (
-        "engine.ray asks for 8 CPUs and 0 GPUs (1 learner rank(s) and 7 replica(s)), but the "
+        "engine.ray asks for 8 CPUs and 0 GPUs (1 learner rank and 7 replicas), but the "
         "cluster has 4 CPUs and 0 GPUs; lower engine.ray.replicas or engine.ray.learners, or add "
         "nodes"
     )
