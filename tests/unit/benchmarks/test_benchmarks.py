@@ -182,3 +182,25 @@ def test_a_random_model_is_a_folder_that_loads(benchmark, tmp_path):
     loaded = load_model(str(tmp_path / "toy"), torch.device("cpu"), exact=False)
     assert next(loaded.model.parameters()).dtype == torch.bfloat16
     assert loaded.model.config.eos_token_id == loaded.tokenizer.eos_token_id
+
+
+def test_replies_of_a_random_model_end_after_so_many_tokens_on_average(benchmark, tmp_path):
+    import torch
+
+    from moored.models.load import load_model
+
+    benchmark("random_model").write_model("toy", tmp_path, torch.float32, 20.0)
+    model = load_model(str(tmp_path), torch.device("cpu")).model
+    with torch.no_grad():
+        ids = torch.arange(40)[None] % model.config.vocab_size
+        chances = model(input_ids=ids).logits.softmax(dim=-1)[..., model.config.eos_token_id]
+    assert 1 / chances.mean().item() == pytest.approx(20.0, rel=0.05)
+
+
+def test_sampling_goes_through_all_turns_and_counts_new_tokens(benchmark):
+    script = benchmark("vllm_sampling")
+    words = ["--shape", "toy", "--engine", "moored", "--rows", "3", "--device", "cpu"]
+    sizes = ["--prompt-tokens", "8", "--new-tokens", "4", "--repeats", "1"]
+    found = script.run_side(script.parse_arguments([*words, *sizes, "--lengths", "equal", "turns"]))
+    assert found["equal 3"]["tokens"] == [3 * 4]
+    assert found["turns 3"]["tokens"][0] >= 3 * script.TURNS

@@ -1,0 +1,291 @@
+"""Sampling: moored's fast sampler against vLLM itself, each in a process of its own.
+
+    python benchmarks/vllm_sampling.py [--shape 135m 0.5b 3b] [--rows 128 1024] \
+      [--lengths equal geometric turns] [--engine moored vllm] [--out FILE]
+
+Random weights, log-probabilities of the sampled tokens, temperature 1. `equal`: another prompt of
+`--prompt-tokens` for each row and exactly `--new-tokens` new ones. `geometric`: the same prompts,
+replies end at the end-of-sequence token, after 60 tokens on average and 400 at most. `turns`:
+groups of 16 share a prompt, and five such replies follow one another with 50 tokens between them;
+a row goes on as soon as its reply is there. Tokens per second count new tokens and the whole time.
+
+vLLM runs at its best as far as is known: CUDA graphs for up to as many rows as are asked for, its
+engine in a process of its own with asynchronous scheduling, prefix caching, no detokenizing.
+`--vllm-in-process` and `--eager` are for machines without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from harness import (
+    add_common_options,
+    describe_machine,
+    device_of,
+    make_console,
+    show_machine,
+    write_record,
+)
+from random_model import write_model
+from rich.table import Table
+from sizes import SHAPES
+
+MEAN_TOKENS, MOST_TOKENS = 60, 400
+TURNS, OBSERVATION_TOKENS, GROUP_SIZE = 5, 50, 16
+
+
+class MooredSide:
+    """The fast sampler, through streams."""
+
+    def __init__(self, folder: str, options: argparse.Namespace) -> None:
+        import torch
+
+        from moored.engine.local.engine import make_sampler
+        from moored.models.load import load_model
+
+        device, bf16 = device_of(options)
+        model: Any = load_model(folder, device, exact=not bf16).model.eval()
+        model = model.to(torch.bfloat16 if bf16 else torch.float32)
+        context = longest_context(options)
+        self._sampler = make_sampler(model, bf16=bf16, max_context=context, kind="fast")
+        self._stream: Any = None
+
+    def begin(self, most: int, stop: int | None) -> None:
+        from moored.engine.base import SamplingParams
+
+        stops = () if stop is None else (stop,)
+        self._stream = self._sampler.stream(SamplingParams(max_tokens=most, stop_ids=stops))
+
+    def submit(self, row: int, ids: np.ndarray, seed: int) -> None:
+        from moored.engine.base import Request
+        from moored.types import Prompt
+
+        self._stream.submit(Request(session=row, prompt=Prompt(ids), seed=seed))
+
+    def poll(self) -> list[tuple[int, np.ndarray]]:
+        return [(row, completion.token_ids) for row, completion in self._stream.poll()]
+
+    def end(self) -> None:
+        self._stream.close()
+
+
+class VllmSide:
+    """vLLM's engine, driven as its own `LLM.generate` does."""
+
+    def __init__(self, folder: str, options: argparse.Namespace) -> None:
+        if options.vllm_in_process:
+            os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        import vllm
+
+        most = max(options.rows)
+        graphs = (
+            {} if options.eager else {"compilation_config": {"max_cudagraph_capture_size": most}}
+        )
+        _, bf16 = device_of(options)
+        llm = vllm.LLM(
+            model=folder,
+            dtype="bfloat16" if bf16 else "float32",
+            skip_tokenizer_init=True,
+            max_model_len=longest_context(options),
+            max_num_seqs=most,
+            enable_prefix_caching=True,
+            enforce_eager=options.eager,
+            disable_log_stats=True,
+            **graphs,
+            **({"gpu_memory_utilization": 0.85} if bf16 else {}),
+        )
+        self._engine, self._make_params = llm.llm_engine, vllm.SamplingParams
+        self._params: Any = None
+        self._number = 0
+        self._rows: dict[str, int] = {}
+
+    def begin(self, most: int, stop: int | None) -> None:
+        self._params = {
+            "max_tokens": most,
+            "temperature": 1.0,
+            "logprobs": 0,
+            "detokenize": False,
+            "ignore_eos": stop is None,
+            "stop_token_ids": None if stop is None else [stop],
+        }
+
+    def submit(self, row: int, ids: np.ndarray, seed: int) -> None:
+        name = str(self._number)
+        self._number += 1
+        self._rows[name] = row
+        prompt: Any = {"prompt_token_ids": ids.tolist()}
+        # Without a seed of its own: seeds for each row make vLLM draw one row at a time.
+        self._engine.add_request(name, prompt, self._make_params(**self._params))
+
+    def poll(self) -> list[tuple[int, np.ndarray]]:
+        found: list[tuple[int, np.ndarray]] = []
+        while not found and self._engine.has_unfinished_requests():
+            for output in self._engine.step():
+                if output.finished:
+                    ids = np.asarray(output.outputs[0].token_ids)
+                    found.append((self._rows.pop(output.request_id), ids))
+        return found
+
+    def end(self) -> None:
+        assert not self._rows
+
+
+SIDES = {"moored": MooredSide, "vllm": VllmSide}
+
+
+def longest_context(options: argparse.Namespace) -> int:
+    turns = TURNS * (MOST_TOKENS + OBSERVATION_TOKENS) if "turns" in options.lengths else 0
+    return options.prompt_tokens + max(options.new_tokens, MOST_TOKENS, turns)
+
+
+def write(
+    side: MooredSide | VllmSide,
+    lengths: str,
+    rows: int,
+    stop: int,
+    options: argparse.Namespace,
+    seed: int,
+) -> int:
+    """All replies of one call; returns the number of new tokens."""
+    vocabulary, rng = SHAPES[options.shape[0]].vocab_size, np.random.default_rng(seed)
+
+    def random_ids(count: int) -> np.ndarray:
+        return rng.integers(stop + 1, vocabulary, count)
+
+    share = GROUP_SIZE if lengths == "turns" else 1
+    prompts = [random_ids(options.prompt_tokens) for _ in range(-(-rows // share))]
+    dialogues = {seed * rows + row: prompts[row // share] for row in range(rows)}
+    turns = dict.fromkeys(dialogues, 1 if lengths != "turns" else TURNS)
+    is_equal = lengths == "equal"
+    side.begin(options.new_tokens if is_equal else MOST_TOKENS, None if is_equal else stop)
+    for row, ids in dialogues.items():
+        side.submit(row, ids, seed=row)
+    tokens = 0
+    while dialogues:
+        for row, reply in side.poll():
+            tokens += len(reply)
+            turns[row] -= 1
+            if not turns[row]:
+                del dialogues[row]
+                continue
+            dialogues[row] = np.concatenate([dialogues[row], reply, random_ids(OBSERVATION_TOKENS)])
+            side.submit(row, dialogues[row], seed=row + turns[row] * 1_000_003)
+    side.end()
+    return tokens
+
+
+def run_side(options: argparse.Namespace) -> dict[str, Any]:
+    """One engine on one shape: figures by lengths and rows."""
+    (name,), (shape,) = options.engine, options.shape
+    _, bf16 = device_of(options)
+    figures: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = str(options.model_folder or scratch)
+        if options.model_folder is None:
+            make_model(shape, Path(folder), bf16=bf16)
+        stop = json.loads((Path(folder) / "config.json").read_text())["eos_token_id"]
+        begin = time.perf_counter()
+        side = SIDES[name](folder, options)
+        figures["start_s"] = time.perf_counter() - begin
+        for lengths in options.lengths:
+            for rows in options.rows:
+                seconds, tokens = [], []
+                for number in range(1 + options.repeats):
+                    begin = time.perf_counter()
+                    count = write(side, lengths, rows, stop, options, number)
+                    seconds.append(time.perf_counter() - begin)
+                    tokens.append(count)
+                rates = [t / s for t, s in zip(tokens[1:], seconds[1:], strict=True)]
+                figures[f"{lengths} {rows}"] = {
+                    "tokens_per_s": median(rates),
+                    "seconds": seconds[1:],
+                    "tokens": tokens[1:],
+                    "first_s": seconds[0],
+                }
+    return figures
+
+
+def make_model(shape: str, folder: Path, *, bf16: bool) -> None:
+    import torch
+
+    write_model(shape, folder, torch.bfloat16 if bf16 else torch.float32, MEAN_TOKENS)
+
+
+def run_child(words: Sequence[str], shape: str, name: str, folder: str) -> dict[str, Any]:
+    """The same command for one engine and shape, in a process that ends with its memory."""
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        own = ["--shape", shape, "--engine", name, "--model-folder", folder, "--child", file.name]
+        done = subprocess.run([sys.executable, __file__, *words, *own], check=False)
+        if done.returncode:
+            return {"error": f"exit status {done.returncode}"}
+        return json.loads(Path(file.name).read_text())
+
+
+def show(shape: str, found: Mapping[str, Mapping[str, Any]]) -> Table:
+    table = Table("lengths, rows", title=shape)
+    for name in found:
+        table.add_column(f"{name}, tokens/s", justify="right")
+    table.add_column("moored / vllm", justify="right")
+    cases = dict.fromkeys(case for side in found.values() for case in side if " " in case)
+    for case in cases:
+        rates = [side.get(case, {}).get("tokens_per_s") for side in found.values()]
+        ratio = f"{rates[0] / rates[1]:.2f}" if len(rates) == 2 and all(rates) else ""
+        table.add_row(case, *("" if r is None else f"{r:,.0f}" for r in rates), ratio)
+    return table
+
+
+def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Sampling: moored against vLLM.")
+    parser.add_argument("--shape", nargs="+", choices=list(SHAPES), default=["135m", "0.5b", "3b"])
+    parser.add_argument("--engine", nargs="+", choices=list(SIDES), default=list(SIDES))
+    parser.add_argument("--rows", nargs="+", type=int, default=[128, 1024])
+    parser.add_argument(
+        "--lengths",
+        nargs="+",
+        choices=("equal", "geometric", "turns"),
+        default=["equal", "geometric", "turns"],
+    )
+    parser.add_argument("--prompt-tokens", type=int, default=512)
+    parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--vllm-in-process", action="store_true")
+    parser.add_argument("--eager", action="store_true", help="vLLM without CUDA graphs")
+    parser.add_argument("--model-folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
+    add_common_options(parser, repeats=3)
+    return parser.parse_args(words)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    words = sys.argv[1:] if words is None else words
+    options = parse_arguments(words)
+    if options.child is not None:
+        options.child.write_text(json.dumps(run_side(options)))
+        return 0
+    device, bf16 = device_of(options)
+    console, figures = make_console(), {}
+    machine = describe_machine(device, bf16=bf16)
+    for shape in options.shape:
+        with tempfile.TemporaryDirectory() as folder:
+            make_model(shape, Path(folder), bf16=bf16)
+            figures[shape] = {
+                name: run_child(words, shape, name, folder) for name in options.engine
+            }
+        console.print(show(shape, figures[shape]))
+        write_record(options.out, machine, figures)
+    show_machine(console, machine)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
