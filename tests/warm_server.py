@@ -23,6 +23,7 @@ import moored.cli.profiling
 import moored.cli.progress
 import moored.engine.build
 import moored.engine.local.engine
+import moored.engine.workers.follow
 import moored.envs.sokoban.env
 import moored.evaluate
 import moored.train  # noqa: F401

@@ -19,6 +19,7 @@ from moored.cli.console import make_console, print_line
 from moored.cli.options import AsJson, split_words
 from moored.cli.run_folders import check_is_run, new_folder, start_or_stop
 from moored.cli.stopping import StopRequest
+from moored.engine.workers.ranks import typed_command
 from moored.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -166,5 +167,5 @@ def _run_loop(run: SftRun, stop: StopRequest, console: Console, *, as_json: bool
     if as_json:
         print(json.dumps(asdict(result), indent=2))
     if stop.is_made and not is_done:
-        print_line(console, f"go on with: moored sft --resume {quote(result.run)}")
+        print_line(console, f"go on with: {typed_command()} sft --resume {quote(result.run)}")
         raise typer.Exit(stop.exit_code)

@@ -19,6 +19,7 @@ from moored.cli.options import ConfigWords, check_config, read_config, split_wor
 from moored.cli.report import write_or_explain
 from moored.cli.run_folders import check_is_run, new_folder, start_or_stop
 from moored.cli.stopping import StopRequest
+from moored.engine.workers.ranks import typed_command
 from moored.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ def _check_memory(config: Config) -> None:
 
 def _command() -> list[str]:
     """What was typed; the program without its path."""
-    return ["moored", *sys.argv[1:]]
+    return [*typed_command().split(), *sys.argv[1:]]
 
 
 def _run_name(presets: Sequence[str]) -> str:
@@ -163,5 +164,6 @@ def _run_loop(run: Run, stop: StopRequest) -> None:
         console.print(table)
     print_line(console, f"{reason}\nrun directory: {run.log.path}")
     if stop.is_made and run.next_step <= run.config.num_steps:
-        print_line(console, f"go on with: moored train --resume {quote(str(run.log.path))}")
+        again = f"{typed_command()} train --resume {quote(str(run.log.path))}"
+        print_line(console, f"go on with: {again}")
         raise typer.Exit(stop.exit_code)

@@ -38,7 +38,7 @@ def save_shards(
     for each in trained:
         weights = each.trained_weights()
         tensors |= {_weight_key(each.name, name): tensor for name, tensor in weights.items()}
-        for index, entry in each.optimizer.state_dict()["state"].items():
+        for index, entry in each.optimizer_state().items():
             for name in (*MOMENTS, STEP):
                 tensors[_state_key(each.name, index, name)] = torch.as_tensor(entry[name])
     save(tensors, checkpoint_id=folder / SHARDS, process_group=group)
@@ -87,10 +87,9 @@ def _state_key(module: str, index: int, name: str) -> str:
 def _empty_state(trained: Trained, found: Metadata) -> dict[int, dict[str, torch.Tensor]]:
     """Room for the optimiser state that was saved; before the first update there is none."""
     state = {}
-    for index, weight in enumerate(trained.masters):
+    for index in range(len(trained.weights)):
         if _state_key(trained.name, index, STEP) in found.state_dict_metadata:
-            state[index] = {name: torch.zeros_like(weight).detach() for name in MOMENTS}
-            state[index][STEP] = torch.zeros(())
+            state[index] = {**trained.room_for_state(index, MOMENTS), STEP: torch.zeros(())}
     return state
 
 

@@ -15,14 +15,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
 from moored.config import Config
 from moored.engine.fsdp.checkpoint import load_shards, save_shards
 from moored.engine.fsdp.shard import Sharded
+from moored.engine.fsdp.trained import ShardedTrained, own_shard, whole
 from moored.engine.local.learner import POLICY, LocalLearner
 from moored.engine.local.precision import keep_residual_in_float
-from moored.engine.local.state import read_version
+from moored.engine.local.state import Trained, read_version
 from moored.engine.lora import plain_weights
 from moored.types import ScoreRequest
 
@@ -64,6 +64,9 @@ class ShardedLearner(LocalLearner):
             if self.bf16:
                 keep_residual_in_float(module)
             self._sharded[module] = Sharded(module, self._mesh, bf16=self.bf16)
+
+    def _train(self, name: str, module: nn.Module, lr: float) -> Trained:
+        return ShardedTrained(name, module, lr, self.config.optimizer)
 
     @property
     def _rounds(self) -> bool:
@@ -123,12 +126,3 @@ class ShardedLearner(LocalLearner):
         weights = {POLICY: changing} if policy_only else None
         load_shards(folder, () if policy_only else self._trained, weights, self._counts)
         self._version = read_version(folder)
-
-
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """All of a tensor, from the shards of all ranks."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def own_shard(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -28,12 +28,13 @@ from moored.errors import MooredError
 if TYPE_CHECKING:
     from transformers import GenerationConfig
 
+State = Mapping[int, Mapping[str, torch.Tensor]]
 CLIP_EPS = 1e-6
 """As torch has it: keeps the factor finite where all gradients are 0."""
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
-class _Weight:
+class Weight:
     """One trained weight: what the module computes with, and what the optimiser updates."""
 
     used: nn.Parameter
@@ -77,12 +78,12 @@ class Trained:
         is_fused = self.weights[0].is_cuda
         self.optimizer = make_optimizer(self.masters, lr, options, is_fused=is_fused)
 
-    def _with_master(self, weight: nn.Parameter, bf16: bool) -> _Weight:
+    def _with_master(self, weight: nn.Parameter, bf16: bool) -> Weight:
         if not bf16 and not self._on_host:
-            return _Weight(weight, weight)
+            return Weight(weight, weight)
         device = "cpu" if self._on_host else weight.device
         copied = weight.detach().to(device, torch.float32, copy=True)
-        own = _Weight(weight, nn.Parameter(copied))
+        own = Weight(weight, nn.Parameter(copied))
         # The gradient of a micro-batch is freed as soon as it is added. A strong reference would be
         # a cycle through autograd, which no collector finds.
         weight.register_post_accumulate_grad_hook(partial(_move_gradient, weakref.ref(own)))
@@ -109,12 +110,13 @@ class Trained:
     def clip_gradients(self, max_norm: float) -> torch.Tensor:
         """Scale gradients down to `max_norm`; returns the norm before."""
         gradients = self.gradients()
-        norm = nn.utils.get_total_norm(gradients)
-        if hasattr(norm, "full_tensor"):  # of shards; to import their class takes 0.8 s
-            norm = norm.full_tensor()  # pyright: ignore[reportAttributeAccessIssue]
+        norm = self._total_norm(gradients)
         factor = (max_norm / (norm + CLIP_EPS)).clamp(max=1.0)
         torch._foreach_mul_(gradients, factor)  # pyright: ignore[reportPrivateImportUsage]
         return norm
+
+    def _total_norm(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+        return nn.utils.get_total_norm(gradients)
 
     @torch.no_grad()
     def update(self, lr_factor: float | None, *, keep_grads: bool = False) -> None:
@@ -178,8 +180,16 @@ class Trained:
             if weight.requires_grad
         }
 
+    def optimizer_state(self) -> State:
+        """By the index of the weight and the name of the entry."""
+        return self.optimizer.state_dict()["state"]
+
+    def room_for_state(self, index: int, moments: Sequence[str]) -> dict[str, torch.Tensor]:
+        """Zeros to load the moments of a weight into."""
+        return {name: torch.zeros_like(self.masters[index]).detach() for name in moments}
+
     @torch.no_grad()
-    def take_over(self, state: Mapping[int, Mapping[str, torch.Tensor]]) -> None:
+    def take_over(self, state: State) -> None:
         """Go on from `trained_weights` as they are now, and this state of the optimiser."""
         for weight in self._trained:
             if weight.is_rounded:
@@ -209,7 +219,7 @@ class Trained:
         }
 
 
-def _move_gradient(reference: weakref.ref[_Weight], used: torch.Tensor) -> None:
+def _move_gradient(reference: weakref.ref[Weight], used: torch.Tensor) -> None:
     own = reference()
     assert own is not None and used.grad is not None
     own.take(used.grad)

@@ -45,6 +45,15 @@ def started_rank(variables: Mapping[str, str] = os.environ) -> Rank | None:
     return rank_from(variables)
 
 
+def typed_command() -> str:
+    """What stands before the name of a command, to start it as this one was started."""
+    rank = started_rank()
+    if rank is None:
+        return "moored"
+    ranks = f"--nproc-per-node {rank.size}" if rank.local_size == rank.size else "…"
+    return f"torchrun {ranks} -m moored"
+
+
 def refuse_idle_ranks(kind: str) -> None:
     """Raise when torchrun started several ranks of which only one would work."""
     rank = started_rank()
