@@ -23,6 +23,8 @@ FIXED = {
     "engine.kind": "the checkpoint was written by this engine",
 }
 """Options that stay as they were when a run is resumed, and why."""
+EXCHANGEABLE = {"engine.kind": ("local", "torchrun")}
+"""Values among which they may change all the same: these read each other's checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,9 @@ class Change:
 
     old: object
     new: object
+
+    def values(self) -> tuple[object, object]:
+        return self.old, self.new
 
 
 def changes_since(run: Path, config: Config) -> dict[str, Change]:
@@ -41,7 +46,7 @@ def changes_since(run: Path, config: Config) -> dict[str, Change]:
         name: Change(before[name], after[name]) for name in after if before[name] != after[name]
     }
     for name, change in changes.items():
-        if name in FIXED:
+        if name in FIXED and not all(x in EXCHANGEABLE.get(name, ()) for x in change.values()):
             raise ConfigError(
                 f"{name} cannot change when a run is resumed ({change.old!r} to {change.new!r}): "
                 f"{FIXED[name]}; leave it out, or start a new run with model={run / 'model'}"

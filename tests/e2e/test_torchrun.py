@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import time
 from pathlib import Path
 
@@ -85,8 +86,13 @@ def wait_for_steps(run: Path, count: int, ranks: list[WarmProcess]) -> None:
         time.sleep(0.02)
 
 
-def test_three_ranks_train_policy_and_critic_as_one_process_does(toy_folder, tmp_path):
-    alone = run_alone(tmp_path, words(toy_folder))
+@pytest.fixture(scope="module")
+def alone(toy_folder, tmp_path_factory) -> Path:
+    """Five steps of policy and critic in one process."""
+    return run_alone(tmp_path_factory.mktemp("alone"), words(toy_folder))
+
+
+def test_three_ranks_train_policy_and_critic_as_one_process_does(toy_folder, alone, tmp_path):
     assert_same_run(run_ranks(3, tmp_path, words(toy_folder)), alone)
 
 
@@ -101,14 +107,16 @@ def test_two_ranks_measure_collapse_of_three_groups_and_one_has_none_to_train_on
     assert any("retrieval" in name for name in split_record(read_records(alone, "collapse"))[0])
 
 
-def test_a_run_goes_on_with_another_number_of_ranks(toy_folder, tmp_path):
-    whole = run_alone(tmp_path, words(toy_folder))
+def test_a_run_goes_on_with_another_number_of_ranks(toy_folder, alone, tmp_path):
     run = run_ranks(2, tmp_path, words(toy_folder, "num_steps=2"))
-    for size, last in ((3, 4), (1, 5)):
-        asked = ["train", "--resume", run, f"num_steps={last}", "--no-report"]
-        out, _ = finish_ranks(start_ranks(size, asked, cwd=tmp_path))
-        assert f"{size} rank" in out
-    assert_same_run(run, whole)
+    go_on = ["train", "--resume", run, "--no-report"]
+    # Three ranks read what two wrote, one process what three wrote, one rank what it wrote.
+    finish_ranks(start_ranks(3, [*go_on, "num_steps=3"], cwd=tmp_path))
+    found = run_warm([*go_on, "num_steps=4", "engine.kind=local"], cwd=tmp_path)
+    assert found.returncode == 0, found.stderr
+    out, _ = finish_ranks(start_ranks(1, [*go_on, "num_steps=5", TORCHRUN], cwd=tmp_path))
+    assert "changed: engine.kind from local to torchrun\n" in out and "1 rank\n" in out
+    assert_same_run(run, alone)
 
 
 def test_a_killed_rank_ends_all_with_one_sentence_and_the_run_goes_on(toy_folder, tmp_path):
@@ -116,6 +124,7 @@ def test_a_killed_rank_ends_all_with_one_sentence_and_the_run_goes_on(toy_folder
     ranks = start_ranks(3, [*asked, TORCHRUN, "--run", "run"], cwd=tmp_path)
     wait_for_steps(tmp_path / "run", 2, ranks)
     ranks[1].kill()
+    ranks[1].communicate()
     _, said = ranks[0].communicate()
     assert ranks[0].returncode == 2
     assert said.startswith("moored: rank 1 failed: it was killed") and said.count("\n") == 1
@@ -137,3 +146,56 @@ def test_a_follower_that_is_asked_to_stop_ends_all_after_the_step(toy_folder, tm
     assert ranks[1].communicate() == ("", "") and ranks[1].returncode == 0
     done = int(str(read_records(tmp_path / "run")[-1]["step"]))
     assert (tmp_path / "run" / "checkpoints" / f"step_{done:06d}").is_dir()
+
+
+def test_a_command_without_an_engine_lets_the_other_ranks_go(tmp_path):
+    out, _ = finish_ranks(start_ranks(2, ["presets"], cwd=tmp_path))
+    assert "bandit" in out
+
+
+@pytest.mark.parametrize(
+    ("size", "options", "why"),
+    [
+        (4, [TORCHRUN], "4 ranks share 3 groups"),
+        (2, ["engine.kind=local"], "torchrun started 2 ranks, but engine.kind is local"),
+        (
+            2,
+            [TORCHRUN, "engine.compile=true"],
+            "engine.compile = True works with engine.kind=local",
+        ),
+        (2, [TORCHRUN, "engine.device=cuda"], "2 ranks were started on this machine, which has 0"),
+    ],
+)
+def test_ranks_that_cannot_work_are_refused_before_they_meet(
+    toy_folder, tmp_path, size, options, why
+):
+    # Followers wait for the driver, as they would for torchrun to end them.
+    driver, *others = start_ranks(
+        size, [*words(toy_folder), *options, "--run", "run"], cwd=tmp_path
+    )
+    _, said = driver.communicate()
+    for follower in others:
+        follower.kill()
+        follower.communicate()
+    assert driver.returncode == 2
+    assert said.startswith(f"moored: {why}") and said.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_torchrun_without_its_variables_says_how_to_start(toy_folder, tmp_path):
+    found = run_warm([*words(toy_folder), TORCHRUN, "--run", "run"], cwd=tmp_path)
+    assert found.returncode == 2
+    assert found.stderr.startswith("moored: engine.kind=torchrun needs the variables")
+    assert "torchrun --nproc-per-node" in found.stderr and found.stderr.count("\n") == 1
+
+
+def test_a_port_in_use_is_one_sentence(toy_folder, tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        asked = [*words(toy_folder), TORCHRUN, "--run", "run"]
+        (rank,) = start_ranks(1, asked, cwd=tmp_path, port=port)
+        _, said = rank.communicate()
+    assert said.startswith(f"moored: port {port} of 127.0.0.1, where ranks should meet, is in use")
+    assert rank.returncode == 2 and said.count("\n") == 1

@@ -14,16 +14,18 @@ from pickle import UnpicklingError
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from moored.engine.local.state import Trained, write_version
+from moored.engine.fsdp.trained import shard_like
+from moored.engine.local.files import SHARDS, write_version
+from moored.engine.local.state import Trained, check_shapes, read_tensors
 from moored.errors import MooredError
 
-SHARDS = "shards"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """What AdamW keeps for each weight, in its shape; and the number of steps."""
 STEP = "step"
@@ -47,33 +49,76 @@ def save_shards(
 
 
 def load_shards(
-    folder: Path,
-    trained: Sequence[Trained],
-    weights: Mapping[str, Mapping[str, torch.Tensor]] | None = None,
-    group: dist.ProcessGroup | None = None,
+    folder: Path, trained: Sequence[Trained], group: dist.ProcessGroup | None = None
 ) -> None:
-    """Bring modules and optimisers, or `weights` by module and name, to what a checkpoint holds."""
+    """Bring modules and optimisers to what a checkpoint holds, in this process or in a group."""
     found = _read_metadata(folder / SHARDS)
-    named = weights or {each.name: each.trained_weights() for each in trained}
-    tensors = {
-        _weight_key(module, name): tensor
-        for module, tensors in named.items()
-        for name, tensor in tensors.items()
-    }
-    _check_fits(folder, found, tensors)
-    states = {each.name: _empty_state(each, found) for each in trained}
-    for module, state in states.items():
-        for index, entry in state.items():
-            tensors |= {_state_key(module, index, name): entry[name] for name in entry}
+    tensors: dict[str, torch.Tensor] = {}
+    states: list[dict[int, dict[str, torch.Tensor]]] = []
+    for each in trained:
+        tensors |= _checked(folder, found, each.name, each.trained_weights())
+        states.append(_room_for_state(each, found))
+        for index, entry in states[-1].items():
+            tensors |= {_state_key(each.name, index, name): entry[name] for name in entry}
+    _fill(folder, tensors, group)
+    for each, state in zip(trained, states, strict=True):
+        each.take_over(state)
+
+
+def load_sharded_weights(
+    folder: Path, name: str, module: nn.Module, group: dist.ProcessGroup | None = None
+) -> None:
+    """Bring the trained weights of a module alone to what a checkpoint holds."""
+    own, found = _trained_weights(module), _read_metadata(folder / SHARDS)
+    _fill(folder, _checked(folder, found, name, own), group)
+
+
+def load_whole(folder: Path, trained: Sequence[Trained]) -> None:
+    """Bring sharded modules and optimisers to what one process wrote."""
+    for each in trained:
+        load_whole_weights(folder, each.name, each.module)
+        state: dict[int, dict[str, torch.Tensor]] = {}
+        flat = read_tensors(folder / f"{each.name}_optimizer.safetensors")
+        for key, tensor in flat.items():
+            index, _, name = key.partition(".")
+            own = shard_like(each.weights[int(index)], tensor) if tensor.ndim else tensor
+            state.setdefault(int(index), {})[name] = own
+        each.take_over(state)
+
+
+def load_whole_weights(folder: Path, name: str, module: nn.Module) -> None:
+    """Bring the trained weights of a sharded module to what one process wrote."""
+    file = folder / f"{name}.safetensors"
+    saved, own = read_tensors(file), _trained_weights(module)
+    shapes = {name: tensor.shape for name, tensor in saved.items() if name in own}
+    check_shapes(file, own, shapes)
+    for key, weight in own.items():
+        weight.copy_(shard_like(weight, saved[key]))
+
+
+def _trained_weights(module: nn.Module) -> dict[str, torch.Tensor]:
+    named = module.named_parameters()
+    return {name: weight.detach() for name, weight in named if weight.requires_grad}
+
+
+def _fill(folder: Path, tensors: dict[str, torch.Tensor], group: dist.ProcessGroup | None) -> None:
     with warnings.catch_warnings(), _torn(folder):
         warnings.simplefilter("ignore", UserWarning)  # that one process reads it
         load(tensors, checkpoint_id=folder / SHARDS, process_group=group)
-    for each in trained:
-        each.take_over(states[each.name])
 
 
-def has_shards(folder: Path) -> bool:
-    return (folder / SHARDS).is_dir()
+def _checked(
+    folder: Path, found: Metadata, module: str, wanted: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Weights by their keys; raises when those that were saved are of another model."""
+    start = _weight_key(module, "")
+    given = {
+        key.removeprefix(start): tuple(getattr(entry, "size", ()))
+        for key, entry in found.state_dict_metadata.items()
+        if key.startswith(start)
+    }
+    check_shapes(folder / SHARDS, wanted, given)
+    return {start + name: tensor for name, tensor in wanted.items()}
 
 
 def _weight_key(module: str, name: str) -> str:
@@ -84,7 +129,7 @@ def _state_key(module: str, index: int, name: str) -> str:
     return f"{module}/optimizer/{index}/{name}"
 
 
-def _empty_state(trained: Trained, found: Metadata) -> dict[int, dict[str, torch.Tensor]]:
+def _room_for_state(trained: Trained, found: Metadata) -> dict[int, dict[str, torch.Tensor]]:
     """Room for the optimiser state that was saved; before the first update there is none."""
     state = {}
     for index in range(len(trained.weights)):
@@ -103,22 +148,6 @@ def _read_metadata(folder: Path) -> Metadata:
         if size < stored.offset + stored.length:
             raise _damage(folder.parent, f"{file.name} ends after {size} bytes")
     return found
-
-
-def _check_fits(folder: Path, found: Metadata, wanted: Mapping[str, torch.Tensor]) -> None:
-    saved = {
-        key: tuple(getattr(entry, "size", ()))
-        for key, entry in found.state_dict_metadata.items()
-        if "/weights/" in key and key.partition("/")[0] in {k.partition("/")[0] for k in wanted}
-    }
-    shapes = {key: tuple(tensor.shape) for key, tensor in wanted.items()}
-    odd = sorted(key for key in shapes.keys() | saved if shapes.get(key) != saved.get(key))
-    if odd:
-        raise MooredError(
-            f"{str(folder / SHARDS)!r} does not fit the model: {len(odd)} weights differ in name "
-            f"or shape, {odd[0].rpartition('/')[2]!r} among them; give the model and lora_rank "
-            f"that the run began with"
-        )
 
 
 @contextmanager

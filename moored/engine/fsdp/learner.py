@@ -17,12 +17,19 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from moored.config import Config
-from moored.engine.fsdp.checkpoint import load_shards, save_shards
+from moored.engine.fsdp.checkpoint import (
+    load_sharded_weights,
+    load_shards,
+    load_whole,
+    load_whole_weights,
+    save_shards,
+)
 from moored.engine.fsdp.shard import Sharded
 from moored.engine.fsdp.trained import ShardedTrained, own_shard, whole
-from moored.engine.local.learner import POLICY, LocalLearner
+from moored.engine.local.files import POLICY, has_shards, read_version
+from moored.engine.local.learner import LocalLearner
 from moored.engine.local.precision import keep_residual_in_float
-from moored.engine.local.state import Trained, read_version
+from moored.engine.local.state import Trained
 from moored.engine.lora import plain_weights
 from moored.types import ScoreRequest
 
@@ -121,8 +128,15 @@ class ShardedLearner(LocalLearner):
     def save(self, folder: Path) -> None:
         save_shards(folder, self._trained, self._version, self._counts)
 
+    @torch.no_grad()
     def load(self, folder: Path, *, policy_only: bool = False) -> None:
-        changing = {n: w.detach() for n, w in self.model.named_parameters() if w.requires_grad}
-        weights = {POLICY: changing} if policy_only else None
-        load_shards(folder, () if policy_only else self._trained, weights, self._counts)
+        if not has_shards(folder):
+            if policy_only:
+                load_whole_weights(folder, POLICY, self.model)
+            else:
+                load_whole(folder, self._trained)
+        elif policy_only:
+            load_sharded_weights(folder, POLICY, self.model, self._counts)
+        else:
+            load_shards(folder, self._trained, self._counts)
         self._version = read_version(folder)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from moored.config_engine import OptimizerConfig
 from moored.engine.local.state import State, Trained, Weight
@@ -72,6 +72,13 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 def own_shard(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's part of a tensor, in the same memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def shard_like(weight: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """A whole tensor divided among ranks as a weight is."""
+    like = _sharded(weight)
+    own = tensor.to(like.to_local().device, like.dtype)
+    return distribute_tensor(own, like.device_mesh, like.placements)
 
 
 def _sharded(weight: torch.Tensor) -> DTensor:

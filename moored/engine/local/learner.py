@@ -24,14 +24,9 @@ from moored.engine.fast.graphs import HOST, MOST_PADDING, Graphs, Outputs, Pass
 from moored.engine.fast.layers import fuse_layers
 from moored.engine.fast.tree_attention import use_tree_attention
 from moored.engine.gradients import MAX_NUMBERS, Gradients, chosen_weights, term_products
+from moored.engine.local.files import POLICY, load_saved, save_whole
 from moored.engine.local.precision import compute_in_bfloat16
-from moored.engine.local.state import (
-    Trained,
-    export_model,
-    load_weights,
-    read_version,
-    write_version,
-)
+from moored.engine.local.state import Trained, export_model
 from moored.engine.lora import make_reference, plain_model, plain_weights, without_adapters
 from moored.engine.packing import (
     Packed,
@@ -65,8 +60,6 @@ from moored.training.losses import update_figures
 from moored.types import Prompt, ScoreRequest
 
 T = TypeVar("T")
-POLICY = "policy"
-"""The name of its files."""
 MICRO_BATCH_TOKENS = (4096, 24576)
 """On a CPU, where activations should stay near the cores; on a GPU."""
 FORWARD_TIMES = 4
@@ -442,17 +435,11 @@ class LocalLearner:
 
     def save(self, folder: Path) -> None:
         """Write weights and optimiser state: what `load` needs to go on as if nothing happened."""
-        folder.mkdir(parents=True, exist_ok=True)
-        for trained in self._trained:
-            trained.save(folder)
-        write_version(folder, self._version)
+        save_whole(folder, self._trained, self._version)
 
     def load(self, folder: Path, *, policy_only: bool = False) -> None:
-        if policy_only:
-            load_weights(self.model, folder / f"{POLICY}.safetensors")
-        for trained in () if policy_only else self._trained:
-            trained.load(folder)
-        self._version = read_version(folder)
+        trained = self._trained
+        self._version = load_saved(folder, trained, self.model, policy_only=policy_only)
 
     def export(self, folder: Path) -> None:
         """Write the policy in Hugging Face format, in the precision the sampler used."""

@@ -6,7 +6,6 @@ A state holds what updates change: all weights, or under LoRA the adapters alone
 from __future__ import annotations
 
 import copy
-import json
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -201,7 +200,7 @@ class Trained:
         saved = load_weights(self.module, folder / f"{self.name}.safetensors")
         for name, master in self._named_masters():
             master.copy_(saved[name])
-        load_state(self.optimizer, _read(folder / f"{self.name}_optimizer.safetensors"))
+        load_state(self.optimizer, read_tensors(folder / f"{self.name}_optimizer.safetensors"))
 
     def _named_masters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Master weights that the module has only rounded, by the module's names."""
@@ -228,20 +227,33 @@ def _move_gradient(reference: weakref.ref[Weight], used: torch.Tensor) -> None:
 
 def load_weights(module: nn.Module, file: Path) -> dict[str, torch.Tensor]:
     """Take over saved weights and return them; those of another model are refused."""
-    saved = _read(file)
-    shapes = {name: tensor.shape for name, tensor in _changing(module).items()}
-    given = {name: tensor.shape for name, tensor in saved.items()}
-    odd = sorted(name for name in shapes.keys() | given if shapes.get(name) != given.get(name))
+    saved = read_tensors(file)
+    check_shapes(file, _changing(module), {name: tensor.shape for name, tensor in saved.items()})
+    module.load_state_dict(saved, strict=False)
+    return saved
+
+
+def check_shapes(
+    file: Path, wanted: Mapping[str, torch.Tensor], given: Mapping[str, Sequence[int]]
+) -> None:
+    """Raise when a file holds the weights of another model."""
+    own, saved = (
+        {n: tuple(s) for n, s in shapes.items()}
+        for shapes in (
+            {name: tensor.shape for name, tensor in wanted.items()},
+            given,
+        )
+    )
+    odd = sorted(name for name in own.keys() | saved if own.get(name) != saved.get(name))
     if odd:
         raise MooredError(
             f"{str(file)!r} does not fit the model: {len(odd)} weights differ in name or shape, "
             f"{odd[0]!r} among them; give the model and lora_rank that the run began with"
         )
-    module.load_state_dict(saved, strict=False)
-    return saved
 
 
-def _read(file: Path) -> dict[str, torch.Tensor]:
+def read_tensors(file: Path) -> dict[str, torch.Tensor]:
+    """What a file of a checkpoint holds."""
     try:
         return load_file(file)
     except (OSError, SafetensorError) as error:
@@ -249,16 +261,6 @@ def _read(file: Path) -> dict[str, torch.Tensor]:
             f"{str(file)!r} is damaged or missing ({error}); delete the folder "
             f"{file.parent.name!r}, then the checkpoint before it is used"
         ) from error
-
-
-def write_version(folder: Path, version: int) -> None:
-    """Store the number of updates."""
-    (folder / "learner.json").write_text(json.dumps({"version": version}) + "\n")
-
-
-def read_version(folder: Path) -> int:
-    """The number of updates at a checkpoint."""
-    return json.loads((folder / "learner.json").read_text())["version"]
 
 
 def export_model(model: nn.Module, folder: Path, dtype: torch.dtype) -> None:

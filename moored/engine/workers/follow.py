@@ -17,6 +17,9 @@ from moored.engine.workers.ranks import Rank
 from moored.engine.workers.torchrun import END, GRACE_S, STOP_SIGNALS, Worker
 from moored.errors import MooredError
 
+TURN_S = 1.0
+"""How long ranks with less to say wait for those with more."""
+
 
 def follow(rank: Rank) -> NoReturn:
     """Serve the driver; the process ends here."""
@@ -44,15 +47,18 @@ def follow(rank: Rank) -> NoReturn:
 
 def _tell(lines: Lines, error: Exception) -> None:
     """Why this rank ends, unless the driver has gone first."""
-    if not isinstance(error, MooredError | RuntimeError):
-        traceback.print_exception(error)
-    why = str(error) if isinstance(error, MooredError) else f"{type(error).__name__}: {error}"
+    is_known = isinstance(error, MooredError)
+    if not is_known:
+        # It may come of another rank's end, which the driver hears of by itself.
+        time.sleep(TURN_S)
     try:
-        lines.tell(why)
+        lines.tell(str(error) if is_known else f"{type(error).__name__}: {error}")
     except RuntimeError:
         return
-    # An error that all ranks have is the driver's to print; let it be first to end.
-    time.sleep(GRACE_S / 2)
+    if not isinstance(error, MooredError | RuntimeError):
+        traceback.print_exception(error)
+    # An error that all ranks have is the driver's to print; let it end first.
+    time.sleep(TURN_S)
 
 
 def _end_soon(driver: int, why: str) -> None:
