@@ -34,13 +34,13 @@ class ShardedTrained(Trained):
         dist.all_reduce(square, group=_sharded(self.weights[0]).device_mesh.get_group())
         return square.sqrt()
 
-    def _apply(self, weights: Sequence[Weight]) -> None:
-        for weight in weights:
-            if weight.used.grad is not None:
-                weight.master.grad = own_shard(weight.used.grad)
+    def _apply(self) -> None:
+        for weight, master in zip(self.weights, self.masters, strict=True):
+            if weight.grad is not None:
+                master.grad = own_shard(weight.grad)
         self.optimizer.step()
-        for weight in weights:
-            weight.master.grad = None
+        for master in self.masters:
+            master.grad = None
 
     def trained_weights(self) -> dict[str, torch.Tensor]:
         named = self.module.named_parameters()
