@@ -23,7 +23,7 @@ FIXED = {
     "engine.kind": "the checkpoint was written by this engine",
 }
 """Options that stay as they were when a run is resumed, and why."""
-EXCHANGEABLE = {"engine.kind": ("local", "torchrun")}
+EXCHANGEABLE = {"engine.kind": ("local", "torchrun", "ray")}
 """Values among which they may change all the same: these read each other's checkpoints."""
 
 
