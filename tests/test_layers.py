@@ -37,7 +37,8 @@ ALLOWED: dict[str, set[str]] = {
     "integrations": BASE | {"algo", "diagnostics"},
     "presets": BASE,
     "studies": ANALYSIS | {"presets", "models"},
-    "cli": LOOPS | {"analysis", "presets", "studies"},
+    "launch": BASE,
+    "cli": LOOPS | {"analysis", "presets", "studies", "launch"},
     "__main__": {"cli", "engine"},
 }
 """Layer of a module -> layers it may import."""
@@ -45,7 +46,7 @@ ALLOWED: dict[str, set[str]] = {
 NO_ENGINE = ("engine.base", "engine.checkpoint", "engine.fast.buckets")
 
 HEAVY = {"torch", "transformers", "ray", "vllm", "peft", "trl", "verl"}
-LIGHT = MATHS | {"plan", "integrations", "analysis", "studies"}
+LIGHT = MATHS | {"plan", "launch", "integrations", "analysis", "studies"}
 SUBCLASSES = {
     "analysis.scorers",
     "runlog.sinks",

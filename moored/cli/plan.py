@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import closing
 from dataclasses import dataclass, fields
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -37,6 +38,22 @@ Network = Annotated[
 ]
 
 
+class PublishRoute(StrEnum):
+    """How new weights reach samplers on other GPUs."""
+
+    STORE = "store"
+    NCCL = "nccl"
+
+
+Publish = Annotated[
+    PublishRoute | None,
+    typer.Option(
+        help="With --gpus: how weights reach samplers; Ray's object store (as engine.kind=ray "
+        "does, the default), or from GPU to GPU."
+    ),
+]
+
+
 def plan_command(
     what: ConfigWords = None,
     gpu: Annotated[
@@ -61,6 +78,7 @@ def plan_command(
     tensor_parallel: TensorParallel = None,
     nvlink: Nvlink = None,
     network: Network = None,
+    publish: Publish = None,
     as_json: AsJson = False,
 ) -> None:
     """Say what a run needs of a GPU: memory by part, seconds by phase; nothing is downloaded.
@@ -70,7 +88,7 @@ def plan_command(
     not fit.
     """
     config = read_config(what or [])
-    cluster = _Cluster(gpus, gpus_per_node, samplers, tensor_parallel, nvlink, network)
+    cluster = _Cluster(gpus, gpus_per_node, samplers, tensor_parallel, nvlink, network, publish)
     _check_is_planned(config, cluster)
     chosen, note = _choose_gpu(config, gpu, memory_gib, tflops, bandwidth)
     lengths = _lengths(config, turns, prompt_tokens, reply_tokens)
@@ -93,6 +111,7 @@ class _Cluster:
     tensor_parallel: int | None
     nvlink: float | None
     network: float | None
+    publish: PublishRoute | None
 
 
 def _lengths(
@@ -142,6 +161,7 @@ def _plan_cluster(
         lengths,
         samplers=given.samplers,
         ways=given.tensor_parallel,
+        route=(given.publish or PublishRoute.STORE).value,
     )
     print_cluster(found, as_json=as_json)
     return found.fits

@@ -10,7 +10,7 @@ from moored.cli.console import make_console, print_line
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from moored.plan.cluster import ClusterPlan, Layout
+    from moored.plan.layouts import ClusterPlan, Layout
 
 GIB = 2**30
 COLUMNS = ("learners", "samplers", "rollout", "learn", "publish", "step", "tokens/s", "bound by")
@@ -21,10 +21,14 @@ NOTE = (
     "sheets, and no run on several GPUs was measured; without environments and looks at collapse"
 )
 
+TENSOR_PARALLEL = (
+    "samplers of several GPUs are tensor parallelism of vLLM, which no engine of moored starts yet"
+)
+
 
 def print_cluster(found: ClusterPlan, *, as_json: bool) -> None:
     """Everything as lines, or as JSON with what to do about a cluster that is too small."""
-    from moored.plan.cluster import cluster_remedy
+    from moored.plan.cluster_advice import cluster_remedy
 
     remedy = None if found.fits else cluster_remedy(found)
     if as_json:
@@ -105,6 +109,8 @@ def _verdict(found: ClusterPlan) -> list[str]:
     lines = [f"{best.step_s:.2f} s a step; longest: {best.bound} ({_why(best)})"]
     if best.idle:
         lines.append(f"{best.idle} GPUs are left over: no whole replica fits on them")
+    if best.ways > 1:
+        lines.append(TENSOR_PARALLEL)
     return [*lines, NOTE]
 
 
@@ -119,6 +125,7 @@ def _why(best: Layout) -> str:
         "update": "bound by arithmetic: more learners or a smaller model",
         "links of the update": "gathering weights takes longer than computing with them: larger "
         "micro-batches, fewer learners or faster links",
-        "publish": "sending weights: faster links between nodes",
+        "publish": "weights go through main memory and Ray's object store: --publish nccl shows "
+        "what GPUs could do, *together* needs none of it",
     }
     return reasons[best.bound]

@@ -8,16 +8,14 @@ same time. Of every layout the split with the shortest step is kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Iterator
 
 from moored.config import Config
 from moored.errors import MooredError
-from moored.plan.advice import LORA_RANK, with_options
-from moored.plan.cluster_work import ClusterWork, Update
+from moored.plan.cluster_work import ClusterWork, Route
 from moored.plan.coefficients import MEASURED, Coefficients
 from moored.plan.gpus import GIB
+from moored.plan.layouts import IN_TURN, LAYOUTS, OVERLAPPED, TOGETHER, ClusterPlan, Layout
 from moored.plan.links import Cluster
 from moored.plan.seconds import Lengths, longest_lengths
 from moored.plan.setup import Setup, setup_of
@@ -30,130 +28,8 @@ from moored.plan.sharded import (
     sampler_memory,
 )
 
-TOGETHER, IN_TURN, OVERLAPPED = "together", "apart, in turn", "apart, max_lag 1"
-LAYOUTS = (TOGETHER, IN_TURN, OVERLAPPED)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Layout:
-    """One division of the GPUs, with what it needs and takes."""
-
-    name: str
-    learners: int
-    replicas: int
-    ways: int
-    """GPUs of a replica: its tensor parallelism."""
-    idle: int
-    """GPUs that no whole replica fits on."""
-    learner: LearnerMemory
-    sampler: SamplerMemory
-    seconds: Mapping[str, float]
-    """By phase."""
-    update: Update
-    tokens: int
-    """That samplers write in a step."""
-
-    @property
-    def rollout_s(self) -> float:
-        """One driver hands on all turns while samplers write."""
-        return max(self.seconds["prefill"] + self.seconds["decode"], self.seconds["driver"])
-
-    @property
-    def learn_s(self) -> float:
-        return self.seconds["advantages"] + self.seconds["update"]
-
-    @property
-    def step_s(self) -> float:
-        if self.name == OVERLAPPED:
-            return max(self.rollout_s, self.learn_s) + self.seconds["publish"]
-        return self.rollout_s + self.learn_s + self.seconds["publish"]
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Of all samplers while they write."""
-        return self.tokens / self.rollout_s
-
-    @property
-    def bound(self) -> str:
-        """The part of a step that takes longest."""
-        parts = {
-            "prefill": self.seconds["prefill"],
-            "decode": self.seconds["decode"],
-            "driver": self.seconds["driver"],
-            "advantages": self.seconds["advantages"],
-            "update": self.seconds["update"],
-            "publish": self.seconds["publish"],
-        }
-        if self.update.links_s > self.update.compute_s:
-            parts["links of the update"] = parts.pop("update")
-        return max(parts, key=lambda part: parts[part])
-
-    def record(self) -> dict[str, object]:
-        """For JSON; memory in GiB."""
-        return {
-            "learners": self.learners,
-            "replicas": self.replicas,
-            "tensor_parallel": self.ways,
-            "idle_gpus": self.idle,
-            "rows_at_a_time": self.sampler.rows,
-            "micro_batch_tokens": self.learner.micro_batch_tokens,
-            "gradient_checkpointing": self.learner.checkpointing,
-            "learner_gib": _gib(self.learner.peak),
-            "sampler_gib": _gib(self.sampler.parts),
-            "seconds": {name: round(s, 4) for name, s in self.seconds.items()},
-            "update_compute_s": round(self.update.compute_s, 4),
-            "update_links_s": round(self.update.links_s, 4),
-            "rollout_s": round(self.rollout_s, 4),
-            "step_s": round(self.step_s, 4),
-            "generated_tokens_per_s": round(self.tokens_per_s),
-            "bound": self.bound,
-        }
-
-
-def _gib(parts: Mapping[str, int]) -> dict[str, float]:
-    return {part: round(size / GIB, 3) for part, size in parts.items()}
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClusterPlan:
-    """The best split of every layout that fits."""
-
-    config: Config
-    cluster: Cluster
-    setup: Setup
-    lengths: Lengths
-    layouts: Mapping[str, Layout]
-    misfits: Mapping[str, str]
-    """Why a layout does not fit, by its name."""
-
-    @property
-    def fits(self) -> bool:
-        return bool(self.layouts)
-
-    @cached_property
-    def best(self) -> Layout:
-        """The shortest step."""
-        return min(self.layouts.values(), key=lambda layout: layout.step_s)
-
-    def record(self) -> dict[str, object]:
-        """For JSON."""
-        cluster, lengths = self.cluster, self.lengths
-        return {
-            "model": self.config.model,
-            "num_parameters": self.setup.shape.num_parameters,
-            "gpu": cluster.gpu.name,
-            "gpus": cluster.num_gpus,
-            "gpus_per_node": cluster.gpus_per_node,
-            "node_gb_s": cluster.node_gbs,
-            "network_gbit_s": cluster.network_gbits,
-            "episodes": self.setup.num_episodes,
-            "trajectory_tokens": lengths.trajectory,
-            "turns": lengths.turns,
-            "fits": self.fits,
-            "best": self.best.name if self.fits else None,
-            "layouts": {name: layout.record() for name, layout in self.layouts.items()},
-            "misfits": dict(self.misfits),
-        }
+WAYS = (1, 2, 4, 8, 16)
+"""Tensor parallelism to choose from."""
 
 
 def plan_cluster(
@@ -164,17 +40,20 @@ def plan_cluster(
     *,
     samplers: int | None = None,
     ways: int | None = None,
+    route: Route = "store",
     given: Coefficients = MEASURED,
 ) -> ClusterPlan:
     """Compare layouts; `samplers` GPUs and `ways` of tensor parallelism may be given."""
     setup = setup_of(config, shape)
     _check(setup, cluster, samplers, ways)
     lengths = lengths or longest_lengths(config)
-    search = _Search(setup, cluster, given, ClusterWork(setup, cluster, given, lengths))
-    found = list(search.apart(samplers, ways))
+    search = _Search(ClusterWork(setup, cluster, given, lengths), given, route)
+    found = search.apart(samplers, ways)
     layouts: dict[str, Layout] = {}
     misfits: dict[str, str] = {}
-    together = search.together() if samplers is None and ways in (None, 1) else None
+    is_open = samplers is None and ways in (None, 1)
+    is_shared = cluster.num_gpus <= setup.num_groups
+    together = search.together() if is_open and is_shared else None
     for name in LAYOUTS:
         tried = [layout for layout in [*found, together] if layout and layout.name == name]
         fitting = [layout for layout in tried if search.misfit(layout) is None]
@@ -194,9 +73,16 @@ def plan_cluster(
 
 
 def _check(setup: Setup, cluster: Cluster, samplers: int | None, ways: int | None) -> None:
-    if setup.states_on_host:
+    if setup.states_on_host or setup.optimizer != "adamw":
         raise MooredError(
-            "optimizer.states=host is planned for one GPU only; several GPUs share the states"
+            "optimizer.states=host and optimizer.kind=adamw_8bit are for one GPU; leave them out, "
+            "because several GPUs share the states"
+        )
+    learners = None if samplers is None else cluster.num_gpus - samplers
+    if learners is not None and learners > setup.num_groups:
+        raise MooredError(
+            f"{learners} learners share {setup.num_groups} groups, so some would have none; raise "
+            f"--samplers or rollout.num_groups"
         )
     if ways is not None and (ways < 1 or setup.shape.heads % ways):
         raise MooredError(
@@ -217,11 +103,9 @@ def _check(setup: Setup, cluster: Cluster, samplers: int | None, ways: int | Non
 class _Search:
     """Layouts of one configuration on one cluster."""
 
-    def __init__(
-        self, setup: Setup, cluster: Cluster, given: Coefficients, work: ClusterWork
-    ) -> None:
-        self.setup, self.cluster, self.given, self.work = work.setup, cluster, given, work
-        self.has_fast_sampler = setup.has_fast_sampler
+    def __init__(self, work: ClusterWork, given: Coefficients, route: Route) -> None:
+        self.work, self.given, self.route = work, given, route
+        self.setup, self.cluster = work.setup, work.cluster
 
     def together(self) -> Layout:
         """Every GPU has both, and the sampler's weights stay during updates."""
@@ -238,32 +122,39 @@ class _Search:
     def _num_gpus(self) -> int:
         return self.cluster.num_gpus
 
-    def apart(self, samplers: int | None, ways: int | None) -> Iterator[Layout]:
-        """Every split into learners and replicas that stay within a node."""
-        all_ways = [1, 2, 4, 8, 16] if ways is None else [ways]
-        for own_ways in all_ways:
+    def apart(self, samplers: int | None, ways: int | None) -> list[Layout]:
+        """Every split, with the least tensor parallelism that lets one fit."""
+        found: list[Layout] = []
+        for own_ways in WAYS if ways is None else (ways,):
             if own_ways > self.cluster.gpus_per_node or self.setup.shape.heads % own_ways:
                 continue
-            for learners in self._learners(samplers):
-                free = _free_gpus(self.cluster, learners)
-                replicas = sum(size // own_ways for size in free)
-                replicas = min(replicas, self.setup.num_episodes)
-                if replicas:
-                    yield from self._split(learners, replicas, own_ways)
+            tried = list(self._splits(samplers, own_ways))
+            found += tried
+            if any(self.misfit(layout) is None for layout in tried):
+                break
+        return found
+
+    def _splits(self, samplers: int | None, ways: int) -> Iterator[Layout]:
+        """Splits into learners and replicas that stay within a node."""
+        for learners in self._learners(samplers):
+            free = _free_gpus(self.cluster, learners)
+            replicas = min(sum(size // ways for size in free), self.setup.num_episodes)
+            if replicas:
+                yield from self._split(learners, replicas, ways)
 
     def _learners(self, samplers: int | None) -> list[int]:
-        """Parts of a node, or whole nodes."""
+        """Parts of a node, or whole nodes; every rank has a group."""
         if samplers is not None:
             return [self._num_gpus - samplers]
-        node = self.cluster.gpus_per_node
-        return [n for n in range(1, self._num_gpus) if n <= node or n % node == 0]
+        node, most = self.cluster.gpus_per_node, min(self._num_gpus - 1, self.setup.num_groups)
+        return [n for n in range(1, most + 1) if n <= node or n % node == 0]
 
     def _split(self, learners: int, replicas: int, ways: int) -> Iterator[Layout]:
         setup, gpu, memory = self.setup, self.cluster.gpu, self.given.memory
         learner = learner_memory(setup, gpu, memory, ranks=learners)
         rows = -(-setup.num_episodes // replicas)
         sampler = sampler_memory(setup, gpu, memory, ways=ways, wanted_rows=rows)
-        publish = self.work.publish(learners, replicas, ways)
+        publish = self.work.publish(learners, replicas, ways, self.route)
         idle = self._num_gpus - learners - replicas * ways
         for name in (IN_TURN, OVERLAPPED):
             yield self._layout(name, learners, replicas, ways, idle, learner, sampler, publish)
@@ -280,7 +171,7 @@ class _Search:
         publish: float,
     ) -> Layout:
         work, lengths = self.work, self.work.lengths
-        is_vllm = ways > 1 or not self.has_fast_sampler
+        is_vllm = ways > 1 or not self.setup.has_fast_sampler
         update = work.update(learners, learner)
         seconds = {
             "prefill": work.prefill(replicas, ways),
@@ -331,34 +222,3 @@ def _free_gpus(cluster: Cluster, learners: int) -> list[int]:
         learners -= taken
         free.append(size - taken)
     return free
-
-
-MOST_GPUS = 1024
-"""How far `smallest_cluster` looks."""
-
-
-def smallest_cluster(found: ClusterPlan, given: Coefficients = MEASURED) -> int | None:
-    """GPUs of the smallest cluster of the same kind that fits; whole nodes beyond the first."""
-    node = found.cluster.gpus_per_node
-    sizes = [*range(1, node + 1), *range(2 * node, MOST_GPUS + 1, node)]
-    for num_gpus in sizes:
-        if num_gpus <= found.cluster.num_gpus:
-            continue
-        larger = replace(found.cluster, num_gpus=num_gpus)
-        shape = found.setup.shape
-        if plan_cluster(found.config, shape, larger, found.lengths, given=given).fits:
-            return num_gpus
-    return None
-
-
-def cluster_remedy(found: ClusterPlan) -> str:
-    """What to do about a cluster on which nothing fits; each piece was planned again and fits."""
-    num_gpus = smallest_cluster(found)
-    pieces = [] if num_gpus is None else [f"give it {num_gpus} GPUs (--gpus {num_gpus})"]
-    if not found.setup.lora_rank:
-        adapters = with_options(found.config, {"optimizer.lora_rank": LORA_RANK})
-        if plan_cluster(adapters, found.setup.shape, found.cluster, found.lengths).fits:
-            pieces.append(f"set optimizer.lora_rank={LORA_RANK} (only adapters are trained)")
-    if pieces:
-        return ", or ".join(pieces)
-    return "neither more GPUs of this kind nor adapters help; take a smaller model or larger GPUs"

@@ -7,7 +7,8 @@ What GPUs tell each other is bytes over the links of `moored.plan.links`: none o
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Literal
 
 from moored.plan.coefficients import Coefficients
 from moored.plan.links import LINK_SHARE, Cluster
@@ -22,8 +23,18 @@ VLLM_ROW_S = 22e-6
 """What vLLM 0.26 adds to a decoding step for each row, beside what moored's own sampler takes: with
 log-probabilities its steps took 4.0 and 29 ms at 0.5 B (128 and 1,024 rows) and 4.7 and 39 ms at
 3 B, measured on one H200 with random weights. This gives 4.4, 27, 6.5 and 40 ms."""
+HOST_COPY_BYTES_S = 6e9
+"""Between a GPU and main memory that is not pinned: an assumption."""
+STORE_PUT_BYTES_S = 2.5e9
+"""Into Ray's object store: 2.3 to 3.3 GB/s were measured with 400 MB on two cores."""
+STORE_SEND_BYTES_S = 1.0e9
+"""From one node's store to another's: 0.8 to 1.35 GB/s were measured between two stores on the same
+two cores; machines with more cores may do better."""
 TENSOR_PARALLEL_LATENCY_S = 10e-6
 """Of an all-reduce of a decoding step within a node: an assumption."""
+
+Route = Literal["store", "nccl"]
+"""How weights reach replicas: `store` is what `engine.kind=ray` does, `nccl` what GPUs could."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +57,8 @@ class ClusterWork:
     def __init__(
         self, setup: Setup, cluster: Cluster, given: Coefficients, lengths: Lengths
     ) -> None:
-        # Ranks compute the model's own layers, not the fused ones of the local learner.
-        self.setup = replace(setup, has_fast_learner=False)
-        self.cluster, self.lengths = cluster, lengths
-        self.work = Work(self.setup, cluster.gpu, given.speed, lengths)
+        self.setup, self.cluster, self.lengths = setup, cluster, lengths
+        self.work = Work(setup, cluster.gpu, given.speed, lengths)
 
     def prefill(self, replicas: int, ways: int) -> float:
         """The episodes of a group may lie on several replicas, and each reads the prompt."""
@@ -84,11 +93,10 @@ class ClusterWork:
     def advantages(self, ranks: int, memory: LearnerMemory) -> float:
         """Passes without gradients over all tokens of a step, where there are any."""
         seconds = self.work.advantages() * self._imbalance(self.setup.num_episodes, ranks) / ranks
-        if not seconds:
-            return 0.0
-        models = self.setup.has_critic + self.setup.scores_old
-        batches = self._micro_batches(self.work.step_tokens, ranks, memory)
-        return max(seconds, models * batches * self._gather_weights(ranks))
+        passes = self.setup.has_critic + self.setup.scores_old
+        passes *= self._micro_batches(self.work.step_tokens, ranks, memory)
+        others = max(self.work.launch_s, self._gather_weights(ranks))
+        return max(seconds, passes * others)
 
     def update(self, ranks: int, memory: LearnerMemory) -> Update:
         """Every micro-batch gathers weights forwards and backwards, and sums gradients."""
@@ -102,17 +110,31 @@ class ClusterWork:
         sums = self.cluster.gather_s(4 * trained, ranks, calls=models * shape.layers)
         gathers = 2 * models + setup.has_reference
         links = batches * (gathers * self._gather_weights(ranks) + sums)
+        # The host launches the passes of a layer, backwards twice as long as forwards.
+        launches = batches * (models * (3 + memory.checkpointing) + setup.has_reference)
+        compute = max(compute, launches * self.work.launch_s)
         return Update(compute, links, self.work.optimizer() / ranks)
 
-    def publish(self, learners: int, replicas: int, ways: int) -> float:
-        """Weights are gathered, sent to all replicas in a chain, and copied in place."""
-        cluster, setup = self.cluster, self.setup
-        num_bytes = setup.element_bytes * setup.shape.num_parameters
+    def publish(self, learners: int, replicas: int, ways: int, route: Route) -> float:
+        """Weights are gathered, and go to all replicas: through Ray's object store, or directly."""
+        num_bytes = self.setup.element_bytes * self.setup.shape.num_parameters
+        gather = self._gather_weights(learners)
+        if route == "nccl":
+            return gather + self._broadcast(num_bytes, learners, replicas, ways)
+        copies = num_bytes / HOST_COPY_BYTES_S * (1 + 1 / ways)
+        nodes = -(-(learners + replicas * ways) // self.cluster.gpus_per_node)
+        # A node that has the weights sends them on: each round doubles those that do.
+        rounds = math.ceil(math.log2(nodes))
+        sends = rounds * num_bytes / STORE_SEND_BYTES_S
+        return gather + num_bytes / STORE_PUT_BYTES_S + sends + copies
+
+    def _broadcast(self, num_bytes: float, learners: int, replicas: int, ways: int) -> float:
+        """From GPU to GPU in a chain, over the card of one GPU between nodes; then a copy."""
+        cluster = self.cluster
         is_one_node = learners + replicas * ways <= cluster.gpus_per_node
         card = cluster.network_gbits / 8 / cluster.gpus_per_node
         rate = LINK_SHARE * 1e9 * (cluster.node_gbs if is_one_node else min(card, cluster.node_gbs))
-        copies = 2 * num_bytes / ways / self.work.bandwidth
-        return self._gather_weights(learners) + num_bytes / rate + copies
+        return num_bytes / rate + 2 * num_bytes / ways / self.work.bandwidth
 
     def publish_in_place(self, ranks: int) -> float:
         """Samplers on the learners' GPUs gather the weights and copy them."""

@@ -163,7 +163,7 @@ class Work:
     def scoring_launches(self, tokens: int) -> float:
         """What the host takes to launch `advantages`."""
         models = self.setup.has_critic + self.setup.scores_old
-        return models * self._num_passes(self.step_tokens, forward_tokens(tokens)) * self._launch_s
+        return models * self._num_passes(self.step_tokens, forward_tokens(tokens)) * self.launch_s
 
     def update_passes(self, tokens: int, checkpointing: bool) -> float:
         """The GPU computes while the host launches; the slower one counts."""
@@ -176,10 +176,10 @@ class Work:
         trained *= self._num_passes(self.epoch_tokens, tokens)
         reference = self._num_passes(self.epoch_tokens, forward_tokens(tokens))
         reference *= setup.has_reference
-        return setup.num_epochs * (trained + reference) * self._launch_s
+        return setup.num_epochs * (trained + reference) * self.launch_s
 
     @property
-    def _launch_s(self) -> float:
+    def launch_s(self) -> float:
         """Of a forward pass through all layers."""
         setup = self.setup
         is_recorded = (

@@ -142,7 +142,7 @@ CLUSTER = ["plan", "sokoban", "grpo", "qwen2.5-7b", "rollout.num_groups=64", "--
 
 
 def test_a_plan_for_a_cluster_compares_layouts_and_shows_both_kinds_of_gpu(run):
-    code, out, _ = run(*CLUSTER, "--gpus", "64")
+    code, out, _ = run(*CLUSTER, "--gpus", "64", "--publish", "nccl")
     lines = out.splitlines()
     assert code == 0
     assert lines[1] == (
@@ -168,6 +168,7 @@ def test_json_of_a_cluster_has_every_layout(run):
 
 def test_a_cluster_that_is_too_small_has_a_remedy_and_exit_code_1(run):
     words = ["plan", "sokoban", "ppo", "model=meta-llama/Llama-3.1-70B", "--gpu", "h100"]
+    words += ["rollout.num_groups=64"]
     code, out, _ = run(*words, "--gpus", "8")
     last = out.splitlines()[-1]
     assert (code, last.startswith("does not fit: give it ")) == (1, True)

@@ -38,7 +38,8 @@ def test_critic_and_reference_are_sharded_too():
     update = learner_memory(with_both, LARGE, BARE.memory, ranks=2).phases["update"]
     # The head is the embedding here, so the critic has as many parameters.
     assert update["critic"] == 12 * ALL // 2
-    assert update["reference"] == 4 * ALL // 2
+    # Frozen, so it is kept as it is used.
+    assert update["reference"] == 2 * ALL // 2
     assert update["gradients"] == 4 * 2 * ALL // 2
 
 
