@@ -152,7 +152,15 @@ def stragglers() -> dict[str, dict[str, Any]]:
 
 def measure() -> Measured:
     """Everything that is measured here; the driver's turn is for the comparison alone."""
-    from simulation_real import ENVS, RealRollouts, compare, measure_calls, measure_env, still
+    from simulation_real import (
+        ENVS,
+        RealRollouts,
+        compare,
+        measure_calls,
+        measure_env,
+        measure_store,
+        still,
+    )
 
     env_s = {name: measure_env(name, 300 if name == "code" else 4000) for name in ENVS}
     calls = measure_calls()
@@ -179,6 +187,7 @@ def measure() -> Measured:
     return {
         "env_s": {name: {"shares": s.shares, "values": s.values} for name, s in env_s.items()},
         "calls": asdict(calls),
+        "store": measure_store(),
         "driver_turn_s": turn_s,
         "compared": compared,
     }

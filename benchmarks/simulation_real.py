@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -72,7 +73,7 @@ def measure_calls(num_actors: int = 16, wait_s: float = 0.02, seconds: float = 3
     """Calls as `engine.kind=ray` makes them: one to each actor, made again when it comes back."""
     import ray
 
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
 
         @ray.remote(num_cpus=0)
@@ -113,6 +114,36 @@ def _thread_s(ray, actors, num_requests: int, wait_s: float, seconds: float) -> 
     thread_s = time.thread_time() - begin
     ray.get(list(calls))
     return thread_s / num_calls
+
+
+def measure_store(num_bytes: int = 400_000_000, repeats: int = 5) -> dict[str, float]:
+    """Bytes a second into Ray's object store, and from the store of one node to another's."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    store = {"num_cpus": 1, "object_store_memory": 4 * num_bytes}
+    cluster = Cluster(initialize_head=True, head_node_args={**store, "include_dashboard": False})
+    cluster.add_node(**store, resources={"other": 1})
+    try:
+        ray.init(address=cluster.address, log_to_driver=False)
+
+        @ray.remote(num_cpus=0, resources={"other": 1})
+        def first(numbers: np.ndarray) -> int:
+            return int(numbers[0])
+
+        ray.get(first.remote(np.zeros(1)))
+        puts, sends, numbers = [], [], np.ones(num_bytes, dtype=np.uint8)
+        for _ in range(repeats):
+            start = time.perf_counter()
+            held = ray.put(numbers)
+            puts.append(time.perf_counter() - start)
+            ray.get(first.remote(held))
+            sends.append(time.perf_counter() - start - puts[-1])
+            del held
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+    return {"put_bytes_s": num_bytes / median(puts), "send_bytes_s": num_bytes / median(sends)}
 
 
 class WaitingStream:
@@ -170,7 +201,7 @@ class WaitingSampler:
 class SleepingEnv:
     """Answers after a time that is drawn from a distribution."""
 
-    name = "sleeping"
+    name: ClassVar[str] = "sleeping"
     is_stochastic = False
 
     def __init__(self, given: Scenario, rng: np.random.Generator) -> None:

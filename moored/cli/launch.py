@@ -86,8 +86,9 @@ def launch_command(
     """
     from moored.launch import Resources
 
-    given = dict(head=head, address=address, time=time, partition=partition, account=account)
-    given |= dict(image=image, namespace=namespace, claim=claim, memory=memory)
+    given = {"head": head, "address": address, "image": image, "namespace": namespace}
+    given |= {"time": time, "partition": partition, "account": account}
+    given |= {"claim": claim, "memory": memory}
     _check_options(on, given)
     resources = Resources(nodes=nodes, gpus_per_node=gpus_per_node, cpus_per_node=cpus_per_node)
     job = _make_job(on, what or [], run, name, resources)
@@ -111,7 +112,8 @@ def _make_job(
     from moored.launch import Job, check_name
     from moored.launch.job import default_name
 
-    engine = _engine(on, read_config(words).engine.kind)
+    # Lag is refused with an engine that has none, and which one it is was not decided yet.
+    engine = _engine(on, read_config([*words, "rollout.max_lag=0"]).engine.kind)
     words = [word for word in words if not word.startswith("engine.kind=")]
     config = read_config([*words, f"engine.kind={engine}"])
     check_config(config)

@@ -111,6 +111,9 @@ def _verdict(found: ClusterPlan) -> list[str]:
         lines.append(f"{best.idle} GPUs are left over: no whole replica fits on them")
     if best.ways > 1:
         lines.append(TENSOR_PARALLEL)
+    else:
+        words = (f"{name}={str(value).lower()}" for name, value in best.options.items())
+        lines.append(f"set {' '.join(words)}")
     return [*lines, NOTE]
 
 

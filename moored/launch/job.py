@@ -12,6 +12,7 @@ from typing import Literal
 from moored.errors import MooredError
 
 EngineKind = Literal["torchrun", "ray"]
+PYTHON = ("python", "-m", "moored")
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 MAX_NAME = 47
 """KubeRay adds to the names of jobs, and refuses longer ones."""
@@ -46,14 +47,14 @@ class Job:
     resources: Resources
 
     def command(self) -> list[str]:
-        """What rank 0 or the driver runs, without the interpreter."""
+        """What `moored` is asked to do."""
         options = [f"engine.kind={self.engine}"]
         if self.engine == "ray":
             options.append("engine.ray.address=auto")
-        return ["-m", "moored", "train", *self.words, *options, "--run", self.run]
+        return ["train", *self.words, *options, "--run", self.run]
 
     def resume_command(self) -> list[str]:
-        return ["-m", "moored", "train", "--resume", self.run]
+        return ["train", "--resume", self.run]
 
 
 def check_name(what: str, name: str) -> str:
@@ -100,6 +101,7 @@ def check_shared_path(path: str) -> str:
 
 def default_name(words: Sequence[str]) -> str:
     """From presets and files: `sokoban grpo` is `sokoban-grpo`."""
-    presets = [PurePosixPath(word).stem for word in words if "=" not in word]
+    presets = [PurePosixPath(word).name for word in words if "=" not in word]
+    presets = [preset.removesuffix(".yaml").removesuffix(".yml") for preset in presets]
     name = re.sub(r"[^a-z0-9]+", "-", "-".join(presets).lower()).strip("-")
     return name[:MAX_NAME].strip("-") or "moored"

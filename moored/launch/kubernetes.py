@@ -7,6 +7,7 @@ from pathlib import PurePosixPath
 
 from moored.errors import MooredError
 from moored.launch.job import (
+    PYTHON,
     Job,
     check_name,
     check_shared_path,
@@ -73,7 +74,7 @@ def ray_job(job: Job, options: PodOptions) -> dict[str, object]:
         "kind": "RayJob",
         "metadata": metadata,
         "spec": {
-            "entrypoint": " ".join(["python", *job.command()]),
+            "entrypoint": " ".join([*PYTHON, *job.command()]),
             "shutdownAfterJobFinishes": True,
             "rayClusterSpec": {
                 "headGroupSpec": _head(job, options),

@@ -6,8 +6,10 @@ import shlex
 from dataclasses import dataclass
 
 from moored.errors import MooredError
-from moored.launch.job import Job, check_shared_path, check_value, check_words
+from moored.launch.job import PYTHON, Job, check_shared_path, check_value, check_words
 
+MODULE = ("-m", "--", "moored")
+"""For torchrun, which would take `--run` for a short form of its own options without the dashes."""
 RENDEZVOUS_PORT, RAY_PORT = 29500, 6379
 HOST = r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?"
 
@@ -36,7 +38,7 @@ def torchrun_line(job: Job, head: str | None = None) -> str:
         where = [f"--nnodes={resources.nodes}", "--rdzv-backend=c10d"]
         where.append(f"--rdzv-endpoint={head}:{RENDEZVOUS_PORT}")
     ranks = f"--nproc-per-node={resources.ranks_per_node}"
-    return shlex.join(["torchrun", *where, ranks, *job.command()]) + "\n"
+    return shlex.join(["torchrun", *where, ranks, *MODULE, *job.command()]) + "\n"
 
 
 def ray_submit_line(job: Job, address: str) -> str:
@@ -45,7 +47,7 @@ def ray_submit_line(job: Job, address: str) -> str:
     check_shared_path(job.run)
     check_value("--address", address, rf"https?://{HOST}(:\d+)?/?", "http://127.0.0.1:8265")
     submit = ["ray", "job", "submit", f"--address={address}", f"--submission-id={job.name}"]
-    return shlex.join([*submit, "--working-dir=.", "--", "python", *job.command()]) + "\n"
+    return shlex.join([*submit, "--working-dir=.", "--", *PYTHON, *job.command()]) + "\n"
 
 
 def slurm_script(job: Job, options: SlurmOptions) -> str:
@@ -57,7 +59,8 @@ def slurm_script(job: Job, options: SlurmOptions) -> str:
         f"if [ -e {shlex.quote(job.run + '/config.yaml')} ]; then",
         f"    command=({shlex.join(job.resume_command())})",
         "fi",
-        'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+        'nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")',
+        "head=${nodes%%$'\\n'*}",
     ]
     lines += _torchrun_steps(job) if job.engine == "torchrun" else _ray_steps()
     return "\n".join(lines) + "\n"
@@ -92,11 +95,12 @@ def _directives(job: Job, options: SlurmOptions) -> list[str]:
 
 
 def _torchrun_steps(job: Job) -> list[str]:
+    ranks = job.resources.ranks_per_node
     return [
-        f'srun torchrun --nnodes="$SLURM_NNODES" --nproc-per-node={job.resources.ranks_per_node} \\',
-        f'    --rdzv-id="$SLURM_JOB_ID" --rdzv-backend=c10d '
-        f'--rdzv-endpoint="$head:{RENDEZVOUS_PORT}" \\',
-        '    "${command[@]}"',
+        f'srun torchrun --nnodes="$SLURM_NNODES" --nproc-per-node={ranks} \\',
+        '    --rdzv-id="$SLURM_JOB_ID" --rdzv-backend=c10d \\',
+        f'    --rdzv-endpoint="$head:{RENDEZVOUS_PORT}" \\',
+        f'    {shlex.join(MODULE)} "${{command[@]}}"',
     ]
 
 
@@ -104,5 +108,5 @@ def _ray_steps() -> list[str]:
     """Ray starts on all nodes, the command on the first once they are there, and all end."""
     return [
         f'srun ray symmetric-run --address="$head:{RAY_PORT}" --min-nodes="$SLURM_NNODES" \\',
-        '    -- python "${command[@]}"',
+        f'    -- {shlex.join(PYTHON)} "${{command[@]}}"',
     ]

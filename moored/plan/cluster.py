@@ -104,7 +104,8 @@ class _Search:
     """Layouts of one configuration on one cluster."""
 
     def __init__(self, work: ClusterWork, given: Coefficients, route: Route) -> None:
-        self.work, self.given, self.route = work, given, route
+        self.work, self.given = work, given
+        self.route: Route = route
         self.setup, self.cluster = work.setup, work.cluster
 
     def together(self) -> Layout:

@@ -72,9 +72,28 @@ class Layout:
             parts["links of the update"] = parts.pop("update")
         return max(parts, key=lambda part: parts[part])
 
+    @property
+    def options(self) -> dict[str, object]:
+        """What makes a configuration run like this."""
+        if self.name == TOGETHER:
+            places: dict[str, object] = {"engine.kind": "torchrun"}
+        else:
+            places = {
+                "engine.kind": "ray",
+                "engine.ray.learners": self.learners,
+                "engine.ray.replicas": self.replicas,
+                "rollout.max_lag": int(self.name == OVERLAPPED),
+            }
+        return {
+            **places,
+            "engine.micro_batch_tokens": self.learner.micro_batch_tokens,
+            "engine.gradient_checkpointing": self.learner.checkpointing,
+        }
+
     def record(self) -> dict[str, object]:
         """For JSON; memory in GiB."""
         return {
+            "options": self.options,
             "learners": self.learners,
             "replicas": self.replicas,
             "tensor_parallel": self.ways,

@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 
 from moored.cli.main import main
+from moored.config import load_config
 from moored.plan.gpus import Gpu
 
 PROBE = """
 import sys
 from pathlib import Path
 from moored.cli.main import main
+from moored.config import load_config
 try:
     main()
 finally:
@@ -155,6 +157,11 @@ def test_a_plan_for_a_cluster_compares_layouts_and_shows_both_kinds_of_gpu(run):
     assert "policy                  2.66" in lines
     assert "weights                         14.19" in lines
     assert "no run on several GPUs was measured" in lines[-1]
+    # The options are those of a configuration.
+    (options,) = (line.split()[1:] for line in lines if line.startswith("set "))
+    config = load_config({}, [*options, "rollout.num_groups=64"])
+    assert (config.engine.ray.learners, config.engine.ray.replicas) == (32, 32)
+    assert config.rollout.max_lag == 1
 
 
 def test_json_of_a_cluster_has_every_layout(run):
@@ -239,7 +246,12 @@ def test_the_table_of_the_page_on_scale_is_what_plans_say(run, size):
     steps = []
     for num_gpus in ("8", "64"):
         layouts = json.loads(run("plan", *words, "--gpus", num_gpus)[1])["layouts"]
-        for name in ("together", "apart, max_lag 1"):
-            steps.append(f"{layouts[name]['step_s']:.1f} s" if name in layouts else "–")
+        steps += [shown(layouts.get(name)) for name in ("together", "apart, max_lag 1")]
+    direct = json.loads(run("plan", *words, "--gpus", "64", "--publish", "nccl")[1])["layouts"]
+    steps.append(shown(direct["apart, max_lag 1"]))
     (line,) = re.findall(rf"^\| {re.escape(size)} B \|(.*)\|$", SCALE, re.MULTILINE)
-    assert [cell.split(" (")[0].strip() for cell in line.split("|")[:4]] == steps
+    assert [cell.split(" (")[0].strip() for cell in line.split("|")[:5]] == steps
+
+
+def shown(layout: dict[str, float] | None) -> str:
+    return "–" if layout is None else f"{layout['step_s']:.1f} s"
