@@ -21,10 +21,6 @@ NOTE = (
     "sheets, and no run on several GPUs was measured; without environments and looks at collapse"
 )
 
-TENSOR_PARALLEL = (
-    "samplers of several GPUs are tensor parallelism of vLLM, which no engine of moored starts yet"
-)
-
 
 def print_cluster(found: ClusterPlan, *, as_json: bool) -> None:
     """Everything as lines, or as JSON with what to do about a cluster that is too small."""
@@ -109,12 +105,20 @@ def _verdict(found: ClusterPlan) -> list[str]:
     lines = [f"{best.step_s:.2f} s a step; longest: {best.bound} ({_why(best)})"]
     if best.idle:
         lines.append(f"{best.idle} GPUs are left over: no whole replica fits on them")
-    if best.ways > 1:
-        lines.append(TENSOR_PARALLEL)
-    else:
+    if best.starts:
         words = (f"{name}={str(value).lower()}" for name, value in best.options.items())
         lines.append(f"set {' '.join(words)}")
+    barred = (layout for layout in found.layouts.values() if not layout.starts)
+    lines += [f"{layout.name} cannot be started yet: {_bar(layout)}" for layout in barred]
     return [*lines, NOTE]
+
+
+def _bar(layout: Layout) -> str:
+    """Why no engine of moored can do what was planned."""
+    if layout.ways > 1:
+        return "no engine starts samplers of several GPUs (tensor parallelism of vLLM)"
+    size = layout.start_bytes / GIB
+    return f"every rank loads whole models before they are divided, which takes {size:.1f} GiB"
 
 
 def _why(best: Layout) -> str:

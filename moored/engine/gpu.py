@@ -9,6 +9,7 @@ from pathlib import Path
 
 from moored.config import Config
 from moored.errors import MooredError
+from moored.plan.cluster import choose_rank_batch
 from moored.plan.gpus import GIB, Gpu, known_gpu
 from moored.plan.plan import choose_batch
 from moored.plan.shapes import shape_from_config
@@ -37,11 +38,17 @@ def present_gpu(device: str = "auto") -> Gpu | None:
 
 
 def fit_to_gpu(
-    config: Config, model_config: Mapping[str, object], gpu: Gpu | None = None
+    config: Config,
+    model_config: Mapping[str, object],
+    gpu: Gpu | None = None,
+    *,
+    ranks: int = 1,
+    has_sampler: bool = True,
 ) -> Config:
     """The configuration with a micro-batch and a choice of checkpointing that fit the memory.
 
     What it sets stays as it is; without a GPU, and for models of unknown shape, so does everything.
+    Several `ranks` share the states of the learner; `has_sampler` says whether one is on the GPU.
     """
     gpu = gpu or present_gpu(config.engine.device)
     if gpu is None:
@@ -50,6 +57,10 @@ def fit_to_gpu(
         shape = shape_from_config(model_config, config.model)
     except MooredError:
         return config
-    tokens, checkpointing = choose_batch(shape, config, gpu)
+    if ranks > 1:
+        chosen_batch = choose_rank_batch(shape, config, gpu, ranks, has_sampler=has_sampler)
+    else:
+        chosen_batch = choose_batch(shape, config, gpu)
+    tokens, checkpointing = chosen_batch
     chosen = {"micro_batch_tokens": tokens, "gradient_checkpointing": checkpointing}
     return config.model_copy(update={"engine": config.engine.model_copy(update=chosen)})

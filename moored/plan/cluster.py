@@ -14,18 +14,20 @@ from moored.config import Config
 from moored.errors import MooredError
 from moored.plan.cluster_work import ClusterWork, Route
 from moored.plan.coefficients import MEASURED, Coefficients
-from moored.plan.gpus import GIB
+from moored.plan.gpus import GIB, Gpu
 from moored.plan.layouts import IN_TURN, LAYOUTS, OVERLAPPED, TOGETHER, ClusterPlan, Layout
-from moored.plan.links import Cluster
+from moored.plan.links import Cluster, make_cluster
 from moored.plan.seconds import Lengths, longest_lengths
 from moored.plan.setup import Setup, setup_of
 from moored.plan.shapes import ModelShape
 from moored.plan.sharded import (
     LearnerMemory,
     SamplerMemory,
-    learner_memory,
+    learner_choices,
     resident_bytes,
+    sampler_bytes_kept,
     sampler_memory,
+    start_bytes,
 )
 
 WAYS = (1, 2, 4, 8, 16)
@@ -109,14 +111,11 @@ class _Search:
         self.setup, self.cluster = work.setup, work.cluster
 
     def together(self) -> Layout:
-        """Every GPU has both, and the sampler's weights stay during updates."""
-        setup, gpu, memory, num = self.setup, self.cluster.gpu, self.given.memory, self._num_gpus
-        weights = setup.element_bytes * setup.shape.num_parameters
-        learner = learner_memory(setup, gpu, memory, ranks=num, sampler_bytes=weights)
-        kept = resident_bytes(setup, memory, num)
-        rows = -(-setup.num_episodes // num)
-        sampler = sampler_memory(setup, gpu, memory, ways=1, wanted_rows=rows, learner_bytes=kept)
+        """Every GPU has both."""
+        setup, num = self.setup, self._num_gpus
+        sampler = shared_sampler(setup, self.cluster.gpu, self.given, num)
         publish = self.work.publish_in_place(num)
+        learner = best_batch(self.work, self.given, num, sampler)
         return self._layout(TOGETHER, num, num, 1, 0, learner, sampler, publish)
 
     @property
@@ -152,7 +151,7 @@ class _Search:
 
     def _split(self, learners: int, replicas: int, ways: int) -> Iterator[Layout]:
         setup, gpu, memory = self.setup, self.cluster.gpu, self.given.memory
-        learner = learner_memory(setup, gpu, memory, ranks=learners)
+        learner = best_batch(self.work, self.given, learners)
         rows = -(-setup.num_episodes // replicas)
         sampler = sampler_memory(setup, gpu, memory, ways=ways, wanted_rows=rows)
         publish = self.work.publish(learners, replicas, ways, self.route)
@@ -182,8 +181,11 @@ class _Search:
             "update": update.seconds,
             "publish": publish,
         }
+        start = start_bytes(self.setup, self.given.memory, has_sampler=name == TOGETHER)
         return Layout(
             name=name,
+            start_bytes=start,
+            starts=ways == 1 and start <= self.cluster.gpu.memory_bytes,
             learners=learners,
             replicas=replicas,
             ways=ways,
@@ -213,6 +215,54 @@ class _Search:
         if needs[worst] <= has:
             return None
         return f"{worst} needs {needs[worst] / GIB:.1f} of {has / GIB:.1f} GiB"
+
+
+def shared_sampler(setup: Setup, gpu: Gpu, given: Coefficients, ranks: int) -> SamplerMemory:
+    """The sampler on the GPU of each of so many learners."""
+    kept = resident_bytes(setup, given.memory, ranks)
+    rows = -(-setup.num_episodes // ranks)
+    return sampler_memory(setup, gpu, given.memory, ways=1, wanted_rows=rows, learner_bytes=kept)
+
+
+def best_batch(
+    work: ClusterWork, given: Coefficients, ranks: int, beside: SamplerMemory | None = None
+) -> LearnerMemory:
+    """The micro-batch with the shortest updates of those that fit, `beside` a sampler or alone."""
+    choices = _batches(work.setup, work.cluster.gpu, given, ranks, beside)
+    return min(choices, key=lambda memory: work.update(ranks, memory).seconds)
+
+
+def _batches(
+    setup: Setup, gpu: Gpu, given: Coefficients, ranks: int, beside: SamplerMemory | None
+) -> list[LearnerMemory]:
+    kept = 0
+    if beside is not None:
+        kept = sampler_bytes_kept(setup, gpu, given.memory, beside.parts["keys and values"])
+    return learner_choices(setup, gpu, given.memory, ranks=ranks, sampler_bytes=kept)
+
+
+def choose_rank_batch(
+    shape: ModelShape,
+    config: Config,
+    gpu: Gpu,
+    ranks: int,
+    *,
+    has_sampler: bool,
+    given: Coefficients = MEASURED,
+) -> tuple[int, bool]:
+    """Tokens of a rank's micro-batch and whether to compute activations twice, as for one GPU.
+
+    Where the GPU's rates are unknown the largest size, and checkpointing only when none fits
+    without. `has_sampler`: a sampler is on the same GPU.
+    """
+    setup = setup_of(config, shape)
+    beside = shared_sampler(setup, gpu, given, ranks) if has_sampler else None
+    if gpu.tflops is None or gpu.bandwidth_tbs is None:
+        found = _batches(setup, gpu, given, ranks, beside)[0]
+    else:
+        work = ClusterWork(setup, make_cluster(gpu, ranks), given, longest_lengths(config))
+        found = best_batch(work, given, ranks, beside)
+    return found.micro_batch_tokens, found.checkpointing
 
 
 def _free_gpus(cluster: Cluster, learners: int) -> list[int]:

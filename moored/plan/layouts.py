@@ -31,6 +31,10 @@ class Layout:
     """GPUs that no whole replica fits on."""
     learner: LearnerMemory
     sampler: SamplerMemory
+    start_bytes: int
+    """Of a learner's GPU at the start, before weights are divided."""
+    starts: bool
+    """Whether moored can start it: ranks hold whole models at first, samplers have one GPU."""
     seconds: Mapping[str, float]
     """By phase."""
     update: Update
@@ -98,6 +102,8 @@ class Layout:
             "replicas": self.replicas,
             "tensor_parallel": self.ways,
             "idle_gpus": self.idle,
+            "starts": self.starts,
+            "start_gib": round(self.start_bytes / GIB, 3),
             "rows_at_a_time": self.sampler.rows,
             "micro_batch_tokens": self.learner.micro_batch_tokens,
             "gradient_checkpointing": self.learner.checkpointing,
@@ -135,8 +141,8 @@ class ClusterPlan:
 
     @cached_property
     def best(self) -> Layout:
-        """The shortest step."""
-        return min(self.layouts.values(), key=lambda layout: layout.step_s)
+        """The shortest step, of what can be started if anything can."""
+        return min(self.layouts.values(), key=lambda layout: (not layout.starts, layout.step_s))
 
     def record(self) -> dict[str, object]:
         """For JSON."""

@@ -17,7 +17,7 @@ from moored.plan.activations import (
     prefill_bytes,
     saved_bytes,
 )
-from moored.plan.coefficients import MemoryCoefficients
+from moored.plan.coefficients import MemoryCoefficients, forward_tokens
 from moored.plan.gpus import Gpu
 from moored.plan.memory import Parts
 from moored.plan.setup import Setup
@@ -62,23 +62,24 @@ class SamplerMemory:
         return sum(self.parts.values())
 
 
-def learner_memory(
+def learner_choices(
     setup: Setup, gpu: Gpu, given: MemoryCoefficients, *, ranks: int, sampler_bytes: int = 0
-) -> LearnerMemory:
-    """The largest micro-batch that fits a rank, or the smallest where none does.
+) -> list[LearnerMemory]:
+    """Micro-batches that fit a rank; the smallest alone where none does.
 
     `sampler_bytes` is what a sampler on the same GPU keeps during updates.
     """
-    found: LearnerMemory | None = None
+    fitting: list[LearnerMemory] = []
+    last: LearnerMemory | None = None
     for tokens, checkpointing in _choices(setup):
         phases = _learner_phases(setup, given, ranks, tokens, checkpointing)
         if sampler_bytes:
             phases = {name: {**own, "sampler": sampler_bytes} for name, own in phases.items()}
-        found = LearnerMemory(phases=phases, micro_batch_tokens=tokens, checkpointing=checkpointing)
-        if found.peak_bytes <= given.filled_share * gpu.memory_bytes:
-            break
-    assert found is not None
-    return found
+        last = LearnerMemory(phases=phases, micro_batch_tokens=tokens, checkpointing=checkpointing)
+        if last.peak_bytes <= given.filled_share * gpu.memory_bytes:
+            fitting.append(last)
+    assert last is not None
+    return fitting or [last]
 
 
 def _choices(setup: Setup) -> Iterator[tuple[int, bool]]:
@@ -99,10 +100,12 @@ def _learner_phases(
     resident = _resident(setup, given, ranks)
     outside = {"CUDA": given.context_bytes + given.workspace_bytes}
     gathered = 2 * (GATHERED_LAYERS * shape.layer_parameters + _outer_parameters(setup))
+    # Passes without gradients have more tokens, as in one process.
+    asked = min(forward_tokens(tokens, given.forward_times), _own_tokens(setup, ranks))
     scoring = {
         "gathered weights": gathered,
-        "activations": tokens * forward_bytes(shape, kind),
-        "logits": 4 * logits_per_chunk(shape, tokens, given),
+        "activations": asked * forward_bytes(shape, kind),
+        "logits": 4 * logits_per_chunk(shape, asked, given),
     }
     trained = setup.policy_trained + setup.critic_trained
     update = {
@@ -127,6 +130,11 @@ def _learner_phases(
         }
         for name, own in phases.items()
     }
+
+
+def _own_tokens(setup: Setup, ranks: int) -> int:
+    """Most tokens of a rank in a step."""
+    return -(-setup.num_episodes // ranks) * setup.max_context
 
 
 def _resident(setup: Setup, given: MemoryCoefficients, ranks: int) -> dict[str, int]:
@@ -183,6 +191,28 @@ def sampler_memory(
     if learner_bytes:
         parts = {"learner": learner_bytes, **parts}
     return SamplerMemory(parts=parts, rows=rows)
+
+
+def sampler_bytes_kept(setup: Setup, gpu: Gpu, given: MemoryCoefficients, cache: int) -> int:
+    """What a sampler beside a learner keeps during updates: its weights, and of small models the
+    keys and values, which larger ones give back; vLLM keeps all that it took at the start."""
+    if setup.vllm_share:
+        return int(setup.vllm_share * gpu.memory_bytes)
+    weights = setup.element_bytes * setup.shape.num_parameters
+    is_released = setup.shape.num_parameters >= given.released_from
+    return weights + (0 if is_released else cache)
+
+
+def start_bytes(setup: Setup, given: MemoryCoefficients, *, has_sampler: bool) -> int:
+    """What a rank holds before anything is divided: every model whole, as it was loaded."""
+    shape = setup.shape
+    whole = shape.num_parameters
+    if has_sampler:
+        whole += shape.num_parameters
+    if not setup.lora_rank:
+        whole += shape.num_parameters * setup.has_reference
+        whole += shape.trunk_parameters * setup.has_critic
+    return setup.element_bytes * whole + given.context_bytes
 
 
 def resident_bytes(setup: Setup, given: MemoryCoefficients, ranks: int) -> int:

@@ -16,6 +16,8 @@ from moored.engine.workers.worker import RankWorker
 class LearnerWorker(RankWorker):
     """Replicas write the replies: this one needs no copy of the weights for that."""
 
+    has_sampler = False
+
     def _make_sampler(self, model: Any) -> None:
         return None
 

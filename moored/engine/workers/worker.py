@@ -19,10 +19,11 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from moored.config import Config
 from moored.engine.base import Request, SamplingParams, Stream
+from moored.engine.fast.sampler import SlotSampler
 from moored.engine.fsdp.export import plain_twin
 from moored.engine.fsdp.learner import ShardedLearner
 from moored.engine.gpu import fit_to_gpu
-from moored.engine.local.engine import describe_model, make_sampler
+from moored.engine.local.engine import RELEASED_FROM, describe_model, make_sampler
 from moored.engine.local.state import save_plain
 from moored.engine.lora import add_lora, plain_model
 from moored.engine.vllm.sampler import vllm_sampler
@@ -50,6 +51,9 @@ class WorkerInfo:
 class RankWorker:
     """One rank of a team. The default process group has to be there."""
 
+    has_sampler = True
+    """False where replies are written elsewhere."""
+
     def __init__(self, config: Config, rank: Rank, *, trains: bool = True) -> None:
         self.rank = rank
         device = pick_device(rank_device(config, rank))
@@ -62,7 +66,12 @@ class RankWorker:
         bf16 = uses_bf16(config.engine.dtype, device)
         loaded = load_model(config.model, device, exact=not bf16)
         if trains:
-            config = fit_to_gpu(config, loaded.model.config.to_dict())
+            config = fit_to_gpu(
+                config,
+                loaded.model.config.to_dict(),
+                ranks=rank.size,
+                has_sampler=self.has_sampler,
+            )
         self._config = config
         self._tokenizer = loaded.tokenizer
         model: Any = add_lora(loaded.model, config)
@@ -80,6 +89,7 @@ class RankWorker:
         )
         # Before the weights are divided up.
         self._sampler: Any = self._make_sampler(model) if trains else None
+        size = sum(weight.numel() for weight in self._model.parameters())
         self._streams: dict[int, Stream] = {}
         self.learner = ShardedLearner(
             model,
@@ -91,6 +101,8 @@ class RankWorker:
             likelihood=algorithm.likelihood,
             trains=trains,
         )
+        if isinstance(self._sampler, SlotSampler) and size >= RELEASED_FROM:
+            self.learner.before_updates = self._sampler.release
 
     def _make_sampler(self, model: Any) -> Any:
         if self._config.engine.sampler == "vllm":

@@ -164,6 +164,22 @@ def test_a_plan_for_a_cluster_compares_layouts_and_shows_both_kinds_of_gpu(run):
     assert config.rollout.max_lag == 1
 
 
+def test_a_plan_says_what_cannot_be_started_yet(run):
+    words = ["sokoban", "grpo", "model=meta-llama/Llama-3.1-70B", "rollout.num_groups=64"]
+    lines = run("plan", *words, "--gpu", "h200", "--gpus", "64")[1].splitlines()
+    assert (
+        "apart, in turn cannot be started yet: no engine starts samplers of several GPUs (tensor "
+        "parallelism of vLLM)"
+    ) in lines
+    assert not [line for line in lines if line.startswith("set ")]
+    words[2] = "model=Qwen/Qwen2.5-32B"
+    lines = run("plan", *words, "--gpu", "h200", "--gpus", "64")[1].splitlines()
+    assert any(
+        line.startswith("together cannot be started yet: every rank loads whole models")
+        for line in lines
+    )
+
+
 def test_json_of_a_cluster_has_every_layout(run):
     found = json.loads(run(*CLUSTER, "--gpus", "16", "--samplers", "8", "--json")[1])
     assert found["fits"] and found["remedy"] is None
@@ -254,4 +270,6 @@ def test_the_table_of_the_page_on_scale_is_what_plans_say(run, size):
 
 
 def shown(layout: dict[str, float] | None) -> str:
-    return "–" if layout is None else f"{layout['step_s']:.1f} s"
+    if layout is None:
+        return "–"
+    return f"{layout['step_s']:.1f} s" + ("" if layout["starts"] else "†")

@@ -61,6 +61,19 @@ def test_a_small_model_has_large_micro_batches_and_a_large_one_what_fits():
     assert large.micro_batch_tokens < 24576 or large.gradient_checkpointing is True
 
 
+def test_ranks_that_share_the_states_have_larger_micro_batches():
+    given = {"algorithm": {"name": "grpo"}, "rollout": {"max_context": 2048, "num_groups": 16}}
+    config, model = load_config(given), config_of("Qwen/Qwen2.5-7B")
+    alone = fit_to_gpu(config, model, GPUS["h200"]).engine
+    shared = fit_to_gpu(config, model, GPUS["h200"], ranks=8).engine
+    assert alone.gradient_checkpointing is True
+    assert shared.gradient_checkpointing is False
+    apart = fit_to_gpu(config, model, GPUS["h200"], ranks=8, has_sampler=False).engine
+    assert shared.micro_batch_tokens is not None and apart.micro_batch_tokens is not None
+    assert alone.micro_batch_tokens is not None
+    assert 2048 < shared.micro_batch_tokens <= apart.micro_batch_tokens
+
+
 def test_what_the_configuration_sets_is_not_chosen():
     given = {"engine": {"micro_batch_tokens": 3000, "gradient_checkpointing": True}}
     config = load_config({**given, "rollout": {"max_context": 1024}})

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from moored.plan.coefficients import MemoryCoefficients
 from moored.plan.gpus import GIB, Gpu
 from moored.plan.setup import Setup, setup_of
-from moored.plan.sharded import learner_memory, resident_bytes, sampler_memory
+from moored.plan.sharded import (
+    LearnerMemory,
+    learner_choices,
+    resident_bytes,
+    sampler_bytes_kept,
+    sampler_memory,
+)
 from tests.unit.plan.tiny import BARE, config, tiny
 
 LARGE = Gpu("large", 1.0)
@@ -18,6 +25,11 @@ ALL = 2 * LAYER + OUTER
 
 def setup(*options: str) -> Setup:
     return replace(setup_of(config(*options), tiny()), has_fast_learner=False)
+
+
+def learner_memory(own: Setup, gpu: Gpu, given: MemoryCoefficients, *, ranks: int) -> LearnerMemory:
+    """Of the first choice: the largest micro-batch."""
+    return learner_choices(own, gpu, given, ranks=ranks)[0]
 
 
 def test_a_rank_keeps_its_share_of_weights_moments_and_gradients():
@@ -93,3 +105,12 @@ def test_a_sampler_takes_as_many_rows_as_fit_but_no_fewer_than_eight():
     small = sampler_memory(setup(), Gpu("small", 1e-6), BARE.memory, ways=1, wanted_rows=100)
     assert small.rows == 8
     assert small.peak_bytes > 1e-6 * GIB
+
+
+def test_during_updates_a_sampler_keeps_weights_and_of_small_models_keys_and_values():
+    kept = sampler_bytes_kept(setup(), LARGE, BARE.memory, 1000)
+    assert kept == 2 * ALL
+    small = replace(BARE.memory, released_from=10**9)
+    assert sampler_bytes_kept(setup(), LARGE, small, 1000) == 2 * ALL + 1000
+    vllm = setup("engine.sampler=vllm", "engine.vllm.memory_share=0.25")
+    assert sampler_bytes_kept(vllm, LARGE, BARE.memory, 1000) == GIB // 4
