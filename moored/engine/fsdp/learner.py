@@ -85,6 +85,11 @@ class ShardedLearner(LocalLearner):
     def _forward(self, module: nn.Module, compute: Callable[[], T]) -> T:
         return self._sharded[module].run(compute)
 
+    def _take_in(self, lr_factor: float | None) -> None:
+        super()._take_in(lr_factor)
+        for trained in self._trained:
+            self._sharded[trained.module].reshard()
+
     def _num_passes(self, own: int) -> int:
         most = torch.tensor(own)
         dist.all_reduce(most, dist.ReduceOp.MAX, group=self._counts)
@@ -139,4 +144,6 @@ class ShardedLearner(LocalLearner):
             load_sharded_weights(folder, POLICY, self.model, self._counts)
         else:
             load_shards(folder, self._trained, self._counts)
+        for sharded in self._sharded.values():
+            sharded.reshard()
         self._version = read_version(folder)

@@ -42,7 +42,7 @@ class Sharded:
     def __init__(self, module: nn.Module, mesh: DeviceMesh, *, bf16: bool) -> None:
         self._bf16 = bf16
         self.root = Root(module)
-        # With one rank a shard is the whole weight: giving it back would only mean copying again.
+        # A single rank's shard is the whole weight: to give copies back would save it nothing.
         reshards = mesh.size() > 1
         policy = MixedPrecisionPolicy(
             param_dtype=torch.bfloat16 if bf16 else None,
@@ -57,9 +57,11 @@ class Sharded:
         fully_shard(self.root, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
         self.parts = [part for part in self.root.modules() if isinstance(part, FSDPModule)]
         for part in self.parts:
-            # Weights of tokens have global denominators: gradients of ranks are added.
-            part.set_gradient_divide_factor(1.0)
-            part.set_force_sum_reduction_for_comms(True)
+            part.set_reshard_after_backward(reshards)
+            if mesh.size() > 1:
+                # Weights of tokens have global denominators: gradients of ranks are added.
+                part.set_gradient_divide_factor(1.0)
+                part.set_force_sum_reduction_for_comms(True)
 
     def _cast(self, module: nn.Module) -> None:
         """A layer at a time, so that there is never a second whole model."""
@@ -77,6 +79,7 @@ class Sharded:
         return result
 
     def reshard(self) -> None:
+        """Give whole weights back, e.g. because shards have changed."""
         for part in self.parts:
             part.reshard()
 

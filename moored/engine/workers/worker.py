@@ -87,6 +87,7 @@ class RankWorker:
             bf16=bf16,
             streams=device.type == "cuda",
         )
+        size = sum(weight.numel() for weight in model.parameters())
         # Before the weights are divided up.
         self._sampler: Any = self._make_sampler(model) if trains else None
         size = sum(weight.numel() for weight in self._model.parameters())
