@@ -76,6 +76,18 @@ class VllmConfig(Section):
     the rest."""
     cache_gib: float = Field(default=1.0, gt=0.0)
     """Main memory for keys and values on a CPU."""
+    server: str | None = None
+    """null: vLLM in the process of the run. `start`: a server of its own process, which the run
+    starts and ends. http://host:8000: a server that runs already. Servers get weights as files."""
+    folder: str | None = None
+    """Where weights for a server are written, which it has to see too; null: a temporary one."""
+
+    @field_validator("server")
+    @classmethod
+    def _is_start_or_address(cls, value: str | None) -> str | None:
+        if value is not None and value != "start" and not value.startswith(("http://", "https://")):
+            raise ValueError(f"give start, or an address such as http://host:8000, not {value!r}")
+        return value
 
 
 class RayConfig(Section):

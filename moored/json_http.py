@@ -80,6 +80,10 @@ class JsonClient:
         """Send a body, wait for the answer."""
         return self._send("POST", path, body, self._timeout_s)
 
+    def tell(self, path: str, body: object) -> None:
+        """Send a body, wait until it is dealt with; the answer may be empty."""
+        self._send("POST", path, body, self._timeout_s, reads=False)
+
     def get(self, path: str) -> object:
         """Look something up; does not wait long."""
         return self._send("GET", path, None, min(LOOKUP_TIMEOUT_S, self._timeout_s))
@@ -96,7 +100,9 @@ class JsonClient:
         """Have something deleted; does not wait long."""
         return self._send("DELETE", path, None, min(LOOKUP_TIMEOUT_S, self._timeout_s))
 
-    def _send(self, method: str, path: str, body: object, timeout_s: float) -> object:
+    def _send(
+        self, method: str, path: str, body: object, timeout_s: float, *, reads: bool = True
+    ) -> object:
         try:
             with self._client.stream(
                 method, self.url + path, content=_encode(body), timeout=timeout_s
@@ -108,6 +114,8 @@ class JsonClient:
             raise self._no_answer(error, timeout_s) from None
         if len(data) > MAX_BODY_BYTES:
             raise HttpError(f"the answer is longer than {MAX_BODY_BYTES:,} bytes")
+        if not reads:
+            return None
         try:
             return json.loads(data)
         except (ValueError, RecursionError):

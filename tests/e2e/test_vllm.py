@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from contextlib import closing
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from moored.config import load_config  # noqa: E402
 from moored.engine.base import Request, SamplingParams, new_session, write_replies  # noqa: E402
 from moored.engine.local.engine import LocalEngine  # noqa: E402
 from moored.engine.vllm.sampler import VllmSampler, VllmStream  # noqa: E402
+from moored.engine.vllm.server import ServerSampler  # noqa: E402
 from moored.presets import read_presets  # noqa: E402
 from moored.train import build_run, resume, start, train  # noqa: E402
 from moored.types import FinishReason, Message, Prompt, ScoreRequest  # noqa: E402
@@ -141,6 +143,26 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(tmp_path):
         train(second)
     for file in ("metrics.jsonl", "collapse.jsonl"):
         assert (tmp_path / "cut" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
+
+
+def test_a_server_takes_weights_over_as_files_and_ends_with_the_engine():
+    config = options("engine.vllm.server=start", "rollout.max_context=512")
+    with closing(LocalEngine(config)) as engine:
+        engine.check()
+        with torch.no_grad():
+            for weight in engine.model.parameters():
+                weight.mul_(1.05)
+        engine.sampler.load_weights(engine.learner.weights(), 4)
+        request = ask(engine, 1)
+        params = dataclasses.replace(PARAMS, temperature=1.0)
+        (reply,) = write_replies(engine.sampler, [request], params)
+        assert reply.policy_version == 4
+        assert gap(engine, request.prompt, reply) < 1e-3
+        assert isinstance(engine.sampler, ServerSampler)
+        url = f"{engine.sampler._client.url}/version"  # pyright: ignore
+        assert b"version" in urlopen(url).read()
+    with pytest.raises(OSError, match="refused"):
+        urlopen(url)
 
 
 def test_eval_plays_with_vllm(here, tmp_path):

@@ -12,6 +12,7 @@ import random
 import threading
 from collections.abc import Iterable, Sequence
 from queue import Empty, SimpleQueue
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -210,16 +211,27 @@ class EndpointSampler:
         return ""
 
 
+class Asker(Protocol):
+    """What `EndpointStream` needs: `ask` in many threads, `take` in the one that polls."""
+
+    concurrency: int
+    has_answered: bool
+
+    def ask(self, request: Request, params: SamplingParams, stop: threading.Event) -> Any: ...
+
+    def take(self, outcome: Any, num_first: int) -> Completion: ...
+
+
 class EndpointStream:
     """Requests under way in threads, at most the sampler's `concurrency` at a time."""
 
     is_lockstep = False
 
-    def __init__(self, sampler: EndpointSampler, params: SamplingParams) -> None:
+    def __init__(self, sampler: Asker, params: SamplingParams) -> None:
         self._sampler = sampler
         self._params = params
         self._todo: SimpleQueue[Request | None] = SimpleQueue()
-        self._done: SimpleQueue[tuple[int, ChatReply | Exception]] = SimpleQueue()
+        self._done: SimpleQueue[tuple[int, object]] = SimpleQueue()
         self._stop = threading.Event()
         self._num_threads = self._num_under_way = 0
         self._held: list[tuple[int, Completion]] = []

@@ -21,6 +21,7 @@ from moored.engine.local.precision import remove_float_hook
 from moored.engine.local.sampler import LocalSampler
 from moored.engine.lora import add_lora
 from moored.engine.vllm.sampler import VllmSampler, vllm_sampler
+from moored.engine.vllm.server import ServerSampler
 from moored.engine.vllm.support import check_vllm
 from moored.errors import MooredError
 from moored.models.load import load_model, pick_device, sliding_window, uses_bf16
@@ -32,7 +33,7 @@ RELEASED_FROM = 1_000_000_000
 there, and recording the decoding steps again is little beside theirs."""
 
 
-AnySampler = SlotSampler | LocalSampler | VllmSampler
+AnySampler = SlotSampler | LocalSampler | VllmSampler | ServerSampler
 
 
 class LocalEngine:
@@ -143,7 +144,7 @@ class LocalEngine:
 
     def close(self) -> None:
         """End vLLM where it samples; other memory is freed with the process."""
-        if isinstance(self._sampler, VllmSampler):
+        if isinstance(self._sampler, VllmSampler | ServerSampler):
             self._sampler.close()
 
 

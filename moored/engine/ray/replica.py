@@ -111,7 +111,7 @@ def make_sampler(config: Config) -> OwnSampler:
         from moored.engine.vllm.sampler import vllm_sampler
         from moored.engine.vllm.support import check_vllm
 
-        check_vllm(config)
+        check_vllm(config, in_ranks=True)
         # It makes a copy on its own device.
         whole = load_model(config.model, torch.device("cpu"), exact=not is_bf16).model
         return vllm_sampler(whole, config)

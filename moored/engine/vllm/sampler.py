@@ -7,7 +7,6 @@ of a batch are written before any is returned, so that runs repeat bit by bit.
 
 from __future__ import annotations
 
-import copy
 import importlib
 import tempfile
 import time
@@ -30,17 +29,13 @@ from moored.engine.base import (
     check_requests,
     check_text_prompt,
 )
-from moored.engine.lora import plain_model, plain_weights
-from moored.engine.vllm.support import import_vllm
+from moored.engine.lora import plain_weights
+from moored.engine.vllm.server import ServerSampler
+from moored.engine.vllm.support import described, engine_options, import_vllm
 from moored.errors import MooredError
-from moored.models.load import pick_device, uses_bf16
+from moored.models.load import pick_device
 from moored.types import Completion, FinishReason
 
-LEAST_CONTEXT = 256
-"""Tokens that there is room for in any case, e.g. for the check before a run."""
-CPU_BLOCK = 32
-"""Tokens of a cached block on a CPU, where vLLM's own 128 would miss most earlier turns."""
-GIB = 2**30
 MORE_CACHE = "raise engine.vllm.memory_share (cache_gib on a CPU), or lower rollout.max_context"
 LESS_CACHE = "lower engine.vllm.memory_share (cache_gib on a CPU), or end what else takes memory"
 REMEDIES = {
@@ -74,8 +69,7 @@ class VllmSampler:
         self._vllm_params: Any = import_vllm().SamplingParams
         self._has_own_group = not torch.distributed.is_initialized()
         with _model_folder(source) as folder:
-            options = _engine_options(config, bf16=uses_bf16(config.engine.dtype, device))
-            options |= {} if self.is_cuda else _cpu_options(config)
+            options = engine_options(config)
             if self.is_cuda and not self._has_own_group:
                 # A rank of torchrun: vLLM takes the GPU of LOCAL_RANK.
                 options["distributed_executor_backend"] = "external_launcher"
@@ -175,10 +169,15 @@ class VllmSampler:
             importlib.import_module("vllm.distributed").cleanup_dist_env_and_memory()
 
 
-def vllm_sampler(model: torch.nn.Module, config: Config) -> VllmSampler:
+def vllm_sampler(model: torch.nn.Module, config: Config) -> VllmSampler | ServerSampler:
     """A sampler with the weights that a whole model has now."""
-    sampler = VllmSampler(model, config)
-    sampler.load_weights(plain_weights(model), 0)
+    kind = VllmSampler if config.engine.vllm.server is None else ServerSampler
+    sampler = kind(model, config)
+    try:
+        sampler.load_weights(plain_weights(model), 0)
+    except BaseException:
+        sampler.close()
+        raise
     return sampler
 
 
@@ -256,35 +255,10 @@ def _model_folder(source: Path | torch.nn.Module) -> Iterator[Path]:
     if isinstance(source, Path):
         yield source
         return
-    model = plain_model(source)
-    config = copy.deepcopy(model.config)
-    config.architectures = [type(model).__name__]
+    config = described(source)
     with tempfile.TemporaryDirectory(prefix="moored-vllm-") as folder:
         config.save_pretrained(folder)
         yield Path(folder)
-
-
-def _engine_options(config: Config, *, bf16: bool) -> dict[str, Any]:
-    return {
-        "dtype": "bfloat16" if bf16 else "float32",
-        "max_model_len": max(config.rollout.max_context, LEAST_CONTEXT),
-        "gpu_memory_utilization": config.engine.vllm.memory_share,
-        "enable_prefix_caching": True,
-        # Of the distribution that is drawn from: after the temperature.
-        "logprobs_mode": "processed_logprobs",
-        "generation_config": "vllm",
-        "skip_tokenizer_init": True,
-        "disable_log_stats": True,
-        "seed": 0,
-    }
-
-
-def _cpu_options(config: Config) -> dict[str, Any]:
-    return {
-        "kv_cache_memory_bytes": int(config.engine.vllm.cache_gib * GIB),
-        "block_size": CPU_BLOCK,
-        "enforce_eager": True,
-    }
 
 
 def _make_engine(folder: Path, options: dict[str, Any]) -> Any:

