@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from moored.config import Config
 from moored.engine.base import ClusterEngine, Event
@@ -17,6 +18,24 @@ if TYPE_CHECKING:
 
 MAX_LOSSES = 3
 """Times in a row that a step is begun again after a lost learner rank."""
+
+T = TypeVar("T")
+
+
+def surviving(run: Run, call: Callable[[], T]) -> T:
+    """What `call` returns; after a lost worker the run goes back, and it is called again."""
+    lost, num_losses = None, 0
+    start_s = time.monotonic()
+    while True:
+        try:
+            if lost is not None:
+                begin_again(run, lost, start_s)
+                start_s = time.monotonic()
+            return call()
+        except WorkerLost as error:
+            lost, num_losses = error, num_losses + 1
+            if num_losses > MAX_LOSSES or not isinstance(run.engine, ClusterEngine):
+                raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +68,9 @@ def go_back(run: Run) -> Lost:
     return Lost(*run.log.rewind(step))
 
 
-def begin_again(run: Run, lost: WorkerLost, spent_s: float) -> None:
-    """Replace lost workers and go back as `resume` does; what that cost is logged."""
+def begin_again(run: Run, lost: WorkerLost, start_s: float) -> None:
+    """Replace lost workers and go back as `resume` does; log what that cost since `start_s`."""
     assert isinstance(run.engine, ClusterEngine)
-    start_s = time.monotonic()
     run.ahead.drop()
     run.engine.restart_learner()
     run.state = LoopState()
@@ -60,7 +78,7 @@ def begin_again(run: Run, lost: WorkerLost, spent_s: float) -> None:
     again = go_back(run)
     if run.next_step == 1:
         run.engine.publish()
-    seconds = spent_s + time.monotonic() - start_s
+    seconds = time.monotonic() - start_s
     run.note(
         Event(
             kind="learner_back",

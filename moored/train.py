@@ -27,7 +27,7 @@ from moored.envs.mix import EnvMix
 from moored.errors import MooredError, require_packages
 from moored.evaluate import Evaluation, evaluate
 from moored.models.rates import with_rates
-from moored.recovery import MAX_LOSSES, begin_again, go_back
+from moored.recovery import go_back, surviving
 from moored.rollout.ahead import Ahead
 from moored.rollout.episodes import Task, roll_out
 from moored.rollout.pool import EnvPool
@@ -227,41 +227,43 @@ def train(run: Run, on_step: Callable[[StepRecord], bool | None] | None = None) 
     The policy is then in the run directory, under `model`, in Hugging Face format.
     """
     reason = _train(run, on_step)
-    with written_whole(run.log.path / "model") as folder:
-        run.engine.export(folder)
+    surviving(run, lambda: _export(run))
     return reason
 
 
+def _export(run: Run) -> None:
+    with written_whole(run.log.path / "model") as folder:
+        run.engine.export(folder)
+
+
 def _train(run: Run, on_step: Callable[[StepRecord], bool | None] | None) -> str:
-    config = run.config
-    if reason := stop_reason(config, run.state):
+    if reason := stop_reason(run.config, run.state):
         return reason
-    num_losses = 0
-    while run.next_step <= config.num_steps:
-        step, start_s = run.next_step, time.monotonic()
-        try:
-            record = train_step(run, step)
-        except WorkerLost as lost:
-            num_losses += 1
-            if num_losses > MAX_LOSSES or not isinstance(run.engine, ClusterEngine):
-                raise
-            begin_again(run, lost, time.monotonic() - start_s)
-            continue
-        except MooredError as error:
-            tasks = _plan(run, step, 0, config.rollout.num_groups)
-            raise keep_failure(run.log.path, step, error, run.engine.learner, tasks) from error
-        num_losses = 0
-        take_step(config, run.state, record.metrics)
-        reason = stop_reason(config, run.state)
-        run.next_step = step + 1
-        is_asked = on_step is not None and on_step(record)
-        if is_asked and not reason and step < config.num_steps:
-            reason = f"stopped on request after step {step}"
-        if reason or step % config.checkpoint_every == 0 or step == config.num_steps:
-            checkpoint(run)
-        if reason:
+    while run.next_step <= run.config.num_steps:
+        if reason := surviving(run, lambda: _next_step(run, on_step)):
             return reason
-    return f"all {config.num_steps} steps done"
+    return f"all {run.config.num_steps} steps done"
+
+
+def _next_step(run: Run, on_step: Callable[[StepRecord], bool | None] | None) -> str:
+    """Do one step and what follows it; returns why the run ends there, or an empty text."""
+    config, step = run.config, run.next_step
+    try:
+        record = train_step(run, step)
+    except WorkerLost:
+        raise
+    except MooredError as error:
+        tasks = _plan(run, step, 0, config.rollout.num_groups)
+        raise keep_failure(run.log.path, step, error, run.engine.learner, tasks) from error
+    take_step(config, run.state, record.metrics)
+    reason = stop_reason(config, run.state)
+    run.next_step = step + 1
+    is_asked = on_step is not None and on_step(record)
+    if is_asked and not reason and step < config.num_steps:
+        reason = f"stopped on request after step {step}"
+    if reason or step % config.checkpoint_every == 0 or step == config.num_steps:
+        checkpoint(run)
+    return reason
 
 
 def checkpoint(run: Run) -> Path:
@@ -279,8 +281,8 @@ def resume(run: Run, *, command: Sequence[str] | None = None) -> None:
     changes = changes_since(run.log.path, run.config)
     lost = go_back(run)
     step = run.next_step - 1
-    if lost.num_steps:
-        text = f"going on after step {step}; {lost.num_steps} later steps are done again"
+    if lost.num_steps or isinstance(run.engine, ClusterEngine):
+        text = f"the driver is back; going on after step {step}, {lost.num_steps} done again"
         run.note(Event(kind="driver_back", text=text, figures=lost.figures(run.config)))
     if changes:
         changed = {name: asdict(change) for name, change in changes.items()}

@@ -109,7 +109,9 @@ class StepProgress(StepBar):
             f"kept {metrics['filter/kept_fraction']:.2f}"
         )
         times = " ".join(f"{name} {s:.1f}s" for name, s in record.seconds.items() if s >= 0.05)
-        self._bar.update(self._task, advance=1, description=f"{text}  [dim]{times}[/]")
+        # Not one more: a step may be done again.
+        description = f"{text}  [dim]{times}[/]"
+        self._bar.update(self._task, completed=record.step, description=description)
         look = record.collapse
         if not self._console.is_terminal and look is None:
             self._console.print(f"step {record.step}: {text}  {times}", markup=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from moored.config import Config
@@ -55,9 +56,14 @@ class Replica:
     """Writes replies; an actor that Ray restarts is back at the weights of version 0."""
 
     def __init__(self, make: MakeSampler, config: Config) -> None:
-        self._sampler = make(config)
+        self._make, self._config = make, config
         self._stream: Stream | None = None
         self._number = -1
+
+    @cached_property
+    def _sampler(self) -> OwnSampler:
+        """Made by the first call, which can tell what is wrong with it; an actor cannot."""
+        return self._make(self._config)
 
     def about(self) -> About:
         import ray
