@@ -86,18 +86,24 @@ class Nodes:
         self.cluster = Cluster(
             initialize_head=True, head_node_args={**NODE, "num_cpus": 0, "_system_config": QUICK}
         )
-        self.nodes = [self.cluster.add_node(**NODE) for _ in range(count)]  # pyright: ignore
+        self._count = count
+        self.nodes: list[Any] = []
+        self.refill()
 
     @property
     def address(self) -> str:
         return self.cluster.address
 
+    def refill(self) -> None:
+        """As many nodes as there were; from the main thread, since Ray sets signal handlers."""
+        while len(self.nodes) < self._count:
+            self.nodes.append(self.cluster.add_node(**NODE))  # pyright: ignore
+
     def lose(self, node_id: str) -> None:
-        """End a node with SIGKILL, and bring another."""
+        """End a node with SIGKILL."""
         node = next(node for node in self.nodes if node.node_id == node_id)
         self.nodes.remove(node)
         self.cluster.remove_node(node, allow_graceful=False)
-        self.nodes.append(self.cluster.add_node(**NODE))  # pyright: ignore
 
     def close(self) -> None:
         self.cluster.shutdown()
@@ -169,6 +175,7 @@ def run_with_kills(
 
     def on_step(record: object) -> bool:
         engine: Any = run.engine
+        nodes.refill()
         counts = Counter(r["kind"] for r in read_records(folder, "events"))
         # A kill between two calls is noticed with the next one.
         noticed = counts[LOST.get(kind, "replica_lost")] + counts["learner_lost"] * (kind == "node")

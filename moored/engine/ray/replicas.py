@@ -84,11 +84,8 @@ class ReplicaSampler:
     @property
     def is_lockstep(self) -> bool:
         """One replica that writes in lockstep; several finish at different times."""
-        alone = self.seats[0] if len(self.seats) == 1 else None
-        is_fixed = self._options.replicas == 1
-        return (
-            is_fixed and alone is not None and alone.about is not None and alone.about.is_lockstep
-        )
+        about = self.seats[0].about
+        return self._options.replicas == 1 and about is not None and about.is_lockstep
 
     def stream(self, params: SamplingParams) -> ReplicaStream:
         self.look_after()
@@ -97,9 +94,11 @@ class ReplicaSampler:
     def publish(self, weights: Any, version: int) -> None:
         """Have every replica take over weights of the object store; lost ones follow later."""
         self._weights, self.version = weights, version
-        for seat in self.up:
-            seat.is_up = False
-            self._load(seat)
+        for seat in self.seats:
+            # Also one that is about to take over older weights.
+            if seat.is_up or seat.loading is not None:
+                seat.is_up = False
+                self._load(seat)
         self.grow()
         while any(seat.loading is not None and seat.down_since_s == 0.0 for seat in self.seats):
             self.look_after(wait_s=ASK_S)
@@ -141,7 +140,11 @@ class ReplicaSampler:
                 f"{self._options.patience_s:g} s; see `ray status`, or raise engine.ray.patience_s"
             )
         for seat in self.seats:
-            seat.about, seat.loading = self.result(seat.loading), None
+            try:
+                seat.about, seat.loading = self.result(seat.loading), None
+            except self._ray.exceptions.RayActorError as error:
+                why = str(error).strip().splitlines()[0]
+                raise MooredError(f"a sampler replica died while it started: {why}") from error
             seat.is_up, seat.has_served, seat.down_since_s = True, True, 0.0
 
     def result(self, call: Any) -> Any:
@@ -186,9 +189,9 @@ class ReplicaSampler:
             return
         assert seat.about is not None
         seconds = time.monotonic() - seat.down_since_s
-        kind, what = (
-            ("replica_back", "is back") if seat.has_served else ("replica_joined", "joined")
-        )
+        kind, what = "replica_joined", "joined"
+        if seat.has_served:
+            kind, what = "replica_back", "is back"
         seat.has_served, seat.down_since_s = True, 0.0
         self._tell(kind, seat, f"{what} after {seconds:.1f} s", {"seconds": seconds})
 
