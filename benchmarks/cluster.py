@@ -3,6 +3,7 @@
     python benchmarks/cluster.py kills [--engine toy nano] [--times 10] [--out FILE]
     python benchmarks/cluster.py overlap [--out FILE]
     python benchmarks/cluster.py same [--out FILE]
+    python benchmarks/cluster.py bottle RUN… [--out FILE]
 
 `kills`: for each kind of process (replica, learner, driver, node) one run in which it is killed
 with SIGKILL `--times` times, each at a random moment a few steps after it has come back. Then the
@@ -10,7 +11,8 @@ same steps without a kill: metrics have to be equal, and every kill has to be in
 `toy` is the engine of `toy_cluster.py` with two replicas; `nano` the embedded model with one, since
 replies of several are equal up to rounding only. `overlap`: seconds of a step whose rollout and
 update take 0.4 s each, with and without `rollout.max_lag`. `same`: five steps of `nano` on the
-cluster and in one process.
+cluster and in one process. `bottle`: where runs of `moored train collapse` with and without a lag
+ended.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import torch
@@ -208,14 +210,12 @@ def run_with_killed_drivers(config: Config, folder: Path, times: int, within_s: 
         lines = iter(driver.stdout.readline, "")
         if next(lines, "") != "up\n" or not next(lines, ""):
             raise SystemExit(f"a driver ended by itself: {driver.communicate()[1][-2000:]}")
-        begun_s = time.monotonic()
         for _ in range(rng.randrange(MOST_STEPS)):
             next(lines, "")
         time.sleep(rng.uniform(0.0, within_s))
         driver.kill()
         driver.communicate()
         killer.num_kills += 1
-        killer.lost_s.append(time.monotonic() - begun_s)
     run = build_run(config, folder, resume=True)
     resume(run)
     train(run, lambda record: True)
@@ -253,9 +253,10 @@ def measure_kills(engine: str, kind: str, times: int) -> dict[str, object]:
         "events": dict(Counter(str(record["kind"]) for record in events)),
         "episodes_lost": sum(int(r.get("episodes_lost", 0)) for r in events),  # pyright: ignore
         "replies_again": sum(int(r.get("replies_again", 0)) for r in events),  # pyright: ignore
-        "median_seconds_to_a_whole_step": round(median(killer.lost_s), 2),
         "seconds": round(seconds, 1),
     }
+    if killer.lost_s:
+        found["median_seconds_to_a_whole_step"] = round(median(killer.lost_s), 2)
     print(engine, kind, json.dumps(found), flush=True)
     return found
 
@@ -299,11 +300,30 @@ def measure_same() -> dict[str, object]:
     }
 
 
+def summarize_bottle(folder: Path) -> dict[str, object]:
+    """Start and end of a run: MI and entropy of looks, success over the last 20 steps."""
+    metrics, looks = read_records(folder), read_records(folder, "collapse")
+    times = read_records(folder, "timing")[1:]
+    names = ("mi_estimate", "conditional_entropy_est")
+    view = "collapse_first_turn_sample"
+    found: dict[str, object] = {"num_steps": len(metrics)}
+    for name in names:
+        values: list[Any] = [look[f"{view}/{name}"] for look in looks]
+        found |= {f"{name}_first": values[0], f"{name}_last_3": fmean(values[-3:])}
+    successes: list[Any] = [record["rollout/success_rate"] for record in metrics[-20:]]
+    found["success_last_20"] = fmean(successes)
+    for phase in ("rollout_s", "update_s", "rollout_beside_s"):
+        seconds: list[Any] = [record.get(phase, 0.0) for record in times]
+        found[f"median_{phase}"] = median(seconds)
+    return {name: round(v, 4) if isinstance(v, float) else v for name, v in found.items()}
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("what", choices=("kills", "overlap", "same"))
+    parser.add_argument("what", choices=("kills", "overlap", "same", "bottle"))
+    parser.add_argument("runs", nargs="*", type=Path, help="For bottle.")
     parser.add_argument("--engine", nargs="+", default=["toy", "nano"], choices=tuple(ENGINES))
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
     parser.add_argument("--times", type=int, default=10)
@@ -317,6 +337,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         }
     elif options.what == "overlap":
         found = {"overlap": measure_overlap()}
+    elif options.what == "bottle":
+        found = {"bottle": {folder.name: summarize_bottle(folder) for folder in options.runs}}
     else:
         found = {"same": measure_same()}
     make_console().print_json(json.dumps(found))

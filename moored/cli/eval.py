@@ -146,6 +146,9 @@ def _evaluation_config(
     if not is_run:
         return load_config({**given, **own, "model": source})
     of_run = load_config(Path(source) / "config.yaml").model_dump()
+    if of_run["engine"]["kind"] == "ray":
+        # In this process: the cluster of the run may be gone.
+        of_run["engine"]["kind"], of_run["rollout"]["max_lag"] = "local", 0
     return load_config({**_merged(of_run, given), **own})
 
 

@@ -194,7 +194,9 @@ def test_with_a_lag_groups_are_written_beside_updates_and_a_resumed_run_is_the_s
     assert versions(tmp_path / "parts") == versions(whole)
 
 
-def test_one_rank_and_one_replica_train_as_one_process_does(ray_cluster, toy_folder, tmp_path):
+def test_one_rank_and_one_replica_train_as_one_process_does(
+    ray_cluster, toy_folder, tmp_path, here
+):
     words = ["num_steps=2", "rollout.num_groups=2", "rollout.group_size=4"]
     at = [f"engine.ray.address={ray_cluster.address}", "engine.kind=ray"]
     found = [
@@ -203,3 +205,5 @@ def test_one_rank_and_one_replica_train_as_one_process_does(ray_cluster, toy_fol
     ]
     assert found[0] == found[1]
     assert (tmp_path / "1" / "model" / "model.safetensors").exists()
+    # The run is evaluated in this process: its cluster may be gone by then.
+    assert "on 2 tasks" in here("eval", tmp_path / "1", "-n", "2")

@@ -21,6 +21,7 @@ from moored.engine.ray.replicas import ReplicaSampler
 from moored.engine.ray.team import MakeWorker, RayTeam
 from moored.engine.workers.learner import TeamLearner
 from moored.engine.workers.ranks import check_ranks
+from moored.errors import require_packages
 from moored.rollout.render import Renderer
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ class RayEngine:
 
     def __init__(self, config: Config, *, trains: bool = True, parts: Parts | None = None) -> None:
         check_ranks(config, config.engine.ray.learners, trains=trains)
+        if config.engine.sampler == "vllm":
+            require_packages("engine.sampler=vllm", ("vllm",))
         self._config = config
         self._renderer: Renderer | None = None
         self.on_event = _ignore
