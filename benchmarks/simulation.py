@@ -18,7 +18,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -44,6 +44,11 @@ REMOTE = Spread(median=0.3, sigma=1.0, most=60.0)
 HANGING = 60.0
 """`rollout.env_timeout_s`: what a call that hangs costs."""
 SEEDS = (0, 1, 2)
+REPEATS = 10
+"""Real rollouts of each kind."""
+
+if TYPE_CHECKING:
+    from simulation_real import CallCosts
 
 Measured = Mapping[str, Any]
 
@@ -150,8 +155,21 @@ def stragglers() -> dict[str, dict[str, Any]]:
     return found
 
 
+def behind_ray(base: Scenario, costs: CallCosts) -> Scenario:
+    """The same on 4 slower replicas in processes of their own."""
+    return replace(
+        base,
+        replicas=4,
+        step_s=2 * base.step_s,
+        row_s=2 * base.row_s,
+        network_s=(costs.round_trip_s - costs.call_s) / 2,
+        calls=Calls(call_s=costs.call_s, request_s=costs.request_s, poll_s=0.02),
+    )
+
+
 def measure() -> Measured:
     """Everything that is measured here; the driver's turn is for the comparison alone."""
+    from simulation_cluster import measure as measure_cluster
     from simulation_real import (
         ENVS,
         RealRollouts,
@@ -180,10 +198,17 @@ def measure() -> Measured:
         "64 episodes, 8 environments at a time": replace(base, env_calls=8),
         "256 episodes, 256 environments at a time": replace(base, workers=256, episodes=256),
     }
+    compared = {
+        name: compare([real.seconds(case, seed) for seed in range(REPEATS)], case)
+        for name, case in cases.items()
+    }
+    ray = behind_ray(base, calls)
+    compared["64 episodes, 4 replicas behind Ray calls"] = compare(
+        measure_cluster(real, ray, REPEATS), ray
+    )
     driven = replace(still(4, 1000), workers=1000, env_calls=1, driver_turn_s=turn_s, step_s=1e-9)
-    compared = {name: compare(real.seconds, case, range(10)) for name, case in cases.items()}
     name = "1,000 episodes, nothing but the driver, by the processor's clock"
-    compared[name] = compare(real.processor_s, driven, range(5))
+    compared[name] = compare([real.processor_s(driven, seed) for seed in range(5)], driven)
     return {
         "env_s": {name: {"shares": s.shares, "values": s.values} for name, s in env_s.items()},
         "calls": asdict(calls),

@@ -11,7 +11,7 @@ import functools
 import heapq
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import ClassVar
@@ -22,7 +22,7 @@ from instant import InstantSampler
 
 from moored.cli.options import read_config
 from moored.config import RolloutConfig
-from moored.engine.base import Request, SamplingParams
+from moored.engine.base import Request, Sampler, SamplingParams
 from moored.envs.base import StepResult
 from moored.envs.mix import EnvMix
 from moored.models.load import load_model
@@ -121,9 +121,10 @@ def measure_store(num_bytes: int = 400_000_000, repeats: int = 5) -> dict[str, f
     import ray
     from ray.cluster_utils import Cluster
 
-    store = {"num_cpus": 1, "object_store_memory": 4 * num_bytes}
-    cluster = Cluster(initialize_head=True, head_node_args={**store, "include_dashboard": False})
-    cluster.add_node(**store, resources={"other": 1})
+    size = 4 * num_bytes
+    head = {"num_cpus": 1, "object_store_memory": size, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    cluster.add_node(num_cpus=1, object_store_memory=size, resources={"other": 1})
     try:
         ray.init(address=cluster.address, log_to_driver=False)
 
@@ -235,7 +236,7 @@ class SleepingEnv:
 class Engine:
     """What `roll_out` needs."""
 
-    sampler: WaitingSampler | InstantSampler
+    sampler: Sampler
     renderer: Renderer
 
 
@@ -252,6 +253,10 @@ class RealRollouts:
         """Of one rollout of a scenario with one replica."""
         return self._roll_out(WaitingSampler(given, self.reply, seed), given, seed)
 
+    def seconds_with(self, sampler: Sampler, given: Scenario, seed: int) -> float:
+        """The same with some other sampler."""
+        return self._roll_out(sampler, given, seed)
+
     def processor_s(self, given: Scenario, seed: int) -> float:
         """Of the processor, for a rollout in which nothing is waited for."""
         start = time.process_time()
@@ -264,9 +269,7 @@ class RealRollouts:
         seconds = [self.processor_s(given, seed) for seed in range(6)]
         return median(seconds[1:]) / (turns + 0.5) / num_episodes
 
-    def _roll_out(
-        self, sampler: WaitingSampler | InstantSampler, given: Scenario, seed: int
-    ) -> float:
+    def _roll_out(self, sampler: Sampler, given: Scenario, seed: int) -> float:
         make = functools.partial(SleepingEnv, given, np.random.default_rng([seed, 1]))
         task = Task(
             group_id=0,
@@ -304,12 +307,9 @@ def still(turns: int, num_episodes: int) -> Scenario:
     )
 
 
-def compare(
-    run: Callable[[Scenario, int], float], given: Scenario, seeds: Sequence[int]
-) -> dict[str, float]:
-    """Real and simulated seconds of one rollout, means over seeds."""
-    measured = [run(given, seed) for seed in seeds]
-    simulated = [simulate(replace(given, seed=seed)).seconds for seed in seeds]
+def compare(measured: Sequence[float], given: Scenario) -> dict[str, float]:
+    """Real seconds of a rollout beside simulated ones, of as many seeds."""
+    simulated = [simulate(replace(given, seed=seed)).seconds for seed in range(len(measured))]
     real_s, simulated_s = float(np.mean(measured)), float(np.mean(simulated))
     return {
         "real_s": real_s,
