@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -58,6 +59,7 @@ def ray_job(job: Job, options: PodOptions) -> dict[str, object]:
     """The manifest; its cluster ends with the job."""
     check_words([*job.words, job.run], for_shell=False)
     check_shared_path(job.run)
+    _check_files(job.words)
     check_value("--image", options.image, IMAGE, "registry.example/moored:1")
     check_value("--memory", options.memory, QUANTITY, "64Gi")
     mount = PurePosixPath(options.claim.mount)
@@ -82,6 +84,17 @@ def ray_job(job: Job, options: PodOptions) -> dict[str, object]:
             },
         },
     }
+
+
+def _check_files(words: Sequence[str]) -> None:
+    """A pod has none of the files that lie beside the user."""
+    for word in words:
+        is_file = "=" not in word and word.endswith((".yaml", ".yml"))
+        if is_file and not PurePosixPath(word).is_absolute():
+            raise MooredError(
+                f"{word} is a file of this folder, which pods do not see; give the path that it "
+                f"has on the volume, or its options one by one"
+            )
 
 
 def _head(job: Job, options: PodOptions) -> dict[str, object]:

@@ -209,6 +209,8 @@ def test_a_cluster_that_is_too_small_has_a_remedy_and_exit_code_1(run):
         (["--gpus", "8", "--tensor-parallel", "3"], "must divide the 4 heads of the model, got 3"),
         (["--gpus", "8", "--nvlink", "-1"], "--nvlink must be a number above 0, got -1.0"),
         (["--gpus", "8", "engine.device=cpu"], "engine.device is cpu, and plans are made for GPUs"),
+        (["engine.kind=ray"], "engine.kind = ray runs on several GPUs; say how many: --gpus 8"),
+        (["engine.kind=torchrun"], "runs on several GPUs; say how many: --gpus 8"),
         (["--gpus", "8", "engine.kind=endpoint"], "engine.kind = endpoint computes elsewhere"),
     ],
 )

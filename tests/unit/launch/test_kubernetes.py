@@ -69,6 +69,11 @@ def test_nodes_without_gpus_ask_for_none():
     assert limits == {"cpu": "4", "memory": "64Gi"}
 
 
+def test_a_file_of_the_volume_may_be_named():
+    words = manifest({"words": ("/shared/mine.yaml",)})["spec"]["entrypoint"].split()
+    assert "/shared/mine.yaml" in words
+
+
 def test_a_claim_is_a_name_and_a_mount():
     assert parse_claim("runs:/shared/runs") == Claim("runs", "/shared/runs")
     for text in ("runs", "runs:shared", ":/shared", "Runs:/shared"):
@@ -82,6 +87,11 @@ def test_a_claim_is_a_name_and_a_mount():
         ({"run": "/tmp/x"}, {}, "--run /tmp/x is not on the volume that is mounted at /shared"),
         ({"run": "runs/x"}, {}, "--run 'runs/x' is relative"),
         ({"words": ("x=$(id)",)}, {}, "would read as its own"),
+        (
+            {"words": ("mine.yaml",)},
+            {},
+            "mine.yaml is a file of this folder, which pods",
+        ),
         ({}, {"image": "a b"}, "--image cannot be 'a b'; give something like registry.example"),
         ({}, {"memory": "much"}, "--memory cannot be 'much'; give something like 64Gi"),
         ({}, {"namespace": "My Space"}, "--namespace must be lower-case letters, digits and '-'"),
