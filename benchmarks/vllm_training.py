@@ -4,8 +4,8 @@
 
 Runs the same training with `engine.sampler=auto` and `engine.sampler=vllm` for several seeds, each
 in a process of its own, in the environment of `make test-vllm`. vLLM takes the weights over in
-every step. With `algorithm.old_logprobs=learner` every sampled token is scored by the learner too,
-so that the largest gap of a step is over all its tokens.
+every step. With `algorithm.old_logprobs=learner` every token that is trained on is scored by the
+learner before the update, so that the largest gap of a step is over all of them.
 
 Every figure is averaged over the steps of a run. The two samplers draw with other generators, so
 replies differ; tasks and first weights of a seed are the same. The noise is the spread of the
