@@ -27,6 +27,7 @@ from harness import (
     write_record,
 )
 from sizes import SHAPES, computed_tokens, make_model, make_samples
+from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.device_mesh import init_device_mesh
 
 from moored.config import Config, load_config
@@ -41,7 +42,7 @@ SIDES = ("local", "torchrun")
 def one_rank(device: torch.device) -> Iterator[None]:
     """The process group of a single rank."""
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     try:
         yield
     finally:

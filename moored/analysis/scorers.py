@@ -223,17 +223,18 @@ def local_scorer(
             "scoring needs a model in this process (pip install 'moored[train]') or behind a "
             "server (--endpoint)"
         ) from error
-    from moored.engine.local.engine import LocalEngine
+    from moored.engine.build import build_engine
+    from moored.engine.workers.ranks import kind_here
 
     config = load_config(
         {
             "model": name,
-            "engine": {"device": device, "dtype": dtype},
+            "engine": {"kind": kind_here(), "device": device, "dtype": dtype},
             "rollout": {"temperature": temperature},
             "optimizer": lora or {},
         }
     )
-    engine = LocalEngine(config, trains=False)
+    engine: Any = build_engine(config, trains=False)
     if weights is not None:
         engine.learner.load(weights, policy_only=True)
     return Scorer(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from moored.cli.options import AsJson, Concurrency, Endpoint, KeyVariable, Timeout
+from moored.engine.workers.ranks import kind_here
 from moored.errors import MooredError
 
 if TYPE_CHECKING:
@@ -143,13 +144,13 @@ def _evaluation_config(
     if env is None and not is_run:
         raise MooredError("a model has no environment of its own; give --env, e.g. --env sokoban")
     own = {} if env is None else {"env": parse_value(env, env)}
-    if not is_run:
-        return load_config({**given, **own, "model": source})
-    of_run = load_config(Path(source) / "config.yaml").model_dump()
-    if of_run["engine"]["kind"] == "ray":
+    of_run = load_config(Path(source) / "config.yaml").model_dump() if is_run else {"model": source}
+    if is_run and of_run["engine"]["kind"] == "ray":
         # In this process: the cluster of the run may be gone.
         of_run["engine"]["kind"], of_run["rollout"]["max_lag"] = "local", 0
-    return load_config({**_merged(of_run, given), **own})
+    asked = {**_merged(of_run, given), **own}
+    engine = asked.get("engine", {})
+    return load_config({**asked, "engine": {**engine, "kind": kind_here(engine.get("kind"))}})
 
 
 def _merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -54,6 +54,16 @@ def typed_command() -> str:
     return f"torchrun {ranks} -m moored"
 
 
+def kind_here(kind: str | None = None) -> str:
+    """The engine for a model, or for that of a run, in a command that does not go on with it.
+
+    What ranks trained is one process's to evaluate, unless ranks were started for that too.
+    """
+    if kind not in (None, "local", "torchrun"):
+        return kind
+    return "local" if started_rank() is None else "torchrun"
+
+
 def refuse_idle_ranks(kind: str) -> None:
     """Raise when torchrun started several ranks of which only one would work."""
     rank = started_rank()

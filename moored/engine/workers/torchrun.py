@@ -5,6 +5,7 @@ Rank 0 is the driver and the worker of rank 0. The others (`follow`) compute wha
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import threading
@@ -72,6 +73,8 @@ class TorchrunTeam:
         self._is_closed = False
         self._signals = DriverSignals()
         self._watchers = lines.watch(self._on_loss)
+        # Followers are let go whatever way the command ends.
+        atexit.register(self.close)
 
     def call(
         self, method: str, per_rank: Sequence[tuple[Any, ...]] | None = None, /, *args: Any

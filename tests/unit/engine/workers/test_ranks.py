@@ -9,7 +9,7 @@ from moored.engine.workers.ranks import VARIABLES, Rank, check_gpus, check_ranks
 from moored.engine.workers.ranks import started_rank as find_rank
 from moored.errors import MooredError
 
-FOUR = dict(zip(VARIABLES, ("5", "8", "1", "4", "node0", "29500"), strict=True))
+FOUR: dict[str, str] = dict(zip(VARIABLES, ("5", "8", "1", "4", "node0", "29500"), strict=True))
 
 
 def test_a_rank_knows_its_place_on_its_machine_and_among_all():
