@@ -117,6 +117,10 @@ def test_a_run_goes_on_with_another_number_of_ranks(toy_folder, alone, tmp_path)
     out, _ = finish_ranks(start_ranks(1, [*go_on, "num_steps=5", TORCHRUN], cwd=tmp_path))
     assert "changed: engine.kind from local to torchrun\n" in out and "1 rank\n" in out
     assert_same_run(run, alone)
+    asked = ["eval", run, "-n", "6"]
+    in_one = run_warm(asked, cwd=tmp_path)
+    assert finish_ranks(start_ranks(2, asked, cwd=tmp_path)) == (in_one.stdout, in_one.stderr)
+    assert in_one.stdout.startswith("success")
 
 
 def test_a_killed_rank_ends_all_with_one_sentence_and_the_run_goes_on(toy_folder, tmp_path):
