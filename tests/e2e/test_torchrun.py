@@ -167,12 +167,14 @@ def test_a_command_without_an_engine_lets_the_other_ranks_go(tmp_path):
             [TORCHRUN, "engine.compile=true"],
             "engine.compile = True works with engine.kind=local",
         ),
+        (2, [TORCHRUN, "engine.sampler=vllm"], "engine.sampler=vllm works with engine.kind=local"),
         (2, [TORCHRUN, "engine.device=cuda"], "2 ranks were started on this machine, which has 0"),
     ],
 )
 def test_ranks_that_cannot_work_are_refused_before_they_meet(
-    toy_folder, tmp_path, size, options, why
+    toy_folder, tmp_path, monkeypatch, size, options, why
 ):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     # Followers wait for the driver, as they would for torchrun to end them.
     driver, *others = start_ranks(
         size, [*words(toy_folder), *options, "--run", "run"], cwd=tmp_path
