@@ -123,6 +123,7 @@ def test_no_function_is_longer_than_60_lines_but_kernels():
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 num_lines = (node.end_lineno or node.lineno) - node.lineno + 1
-                if num_lines > LONGEST_FUNCTION and file.name != "kernels.py":
+                is_kernel = file.name.endswith("kernels.py")
+                if num_lines > LONGEST_FUNCTION and not is_kernel:
                     long.append(f"{file.relative_to(PACKAGE)}: {node.name}, {num_lines} lines")
     assert not long

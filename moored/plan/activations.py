@@ -123,11 +123,11 @@ def forward_bytes(shape: ModelShape, kind: LayerKind) -> int:
 def prefill_bytes(shape: ModelShape, *, bf16: bool) -> int:
     """For one token, the same in `Decoder.forward` of the fast sampler: when gate and up are made.
 
-    Stream (float32); input; queries, keys and values; mixed values and their product; gate and up;
-    beside them gate, up and product of the layer before.
+    Stream (float32); input; queries, keys and values; mixed values; output of the layer before;
+    gate, up and their product.
     """
     w, q, k, i, _ = _letters(shape)
-    return 4 * w + (2 if bf16 else 4) * (w + (q + 2 * k) + q + w + 2 * i + 3 * i)
+    return 4 * w + (2 if bf16 else 4) * (w + (q + 2 * k) + q + w + 3 * i)
 
 
 def backward_bytes(shape: ModelShape, kind: LayerKind) -> int:

@@ -12,7 +12,6 @@ from itertools import islice
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from moored.engine.fast import plain_ops
 from moored.engine.fast.rows import Rows
@@ -149,22 +148,11 @@ class Decoder:
         ops, keys, values = self.ops, cache[0], cache[1]
         if rows.plan is None:
             rows.plan = ops.plan(rows, self._tables)
-        x = F.embedding(ids, self.embedding).float()
-        y = torch.empty(x.shape, dtype=self.dtype, device=x.device)
-        delta = None
+        y = torch.empty((len(ids), len(self.final_norm)), dtype=self.dtype, device=ids.device)
+        gains = [*(layer["before"] for layer in self.layers), self.final_norm]
+        x = ops.embed_norm(ids, self.embedding, gains[0], self.eps, y)
         for index, layer in enumerate(self.layers):
-            ops.add_norm(x, delta, layer["before"], self.eps, y)
-            qkv = F.linear(y, layer["qkv"], layer["qkv_bias"])
-            ops.rope_store(
-                qkv,
-                keys[index],
-                values[index],
-                self._tables,
-                layer["norms"],
-                rows,
-                self.num_heads,
-                self.eps,
-            )
+            qkv = ops.linear(y, layer["qkv"], layer["qkv_bias"])
             mixed = torch.empty(
                 (len(x), self.num_heads * self.head_width), dtype=self.dtype, device=x.device
             )
@@ -172,17 +160,17 @@ class Decoder:
                 qkv,
                 keys[index],
                 values[index],
+                self._tables,
+                layer["norms"],
                 mixed,
                 rows,
                 self.num_heads,
+                self.eps,
                 self.scale,
             )
-            delta = F.linear(mixed, layer["out"], layer["out_bias"])
-            ops.add_norm(x, delta, layer["after"], self.eps, y)
-            gate_up = F.linear(y, layer["gate_up"])
-            inner = torch.empty((len(x), gate_up.shape[1] // 2), dtype=self.dtype, device=x.device)
-            delta = F.linear(ops.silu_mul(gate_up, inner), layer["down"])
-        return ops.add_norm(x, delta, self.final_norm, self.eps, y)
+            delta = ops.finish_layer(x, mixed, layer, self.eps, y)
+            ops.add_norm(x, delta, gains[index + 1], self.eps, y)
+        return y
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """(R, vocabulary) in float32."""

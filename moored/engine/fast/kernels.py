@@ -1,59 +1,151 @@
-"""Triton kernels of one decoding step: everything between the matrix products.
+"""Triton kernels of a forward pass over slots: everything between the matrix products.
 
 Rows are sequences, each with a slot of the cache (slots, KV heads, capacity, head width). Shapes:
-N new tokens of all rows together, R rows, D head width, V vocabulary. Sums are in float32.
+N new tokens of all rows together, R rows, D head width. Sums are in float32. Steps of few rows and
+the draw have kernels of their own, in `decode_kernels` and `draw_kernels`.
 """
 
 # Triton comes with the GPU builds of torch alone.
 # pyright: reportMissingImports=false, reportIndexIssue=false
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from moored.engine.fast.rows import MAX_STOPS, Rows
+from moored.engine.fast import decode_kernels
+from moored.engine.fast.decode_kernels import overlap_options, wait_for_inputs
+from moored.engine.fast.draw_kernels import draw as draw
+from moored.engine.fast.rows import Rows
+from moored.engine.fast.tiles import tile_of
 
 
 @triton.jit
-def _add_norm(x, delta, weight, out, width, eps, HAS_DELTA: tl.constexpr, BLOCK: tl.constexpr):
+def _add_norm(
+    x,
+    delta,
+    ids,
+    weight,
+    out,
+    rows,
+    width,
+    eps,
+    PARTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
-    values = tl.load(x + row * width + columns, mask=inside, other=0.0).to(tl.float32)
-    if HAS_DELTA:
-        values += tl.load(delta + row * width + columns, mask=inside, other=0.0).to(tl.float32)
-        tl.store(x + row * width + columns, values, mask=inside)
-    scale = tl.rsqrt(tl.sum(values * values) / width + eps)
+    if OVERLAPS:
+        wait_for_inputs()
     gain = tl.load(weight + columns, mask=inside, other=0.0)
+    if PARTS > 0:
+        values = tl.load(x + row * width + columns, mask=inside, other=0.0)
+        for part in tl.static_range(PARTS):
+            at = (part * rows + row) * width + columns
+            values += tl.load(delta + at, mask=inside, other=0.0).to(tl.float32)
+    else:
+        # The residual stream begins as a line of the embedding.
+        line = tl.load(ids + row).to(tl.int64) * width
+        values = tl.load(delta + line + columns, mask=inside, other=0.0).to(tl.float32)
+    tl.store(x + row * width + columns, values, mask=inside)
+    scale = tl.rsqrt(tl.sum(values * values) / width + eps)
     tl.store(out + row * width + columns, values * scale * gain, mask=inside)
 
 
 def add_norm(
-    x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float, out: torch.Tensor
+    x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor
 ) -> torch.Tensor:
-    """x += delta in place (float32), then `out` = RMS norm of x."""
+    """x += delta in place (float32), then `out` = RMS norm of x; `delta` may be in parts."""
+    return _normed(x, delta, None, weight, eps, out)
+
+
+def embed_norm(
+    ids: torch.Tensor,
+    embedding: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    out: torch.Tensor,
+) -> torch.Tensor:
+    """Lines of the embedding in float32; `out` = their RMS norm."""
+    x = torch.empty(out.shape, dtype=torch.float32, device=out.device)
+    _normed(x, embedding, ids, weight, eps, out)
+    return x
+
+
+def _normed(
+    x: torch.Tensor,
+    delta: torch.Tensor,
+    ids: torch.Tensor | None,
+    weight: torch.Tensor,
+    eps: float,
+    out: torch.Tensor,
+) -> torch.Tensor:
     rows, width = x.shape
     block = triton.next_power_of_2(width)
     _add_norm[(rows,)](
         x,
-        x if delta is None else delta,
+        delta,
+        x if ids is None else ids,
         weight,
         out,
+        rows,
         width,
         eps,
-        HAS_DELTA=delta is not None,
+        PARTS=delta.numel() // x.numel() if ids is None else 0,
         BLOCK=block,
         num_warps=4 if block <= 2048 else 8,
+        **overlap_options(x.device),
     )
     return out
 
 
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """x @ weight^T + bias."""
+    tile = tile_of(len(x), len(weight), weight.shape[1], x.dtype)
+    if tile is None:
+        return F.linear(x, weight, bias)
+    out = x.new_empty((len(x), len(weight)))
+    return decode_kernels.linear(x, weight, bias, out, tile)
+
+
+def finish_layer(
+    x: torch.Tensor, mixed: torch.Tensor, layer: Mapping[str, Any], eps: float, y: torch.Tensor
+) -> torch.Tensor:
+    """x += what attention gave, in place; what the gated units give, for the next `add_norm`."""
+    gate_up = layer["gate_up"]
+    inner = x.new_empty((len(x), len(gate_up) // 2), dtype=y.dtype)
+    gate_tile = tile_of(len(x), len(gate_up), gate_up.shape[1], y.dtype, gated=True)
+    add_norm(x, _summands(mixed, layer["out"], layer["out_bias"]), layer["after"], eps, y)
+    if gate_tile is None:
+        silu_mul(F.linear(y, gate_up), inner)
+    else:
+        decode_kernels.linear(y, gate_up, None, inner, gate_tile, gated=True)
+    return _summands(inner, layer["down"], None)
+
+
+def _summands(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """x @ weight^T + bias, or (parts, R, lines) that `add_norm` adds up."""
+    tile = tile_of(len(x), len(weight), weight.shape[1], x.dtype, in_parts=True)
+    if tile is None:
+        return F.linear(x, weight, bias)
+    dtype = torch.float32 if tile.parts > 1 else x.dtype
+    out = x.new_empty((tile.parts, len(x), len(weight)), dtype=dtype)
+    return decode_kernels.linear(x, weight, bias, out, tile)
+
+
 @triton.jit
-def _silu_mul(gate_up, out, width, BLOCK: tl.constexpr):
+def _silu_mul(gate_up, out, width, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
+    if OVERLAPS:
+        wait_for_inputs()
     gate = tl.load(gate_up + row * 2 * width + columns, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * width + width + columns, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row * width + columns, gate * tl.sigmoid(gate) * up, mask=inside)
@@ -63,7 +155,9 @@ def silu_mul(gate_up: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     """silu(left half) * right half."""
     rows, width = out.shape
     block = min(1024, triton.next_power_of_2(width))
-    _silu_mul[(rows, triton.cdiv(width, block))](gate_up, out, width, BLOCK=block, num_warps=4)
+    options = overlap_options(out.device)
+    grid = (rows, triton.cdiv(width, block))
+    _silu_mul[grid](gate_up, out, width, BLOCK=block, num_warps=4, **options)
     return out
 
 
@@ -131,7 +225,7 @@ def _rope_store(
     tl.store(values + cell[:, None] + D // 2 + half[None, :], value_2, mask=is_value[:, None])
 
 
-def rope_store(
+def _store(
     qkv: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
@@ -266,18 +360,27 @@ def attend(
     qkv: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
+    tables: tuple[torch.Tensor, torch.Tensor],
+    norms: tuple[torch.Tensor, torch.Tensor] | None,
     out: torch.Tensor,
     rows: Rows,
     num_heads: int,
+    eps: float,
     scale: float,
 ) -> torch.Tensor:
-    """Attention of each row's new tokens to its prefix and, causally, to its own slot."""
+    """Write keys and values of N tokens into their slots, then attend to prefix and slot.
+
+    A row's new tokens see its prefix and, causally, its own slot.
+    """
+    if rows.max_count == 1:
+        return decode_kernels.attend_one(
+            qkv, keys, values, tables, norms, out, rows, num_heads, eps, scale
+        )
+    _store(qkv, keys, values, tables, norms, rows, num_heads, eps)
     _, kv_heads, capacity, width = keys.shape
     group = num_heads // kv_heads
     padded = triton.next_power_of_2(group)
-    tokens = 1 if rows.max_count == 1 else max(1, 64 // padded)
-    # One new token leaves little to share between warps: small programs, many of them.
-    warps, stages = (1 if width <= 64 else 2, 3) if rows.max_count == 1 else (4, 2)
+    tokens = max(1, 64 // padded)
     _attend[(len(rows.slots), kv_heads, triton.cdiv(rows.max_count, tokens))](
         qkv,
         keys,
@@ -300,122 +403,11 @@ def attend(
         M=max(16, triton.next_power_of_2(tokens * padded)),
         N=64,
         PRECISION="ieee" if qkv.dtype == torch.float32 else "tf32",
-        num_warps=warps,
-        num_stages=stages,
+        num_warps=4,
+        num_stages=2,
     )
     return out
 
 
 def plan(_: Rows, __: tuple[torch.Tensor, torch.Tensor]) -> None:
     """Nothing to prepare: programs find their prefix themselves."""
-
-
-@triton.jit
-def _mix(seed, count):
-    """SplitMix64 of the count-th state after `seed`: a uniform number in (0, 1)."""
-    z = seed.to(tl.uint64) + (count.to(tl.uint64) + 1) * 0x9E3779B97F4A7C15
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EB
-    z = z ^ (z >> 31)
-    return ((z >> 40).to(tl.float32) + 0.5) * (1.0 / 16777216.0)
-
-
-@triton.jit
-def _draw(
-    logits,
-    inverse_temperature,
-    stops,
-    max_tokens,
-    seeds,
-    requests,
-    tokens,
-    cells,
-    counts,
-    running,
-    out_tokens,
-    out_logps,
-    V,
-    out_stride,
-    NUM_STOPS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    is_live = tl.load(running + row)
-    if is_live != 0:
-        beta = tl.load(inverse_temperature)
-        # Temperature 0 is stored as an inverse of 0: take the likeliest, report it at 1.
-        factor = tl.where(beta == 0.0, 1.0, beta)
-        columns = tl.arange(0, BLOCK)
-        best = tl.full([BLOCK], -1e30, tl.float32)
-        total = tl.zeros([BLOCK], tl.float32)
-        for at in range(0, V, BLOCK):
-            inside = at + columns < V
-            value = tl.load(logits + row * V + at + columns, mask=inside, other=-1e30)
-            value = value.to(tl.float32) * factor
-            peak = tl.maximum(best, value)
-            total = total * tl.exp(best - peak) + tl.where(inside, tl.exp(value - peak), 0.0)
-            best = peak
-        peak = tl.max(best)
-        mass = tl.sum(total * tl.exp(best - peak))
-        count = tl.load(counts + row)
-        target = _mix(tl.load(seeds + row), count) * mass
-        passed = 0.0
-        at = 0
-        found = -1
-        last = 0
-        while (found < 0) & (at < V):
-            inside = at + columns < V
-            value = tl.load(logits + row * V + at + columns, mask=inside, other=-1e30)
-            value = value.to(tl.float32) * factor
-            if beta == 0.0:
-                hit = inside & (value >= peak)
-            else:
-                share = tl.where(inside, tl.exp(value - peak), 0.0)
-                hit = inside & (passed + tl.cumsum(share) >= target) & (share > 0.0)
-                passed += tl.sum(share)
-                # Rounding may leave the sum short of the target: then the last token with mass.
-                last = tl.maximum(last, tl.max(tl.where(share > 0.0, at + columns, 0)))
-            first = tl.min(tl.where(hit, at + columns, V))
-            found = tl.where(first < V, first, -1)
-            at += BLOCK
-        token = tl.where(found < 0, last, found)
-        value = tl.load(logits + row * V + token).to(tl.float32) * factor
-        request = tl.load(requests + row).to(tl.int64)
-        tl.store(out_tokens + request * out_stride + count, token)
-        tl.store(out_logps + request * out_stride + count, value - peak - tl.log(mass))
-        tl.store(tokens + row, token)
-        tl.store(counts + row, count + 1)
-        tl.store(cells + row, tl.load(cells + row) + 1)
-        stop_ids = tl.load(stops + tl.arange(0, NUM_STOPS))
-        is_stop = tl.max((stop_ids == token).to(tl.int32))
-        has_room = (count + 1 < tl.load(max_tokens)).to(tl.int32)
-        tl.store(running + row, (1 - is_stop) * has_room)
-
-
-def draw(
-    logits: torch.Tensor,
-    inverse_temperature: torch.Tensor,
-    stops: torch.Tensor,
-    max_tokens: torch.Tensor,
-    state: tuple[torch.Tensor, ...],
-    outputs: tuple[torch.Tensor, torch.Tensor],
-) -> None:
-    """Draw the next token of every running row by inverting its distribution function.
-
-    `state`: (R,) seeds, requests, tokens, cells, counts, running; the last four are updated. A row
-    stops at one of `stops` (MAX_STOPS,) and after `max_tokens` (1,) tokens.
-    """
-    rows, vocabulary = logits.shape
-    _draw[(rows,)](
-        logits,
-        inverse_temperature,
-        stops,
-        max_tokens,
-        *state,
-        *outputs,
-        vocabulary,
-        outputs[0].shape[1],
-        NUM_STOPS=MAX_STOPS,
-        BLOCK=min(4096, triton.next_power_of_2(vocabulary)),
-        num_warps=8 if vocabulary > 2048 else 4,
-    )

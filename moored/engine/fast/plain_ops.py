@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,22 +14,42 @@ from moored.engine.fast.rows import Rows
 _GOLDEN, _MIX_1, _MIX_2 = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
 
 
+def embed_norm(
+    ids: torch.Tensor,
+    embedding: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    out: torch.Tensor,
+) -> torch.Tensor:
+    """Lines of the embedding in float32; `out` = their RMS norm."""
+    x = F.embedding(ids, embedding).float()
+    out.copy_(F.rms_norm(x, (x.shape[-1],), weight, eps))
+    return x
+
+
 def add_norm(
-    x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float, out: torch.Tensor
+    x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor
 ) -> torch.Tensor:
     """x += delta in place (float32), then `out` = RMS norm of x."""
-    if delta is not None:
-        x += delta
+    x += delta
     return out.copy_(F.rms_norm(x, (x.shape[-1],), weight, eps))
 
 
-def silu_mul(gate_up: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """silu(left half) * right half."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    return torch.mul(F.silu(gate), up, out=out)
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """x @ weight^T + bias."""
+    return F.linear(x, weight, bias)
 
 
-def rope_store(
+def finish_layer(
+    x: torch.Tensor, mixed: torch.Tensor, layer: Mapping[str, Any], eps: float, y: torch.Tensor
+) -> torch.Tensor:
+    """x += what attention gave, in place; what the gated units give, for the next `add_norm`."""
+    add_norm(x, linear(mixed, layer["out"], layer["out_bias"]), layer["after"], eps, y)
+    gate, up = linear(y, layer["gate_up"], None).chunk(2, dim=-1)
+    return linear(F.silu(gate) * up, layer["down"], None)
+
+
+def _store(
     qkv: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
@@ -172,12 +194,19 @@ def attend(
     qkv: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
+    tables: tuple[torch.Tensor, torch.Tensor],
+    norms: tuple[torch.Tensor, torch.Tensor] | None,
     out: torch.Tensor,
     rows: Rows,
     num_heads: int,
+    eps: float,
     scale: float,
 ) -> torch.Tensor:
-    """Attention of each row's new tokens to its prefix and, causally, to its own slot."""
+    """Write keys and values of N tokens into their slots, then attend to prefix and slot.
+
+    A row's new tokens see its prefix and, causally, its own slot.
+    """
+    _store(qkv, keys, values, tables, norms, rows, num_heads, eps)
     p: Plan = rows.plan
     if p.stretches is not None:
         return _attend_stretches(qkv, keys, values, out, p, num_heads, scale)

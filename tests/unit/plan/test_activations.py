@@ -53,8 +53,8 @@ def test_passes_without_gradients_by_hand():
     assert forward_bytes(tiny(), "fused") == 3 * 16 + 8 + 3 * 16 + 16
     assert forward_bytes(tiny(), "bfloat16") == 3 * 16 + 16 + 3 * 16 + 16
     assert forward_bytes(tiny(), "float32") == 3 * 16 + 16 + 3 * 32 + 16
-    # Stream 16, input 8, q, k and v 8 + 4 + 4, mixed 8, product 8, five of the inner width.
-    assert prefill_bytes(tiny(), bf16=True) == 16 + 8 + 16 + 8 + 8 + 5 * 16
+    # Stream 16, input 8, q, k and v 8 + 4 + 4, mixed 8, output 8, three of the inner width.
+    assert prefill_bytes(tiny(), bf16=True) == 16 + 8 + 16 + 8 + 8 + 3 * 16
     assert backward_bytes(tiny(), "fused") == 2 * 16 + 16
     assert backward_bytes(tiny(), "bfloat16") == 2 * 16 + 16
 

@@ -78,30 +78,35 @@ def test_attention_with_shared_prefixes_equals_plain_torch(
         n = tuple(gain.to(device) for gain in norms) if norms else None
         out = torch.full((len(q), heads * width), torch.nan, device=device)
         here.plan = ops.plan(here, t)
-        ops.rope_store(q, k, v, t, n, here, heads, 1e-6)
-        ops.attend(q, k, v, out, here, heads, width**-0.5)
-        found.append([tensor.cpu() for tensor in (q, k, v, out)])
+        ops.attend(q, k, v, t, n, out, here, heads, 1e-6, width**-0.5)
+        found.append([tensor.cpu() for tensor in (k, v, out)])
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(theirs, ours, atol=2e-5, rtol=1e-4)
 
 
-def test_norm_and_gate_equal_plain_torch():
+def test_norms_of_sums_and_of_embeddings_equal_plain_torch():
     torch.manual_seed(0)
-    x, delta, gain, gate_up = (
-        torch.randn(7, 48),
-        torch.randn(7, 48),
-        torch.rand(48),
-        torch.randn(7, 60),
-    )
+    x, delta, gain = torch.randn(7, 48), torch.randn(7, 48), torch.rand(48)
+    ids = torch.tensor([3, 0, 6, 6, 1, 2, 5], dtype=torch.int32)
     found = []
     for ops, device in ((plain_ops, "cpu"), (kernels, DEVICE)):
         own = x.clone().to(device)
         normed = ops.add_norm(own, delta.to(device), gain.to(device), 1e-6, torch.empty_like(own))
-        first = ops.add_norm(own, None, gain.to(device), 1e-6, torch.empty_like(own))
-        gated = ops.silu_mul(gate_up.to(device), torch.empty(7, 30, device=device))
-        found.append([tensor.cpu() for tensor in (own, normed, first, gated)])
+        first = torch.empty_like(own)
+        begun = ops.embed_norm(ids.to(device), delta.to(device), gain.to(device), 1e-6, first)
+        found.append([tensor.cpu() for tensor in (own, normed, begun, first)])
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(theirs, ours, atol=1e-5, rtol=1e-5)
+
+
+def test_a_norm_adds_the_parts_of_a_product_first():
+    torch.manual_seed(0)
+    x, gain, parts = torch.randn(7, 48), torch.rand(48), torch.randn(3, 7, 48)
+    expected = plain_ops.add_norm(x.clone(), parts.sum(dim=0), gain, 1e-6, torch.empty(7, 48))
+    own = x.clone().to(DEVICE)
+    found = kernels.add_norm(own, parts.to(DEVICE), gain.to(DEVICE), 1e-6, torch.empty_like(own))
+    torch.testing.assert_close(own.cpu(), x + parts.sum(dim=0), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found.cpu(), expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("vocabulary", [50, 1000, 9000])

@@ -1,0 +1,51 @@
+"""Which products have a kernel of their own, at the shapes of Qwen2.5."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from moored.engine.fast.tiles import attention_tile, tile_of
+
+QKV, OUT, DOWN = (1152, 896), (896, 896), (896, 4864)
+"""Matrices of 0.5 B."""
+LARGER = {"qkv, 3 B": (2560, 2048), "out, 3 B": (2048, 2048), "down, 1.5 B": (1536, 8960)}
+
+
+@pytest.mark.parametrize("num_rows", [1, 16, 32, 64, 96, 128])
+def test_small_matrices_have_a_kernel_of_their_own_up_to_128_rows(num_rows):
+    for lines, columns in (QKV, OUT, DOWN):
+        assert tile_of(num_rows, lines, columns, torch.bfloat16) is not None
+
+
+@pytest.mark.parametrize("shape", LARGER.values(), ids=LARGER)
+def test_large_matrices_are_left_to_the_library(shape):
+    lines, columns = shape
+    assert tile_of(128, lines, columns, torch.bfloat16, in_parts=True) is None
+
+
+def test_many_rows_and_float32_are_left_to_the_library():
+    assert tile_of(129, 896, 896, torch.bfloat16) is None
+    assert tile_of(128, 896, 896, torch.float32) is None
+
+
+@pytest.mark.parametrize("num_rows", [8, 32, 64, 128])
+def test_only_products_that_may_be_left_in_parts_are(num_rows):
+    for lines, columns in (QKV, OUT, DOWN):
+        whole = tile_of(num_rows, lines, columns, torch.bfloat16)
+        parts = tile_of(num_rows, lines, columns, torch.bfloat16, in_parts=True)
+        assert whole is not None and whole.parts == 1
+        assert parts is not None and parts.parts > 1
+
+
+def test_gated_products_are_divided_by_rows_and_lines_alone():
+    # SmolLM2-135M: 2 x 1,536 lines of 576; Qwen2.5-0.5B: 2 x 4,864 of 896.
+    tile = tile_of(128, 3072, 576, torch.bfloat16, gated=True)
+    assert tile is not None and tile.parts == 1
+    assert tile_of(128, 9728, 896, torch.bfloat16, gated=True) is None
+
+
+def test_attention_of_few_rows_has_more_warps():
+    assert attention_tile(128 * 2, 64).warps == 2
+    assert attention_tile(128 * 2, 128).warps == 4
+    assert attention_tile(128 * 3, 64).warps == 1
