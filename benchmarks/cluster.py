@@ -3,6 +3,7 @@
     python benchmarks/cluster.py kills [--engine toy nano] [--times 10] [--out FILE]
     python benchmarks/cluster.py overlap [--out FILE]
     python benchmarks/cluster.py same [--out FILE]
+    python benchmarks/cluster.py driver [--out FILE]
     python benchmarks/cluster.py bottle RUN… [--out FILE]
 
 `kills`: for each kind of process (replica, learner, driver, node) one run in which it is killed
@@ -11,8 +12,8 @@ same steps without a kill: metrics have to be equal, and every kill has to be in
 `toy` is the engine of `toy_cluster.py` with two replicas; `nano` the embedded model with one, since
 replies of several are equal up to rounding only. `overlap`: seconds of a step whose rollout and
 update take 0.4 s each, with and without `rollout.max_lag`. `same`: five steps of `nano` on the
-cluster and in one process. `bottle`: where runs of `moored train collapse` with and without a lag
-ended.
+cluster and in one process. `driver`: turns a second with four replicas that cost nothing.
+`bottle`: where runs of `moored train collapse` with and without a lag ended.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from ray.cluster_utils import Cluster
 from moored.cli.options import read_config
 from moored.config import Config
 from moored.runlog.log import read_records
-from moored.train import Run, build_run, resume, start, train
+from moored.train import Run, build_run, resume, start, train, train_step
 
 HERE = Path(__file__).parent
 NODE = {"num_cpus": 2, "object_store_memory": 100_000_000}
@@ -94,7 +95,7 @@ class Nodes:
 
     @property
     def address(self) -> str:
-        return self.cluster.address
+        return str(self.cluster.address)
 
     def refill(self) -> None:
         """As many nodes as there were; from the main thread, since Ray sets signal handlers."""
@@ -300,6 +301,24 @@ def measure_same() -> dict[str, object]:
     }
 
 
+def measure_driver() -> dict[str, object]:
+    """Rollouts of 1,024 episodes of five turns at a time; replies and updates cost nothing."""
+    os.environ |= {"TOY_REPLY_S": "0", "TOY_UPDATE_S": "0"}
+    words = ["env=sokoban", "engine.ray.replicas=4", "rollout.max_response_tokens=40"]
+    words += ["rollout.num_groups=64", "rollout.group_size=16"]
+    nodes, rates = Nodes(3), []
+    with tempfile.TemporaryDirectory() as parent:
+        run = build_run(make_config("toy", nodes.address, *words), Path(parent) / "run")
+        start(run)
+        for step in range(1, 9):
+            record = train_step(run, step)
+            num_turns = 1024 * record.metrics["rollout/turns_mean"]
+            rates.append(num_turns / record.seconds["rollout"])
+        run.close()
+    nodes.close()
+    return {"turns_per_s": round(median(rates[2:])), "each_step": [round(rate) for rate in rates]}
+
+
 def summarize_bottle(folder: Path) -> dict[str, object]:
     """Start and end of a run: MI and entropy of looks, success over the last 20 steps."""
     metrics, looks = read_records(folder), read_records(folder, "collapse")
@@ -322,7 +341,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("what", choices=("kills", "overlap", "same", "bottle"))
+    parser.add_argument("what", choices=("kills", "overlap", "same", "driver", "bottle"))
     parser.add_argument("runs", nargs="*", type=Path, help="For bottle.")
     parser.add_argument("--engine", nargs="+", default=["toy", "nano"], choices=tuple(ENGINES))
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
@@ -337,6 +356,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         }
     elif options.what == "overlap":
         found = {"overlap": measure_overlap()}
+    elif options.what == "driver":
+        found = {"driver": measure_driver()}
     elif options.what == "bottle":
         found = {"bottle": {folder.name: summarize_bottle(folder) for folder in options.runs}}
     else:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+
 from moored.config import Config
 from moored.engine.base import Request, Sampler, SamplingParams, Stream
 from moored.engine.ray.weights import Packed, unpack_weights
-from moored.types import Completion
+from moored.types import Completion, FinishReason, Prompt
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +31,21 @@ class About:
     is_lockstep: bool
 
 
+Packet = tuple[int, np.ndarray, int]
+"""Session, ids of the prompt and seed of a request: what a replica needs of it, quick to pickle."""
+Reply = tuple[int, np.ndarray, np.ndarray, str, int, str]
+"""Session and the fields of a `Completion`."""
+
+
+def to_packet(request: Request) -> Packet:
+    return request.session, request.prompt.ids, request.seed
+
+
+def to_completion(reply: Reply) -> tuple[int, Completion]:
+    session, ids, logprobs, reason, version, error = reply
+    return session, Completion(ids, logprobs, FinishReason(reason), version, error)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
     """One call of a replica: what to write, with which weights."""
@@ -37,7 +54,7 @@ class Order:
     """Requests of an earlier stream are forgotten when a new one comes."""
     params: SamplingParams
     version: int
-    requests: tuple[Request, ...]
+    requests: tuple[Packet, ...]
 
 
 class OwnSampler(Sampler, Protocol):
@@ -82,19 +99,19 @@ class Replica:
             self._sampler.load_weights(unpack_weights(weights), version)
         return self.about()
 
-    def work(self, order: Order) -> list[tuple[int, Completion]] | None:
+    def work(self, order: Order) -> list[Reply] | None:
         """Write on; replies that are finished, or None when the weights are not those asked for."""
         if self._sampler.version != order.version:
             return None
         if order.stream != self._number or self._stream is None:
             self.end_stream(self._number)
             self._stream, self._number = self._sampler.stream(order.params), order.stream
-        self._submit(self._stream, order.requests)
-        return self._stream.poll(POLL_S)
-
-    def _submit(self, stream: Stream, requests: Sequence[Request]) -> None:
-        for request in requests:
-            stream.submit(request)
+        for session, ids, seed in order.requests:
+            self._stream.submit(Request(session=session, prompt=Prompt(ids), seed=seed))
+        return [
+            (session, c.token_ids, c.logprobs, c.finish_reason.value, c.policy_version, c.error)
+            for session, c in self._stream.poll(POLL_S)
+        ]
 
     def end_stream(self, number: int) -> None:
         """Forget the sessions of a stream."""

@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from moored.engine.base import Request, SamplingParams, check_params, check_text_prompt
-from moored.engine.ray.replica import Order
+from moored.engine.ray.replica import Order, to_completion, to_packet
 from moored.errors import MooredError
 from moored.types import Completion
 
@@ -79,7 +79,7 @@ class ReplicaStream:
                 stream=self._number,
                 params=self._params,
                 version=self._sampler.version,
-                requests=tuple(seat.outbox),
+                requests=tuple(map(to_packet, seat.outbox)),
             )
             seat.under_way |= {request.session: request for request in seat.outbox}
             seat.outbox = []
@@ -103,14 +103,15 @@ class ReplicaStream:
         exceptions = self._ray.exceptions
         seat.call = None
         try:
-            finished = self._sampler.result(call)
+            found = self._sampler.result(call)
         except (exceptions.RayActorError, exceptions.ObjectLostError):
-            finished = None
-        if finished is None:
+            found = None
+        if found is None:
             # Dead, or restarted since: then it has forgotten the weights.
             for request in self._sampler.lose(seat):
                 self._place(request)
             return []
+        finished = [to_completion(reply) for reply in found]
         for session, _ in finished:
             seat.under_way.pop(session, None)
         return finished
