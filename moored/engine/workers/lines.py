@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.rendezvous import rendezvous
 
 from moored.engine.workers.ranks import Rank
@@ -65,7 +66,9 @@ def _open_store(rank: Rank) -> Any:
             f"--master-port"
         ) from error
     store.set_timeout(PATIENCE)
-    return store
+    # Ranks that torchrun starts again find the addresses of those that died in the same store.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return PrefixStore(f"moored/{attempt}", store)
 
 
 class Lines:
