@@ -106,7 +106,7 @@ def test_what_cannot_be_started_yet_is_best_only_where_nothing_else_fits():
 def test_samplers_have_one_gpu_unless_that_is_too_small():
     for layout in planned("Qwen/Qwen2.5-14B", 64).layouts.values():
         assert layout.ways == 1
-    for layout in planned("Qwen/Qwen2.5-14B", 64, gpu="a100-40").layouts.values():
+    for layout in planned("Qwen/Qwen2.5-32B", 64, gpu="a100-40").layouts.values():
         assert layout.ways == 2
 
 
