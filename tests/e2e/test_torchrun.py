@@ -167,7 +167,6 @@ def test_a_command_without_an_engine_lets_the_other_ranks_go(tmp_path):
             [TORCHRUN, "engine.compile=true"],
             "engine.compile = True works with engine.kind=local",
         ),
-        (2, [TORCHRUN, "engine.sampler=vllm"], "engine.sampler=vllm works with engine.kind=local"),
         (2, [TORCHRUN, "engine.device=cuda"], "2 ranks were started on this machine, which has 0"),
     ],
 )

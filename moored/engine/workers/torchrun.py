@@ -40,11 +40,6 @@ def make_engine(config: Config, *, trains: bool = True) -> TeamEngine:
     if rank.rank != 0:
         raise MooredError("only rank 0 drives; start all ranks with torchrun … -m moored")
     check_ranks(config, rank.size, trains=trains)
-    if config.engine.sampler == "vllm":
-        raise MooredError(
-            "engine.sampler=vllm works with engine.kind=local or ray; ranks of torchrun sample by "
-            "themselves, so set engine.sampler=auto"
-        )
     check_gpus(rank, config.engine.device, torch.cuda.device_count())
     if config.engine.sampler == "vllm":
         check_vllm(config, in_ranks=True)
