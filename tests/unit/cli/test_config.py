@@ -77,7 +77,7 @@ def test_an_option_is_explained_with_kind_default_and_value(capsys):
     ("name", "kind"),
     [
         ("filter.action", "one of 'drop', 'mask', 'refill', 'soft'"),
-        ("engine.kind", "one of local, endpoint, or module:attribute"),
+        ("engine.kind", "one of local, torchrun, ray, endpoint, or module:attribute"),
         ("collapse.ema_decay", "a number, at least 0, below 1"),
         ("env", "a list of environments"),
         ("optimizer.lr", "a number or null, above 0"),
