@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: test test-gpu test-vllm train check fmt clean
+.PHONY: test test-cluster test-gpu test-vllm train check fmt clean
 
 # verl asks for other releases of transformers and tensordict than are tested here, so it comes
 # without its dependencies, except those that its imports need: `verl.DataProto` alone needs ray.
@@ -24,7 +24,12 @@ VERL_NEEDS := aiohttp cachetools codetiming fastapi hydra-core msgspec orjson pr
 # command that they start would be compiled anew.
 test: export PYTHONDONTWRITEBYTECODE :=
 test: .venv/installed
-	$(BIN)/pytest -n auto --dist worksteal
+	$(BIN)/pytest -n auto --dist worksteal -m "not cluster"
+
+# Tests that start Ray or ranks of their own.
+test-cluster: export PYTHONDONTWRITEBYTECODE :=
+test-cluster: .venv/installed
+	$(BIN)/pytest -n auto --dist loadfile -m cluster
 
 # Tests that need a GPU: one process, since there may be only one GPU.
 test-gpu: .venv/installed

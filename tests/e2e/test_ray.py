@@ -26,6 +26,8 @@ from moored.train import Run, build_run, resume, start, train
 from tests.e2e.toys import toy_config
 
 pytest.importorskip("ray")
+
+pytestmark = pytest.mark.cluster
 ROOT = Path(__file__).parents[2]
 OPTIONS = [
     *("engine.kind=toy_cluster:ToyEngine", "engine.ray.replicas=2", "num_steps=5"),

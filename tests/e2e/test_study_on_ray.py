@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.cluster
+
 ROOT = Path(__file__).parent.parent.parent
 ENTRY = "from moored.cli.main import main; main()"
 STUDY = """

@@ -17,6 +17,8 @@ from moored.types import Turn
 from tests.ranks import finish_ranks, start_ranks
 from tests.warm import WarmProcess, run_warm
 
+pytestmark = pytest.mark.cluster
+
 TINY = ["rollout.num_groups=3", "rollout.group_size=4", "rollout.max_response_tokens=3"]
 TINY += ["rollout.max_context=64", "evaluation.every=0", "stop.low_variance=0", "engine.device=cpu"]
 TINY += ["num_steps=5", "collapse.every=0", "log.rollouts_every=1", "optimizer.lr=0.001"]

@@ -9,6 +9,8 @@ from moored.engine.build import build_engine
 from moored.engine.ray.cluster import Needs, num_placed
 from moored.errors import MooredError
 
+pytestmark = pytest.mark.cluster
+
 CPU = Needs(cpus=1.0, gpus=0.0)
 
 

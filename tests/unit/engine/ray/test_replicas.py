@@ -19,6 +19,8 @@ from moored.engine.ray.replicas import ReplicaSampler
 from moored.types import Prompt
 
 pytest.importorskip("ray")
+
+pytestmark = pytest.mark.cluster
 PARAMS = SamplingParams(max_tokens=12)
 BENCHMARKS = Path(__file__).parents[4] / "benchmarks"
 
