@@ -86,7 +86,7 @@ class VllmSide:
     def __init__(self, folder: str, options: argparse.Namespace) -> None:
         if options.vllm_in_process:
             os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-        import vllm
+        import vllm  # pyright: ignore[reportMissingImports]
 
         most = max(options.rows)
         graphs = (

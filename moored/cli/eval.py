@@ -144,7 +144,9 @@ def _evaluation_config(
     if env is None and not is_run:
         raise MooredError("a model has no environment of its own; give --env, e.g. --env sokoban")
     own = {} if env is None else {"env": parse_value(env, env)}
-    of_run = load_config(Path(source) / "config.yaml").model_dump() if is_run else {"model": source}
+    of_run: dict[str, Any] = {"model": source}
+    if is_run:
+        of_run = load_config(Path(source) / "config.yaml").model_dump()
     if is_run and of_run["engine"]["kind"] == "ray":
         # In this process: the cluster of the run may be gone.
         of_run["engine"]["kind"], of_run["rollout"]["max_lag"] = "local", 0
