@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun sets for every process that it starts."""
-HOW = "torchrun --nproc-per-node N -m moored train …"
+HOW = "torchrun --nproc-per-node N -m -- moored train …"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
