@@ -168,5 +168,5 @@ def test_a_server_takes_weights_over_as_files_and_ends_with_the_engine():
 def test_eval_plays_with_vllm(here, tmp_path):
     words = ("--env", "sokoban", "-n", "4", "--max-tokens", "60", "--temperature", "0")
     by_vllm = here("eval", "nano", *words, "--sampler", "vllm")
-    # At temperature 0 there is one reply to every prompt, whoever writes it.
+    # At temperature 0 every prompt has one reply, the same by either sampler.
     assert by_vllm == here("eval", "nano", *words)

@@ -82,7 +82,7 @@ class TorchrunTeam:
             result = self._worker.run(*own)
             found = self._lines.collect()[1:]
         except BaseException as error:
-            # The others may be anywhere inside the call: there is no going on with them.
+            # The others may be anywhere inside the call, so the run cannot go on with them.
             self._failure = self._explained(error)
             raise self._failure from (None if self._failure is error else error)
         if any(wants_stop for _, wants_stop in found):
