@@ -38,6 +38,7 @@ def finish_ranks(ranks: Sequence[WarmProcess], expect: int = 0) -> tuple[str, st
     out, err = ranks[0].communicate()
     assert ranks[0].returncode == expect, err
     for follower in ranks[1:]:
-        assert follower.communicate() == ("", "")
+        printed = follower.communicate()
+        assert printed == ("", ""), printed
         assert expect or follower.returncode == 0
     return out, err

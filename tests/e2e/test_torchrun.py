@@ -98,6 +98,11 @@ def test_three_ranks_train_policy_and_critic_as_one_process_does(toy_folder, alo
     assert_same_run(run_ranks(3, tmp_path, words(toy_folder)), alone)
 
 
+def test_a_single_rank_is_the_engine_of_one_process(toy_folder, alone, tmp_path):
+    run = run_ranks(1, tmp_path, words(toy_folder))
+    assert (run / "metrics.jsonl").read_bytes() == (alone / "metrics.jsonl").read_bytes()
+
+
 def test_two_ranks_measure_collapse_of_three_groups_and_one_has_none_to_train_on(tmp_path):
     # One group of two is kept, and each of its samples is an update: one rank has nothing in it.
     chosen = ["filter.rule=top_k_count", "filter.value=1", "rollout.group_size=2"]
@@ -202,7 +207,9 @@ def test_a_port_in_use_is_one_sentence(toy_folder, tmp_path):
         taken.listen()
         port = taken.getsockname()[1]
         asked = [*words(toy_folder), TORCHRUN, "--run", "run"]
-        (rank,) = start_ranks(1, asked, cwd=tmp_path, port=port)
+        rank, other = start_ranks(2, asked, cwd=tmp_path, port=port)
         _, said = rank.communicate()
+        other.kill()
+        other.communicate()
     assert said.startswith(f"moored: port {port} of 127.0.0.1, where ranks should meet, is in use")
     assert rank.returncode == 2 and said.count("\n") == 1

@@ -6,6 +6,7 @@ it until one of the two ends or dies, which the other hears at once, whatever it
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -27,6 +28,10 @@ COLLECTIVE = timedelta(minutes=30)
 DRIVER = "moored/driver"
 """Key of the ranks' store, under which the driver says whether there will be work."""
 WORK, LEAVE = "work", "leave"
+GONE = "moored/gone/"
+"""Key, with its rank, under which a follower says that it leaves."""
+FAREWELL = timedelta(seconds=30)
+"""How long the driver waits for that."""
 OnLoss = Callable[[int, str], None]
 """Called with the rank that was lost, and why."""
 
@@ -38,6 +43,7 @@ def meet(rank: Rank, says: str = WORK) -> bool:
     if rank.rank == 0:
         store.set(DRIVER, says)
     if store.get(DRIVER).decode() == LEAVE:
+        _leave_together(store, rank)
         return False
     # NCCL connects when it is first used.
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
@@ -53,6 +59,16 @@ def has_met() -> bool:
 
 
 _met: set[int] = set()
+
+
+def _leave_together(store: Any, rank: Rank) -> None:
+    """Keep the driver, which may hold the store, until all have read what it says."""
+    if rank.rank != 0:
+        store.set(f"{GONE}{rank.rank}", "")
+        return
+    # A follower that died in between has nothing to wait for.
+    with contextlib.suppress(RuntimeError):
+        store.wait([f"{GONE}{other}" for other in range(1, rank.size)], FAREWELL)
 
 
 def _open_store(rank: Rank) -> Any:

@@ -99,6 +99,10 @@ def rank_from(variables: Mapping[str, str] = os.environ) -> Rank:
     return Rank(rank=rank, size=size, local_rank=local_rank, local_size=local_size)
 
 
+def ranks_text(size: int) -> str:
+    return "1 rank" if size == 1 else f"{size} ranks"
+
+
 def check_ranks(config: Config, size: int, *, trains: bool = True) -> None:
     """Raise when a configuration cannot be computed by so many ranks."""
     if not trains:

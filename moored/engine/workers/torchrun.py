@@ -17,10 +17,18 @@ from typing import Any
 import torch
 
 from moored.config import Config
+from moored.engine.local.engine import LocalEngine
 from moored.engine.vllm.support import check_vllm
 from moored.engine.workers.engine import TeamEngine
 from moored.engine.workers.lines import LEAVE, Lines, has_met, meet, part
-from moored.engine.workers.ranks import Rank, check_gpus, check_ranks, rank_from, started_rank
+from moored.engine.workers.ranks import (
+    Rank,
+    check_gpus,
+    check_ranks,
+    rank_from,
+    ranks_text,
+    started_rank,
+)
 from moored.engine.workers.team import WorkerLost
 from moored.engine.workers.worker import RankWorker
 from moored.errors import MooredError
@@ -34,11 +42,16 @@ SAME_REQUEST_S = 3.0
 """Ctrl-C reaches a rank twice: from the terminal and from torchrun."""
 
 
-def make_engine(config: Config, *, trains: bool = True) -> TeamEngine:
-    """The engine of rank 0; the other ranks are in `follow`."""
+def make_engine(config: Config, *, trains: bool = True) -> TeamEngine | LocalEngine:
+    """The engine of rank 0; the other ranks are in `follow`.
+
+    A single rank has nobody to share with: it is the engine of one process.
+    """
     rank = rank_from()
     if rank.rank != 0:
         raise MooredError("only rank 0 drives; start all ranks with torchrun … -m moored")
+    if rank.size == 1:
+        return OnlyRank(config, trains=trains)
     check_ranks(config, rank.size, trains=trains)
     check_gpus(rank, config.engine.device, torch.cuda.device_count())
     if config.engine.sampler == "vllm":
@@ -47,6 +60,21 @@ def make_engine(config: Config, *, trains: bool = True) -> TeamEngine:
     team = TorchrunTeam(Lines(rank))
     team.call("build", None, config, trains)
     return TeamEngine(config, team)
+
+
+class OnlyRank(LocalEngine):
+    """One process as torchrun starts it: Ctrl-C comes twice."""
+
+    def __init__(self, config: Config, *, trains: bool) -> None:
+        self._signals = DriverSignals()
+        super().__init__(config, trains=trains)
+
+    def describe(self) -> str:
+        return f"{super().describe()}, {ranks_text(1)}"
+
+    def close(self) -> None:
+        super().close()
+        self._signals.close()
 
 
 def dismiss_followers() -> None:

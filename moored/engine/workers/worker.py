@@ -27,7 +27,7 @@ from moored.engine.local.engine import RELEASED_FROM, describe_model, make_sampl
 from moored.engine.local.state import save_plain
 from moored.engine.lora import add_lora, plain_model
 from moored.engine.vllm.sampler import vllm_sampler
-from moored.engine.workers.ranks import Rank, check_gpus
+from moored.engine.workers.ranks import Rank, check_gpus, ranks_text
 from moored.models.load import load_model, pick_device, sliding_window, uses_bf16
 from moored.training.algorithms import load_algorithm
 from moored.training.batch import LossSample, Sample
@@ -79,7 +79,7 @@ class RankWorker:
         self._generation = self._model.generation_config
         algorithm = load_algorithm(config.algorithm)
         self.info = WorkerInfo(
-            description=f"{describe_model(model, config, bf16)}, {_ranks_text(rank.size)}",
+            description=f"{describe_model(model, config, bf16)}, {ranks_text(rank.size)}",
             model_type=model.config.model_type,
             vocabulary=model.get_input_embeddings().num_embeddings,
             max_positions=getattr(model.config, "max_position_embeddings", None),
@@ -214,7 +214,3 @@ class RankWorker:
 def rank_device(config: Config, rank: Rank) -> str:
     """The device of a rank; raises when it is not there."""
     return check_gpus(rank, config.engine.device, torch.cuda.device_count())
-
-
-def _ranks_text(size: int) -> str:
-    return "1 rank" if size == 1 else f"{size} ranks"
