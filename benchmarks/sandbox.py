@@ -1,6 +1,7 @@
 """How fast the sandbox of `code` is, and whether the solutions of HumanEval and MBPP pass in it.
 
     python benchmarks/sandbox.py [--programs 500] [--data FOLDER] [--out FILE]
+    python benchmarks/sandbox.py --sandbox docker --image python:3.11-slim --programs 40
 
 Short programs (one line, one test) run in fresh sandboxes, from one thread and from as many as
 there are cores. With `--data`, a folder that holds `HumanEval.jsonl.gz` and `mbpp.jsonl`, every
@@ -38,14 +39,16 @@ def main() -> None:
     parser.add_argument("--programs", type=int, default=500, help="short programs to time")
     parser.add_argument("--data", type=Path, help="folder with HumanEval.jsonl.gz and mbpp.jsonl")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
+    parser.add_argument("--sandbox", choices=("bubblewrap", "docker"), default="bubblewrap")
+    parser.add_argument("--image", default="python:3.11-slim", help="what docker runs")
     arguments = parser.parse_args()
-    pool = SandboxPool()
+    pool = SandboxPool(arguments.sandbox, image=arguments.image)
     pool.open()
     with closing(pool):
         figures: dict[str, object] = {"short programs": time_programs(pool, arguments.programs)}
         for name in ("HumanEval.jsonl.gz", "mbpp.jsonl") if arguments.data else ():
             figures[name] = judge_references(pool, arguments.data / name)
-    record = {**describe_machine(), "figures": figures}
+    record = {**describe_machine(arguments.sandbox), "figures": figures}
     print(json.dumps(record, indent=2))
     if arguments.out:
         arguments.out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
@@ -103,12 +106,14 @@ def in_threads(count: int, call: Callable, parts: Sequence) -> list:
         return list(threads.map(call, parts))
 
 
-def describe_machine() -> dict[str, object]:
-    version = subprocess.run(["bwrap", "--version"], capture_output=True, text=True, check=True)
+def describe_machine(sandbox: str) -> dict[str, object]:
+    docker = ["docker", "version", "--format", "{{.Server.Version}}"]
+    command = docker if sandbox == "docker" else ["bwrap", "--version"]
+    version = subprocess.run(command, capture_output=True, text=True, check=True)
     return {
         "command": f"python benchmarks/sandbox.py {' '.join(sys.argv[1:])}".strip(),
         "python": platform.python_version(),
-        "bubblewrap": version.stdout.split()[-1],
+        sandbox: version.stdout.split()[-1],
         "kernel": platform.release(),
         "cores": os.cpu_count(),
         "load_average": round(os.getloadavg()[0], 1),

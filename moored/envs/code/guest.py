@@ -23,8 +23,11 @@ CONTROL_FD = 60
 
 def main() -> None:
     uid, memory_bytes, num_tasks, num_files, file_bytes = map(int, sys.argv[1:6])
-    os.dup2(1, CONTROL_FD, inheritable=False)
+    filters = sys.argv[6:]
     os.dup2(os.open(os.devnull, os.O_RDWR), 2)
+    if filters:
+        supervise()
+    os.dup2(1, CONTROL_FD, inheritable=False)
     if uid:
         os.setgroups([])
         os.setgid(uid)
@@ -38,6 +41,8 @@ def main() -> None:
     limit("AS", memory_bytes)
     if num_tasks:
         limit("NPROC", num_tasks)
+    if filters:
+        load_filter(filters)
     send(READY, b"")
     job = marshal.loads(read_job())
     limit("CPU", job["cpu_s"])
@@ -46,6 +51,50 @@ def main() -> None:
     # bwrap does not reap the first process of a sandbox that ends by itself, only one that is
     # killed, and that comes next.
     _signal.pause()
+
+
+def supervise() -> None:
+    """Go on in a child. This process, the first of a container, ends when the child does or when
+    nobody holds the other end of descriptor 0 any more; the kernel then ends all others.
+
+    It stays root, so that a program cannot reach it, and holds no capability but to become another
+    user.
+    """
+    import select
+
+    os.chmod("/tmp", 0o1777)  # runc gives it the mode that it has in the image
+    ours, childs = os.pipe()
+    if os.fork() == 0:
+        os.close(ours)
+        return
+    os.close(childs)
+    os.dup2(2, 1)
+    for number in (_signal.SIGINT, _signal.SIGPIPE):
+        _signal.signal(number, _signal.SIG_IGN)
+    poll = select.poll()
+    poll.register(0, 0)  # its end is told in any case, and nothing else is wanted
+    poll.register(ours, 0)
+    poll.poll()
+    os._exit(0)
+
+
+def load_filter(filters: list) -> None:
+    """Load the seccomp filter of this machine; each is given as `machine=hexadecimal`."""
+    import ctypes
+
+    by_machine = dict(entry.split("=") for entry in filters)
+    lines = bytes.fromhex(by_machine[os.uname().machine])
+
+    class Program(ctypes.Structure):
+        _fields_ = (("length", ctypes.c_ushort), ("lines", ctypes.c_char_p))
+
+    program = Program(len(lines) // 8, lines)
+    libc = ctypes.CDLL(None, use_errno=True)
+    no_new_privs, seccomp, filter_mode = 38, 22, 2
+    if libc.prctl(no_new_privs, 1, 0, 0, 0) or libc.prctl(
+        seccomp, filter_mode, ctypes.byref(program)
+    ):
+        raise OSError(ctypes.get_errno(), "the filter of system calls was refused")
 
 
 def limit(name: str, value: int) -> None:

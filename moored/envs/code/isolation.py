@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from moored.envs.code import guest
-from moored.envs.code.seccomp import seccomp_filter
+from moored.envs.code.seccomp import ARCHITECTURES, seccomp_filter
 from moored.errors import EnvError
 
 logger = logging.getLogger(__name__)
@@ -40,6 +40,10 @@ FIRST_UID = 0x60000000
 """As root, each guest becomes a user of its own that owns nothing, counted from here: the limit on
 processes does not bind root, and counts all processes of a user."""
 NUM_UIDS = 1 << 20
+NOBODY = 65534
+"""The user and group of a program in a container, where it is alone."""
+MIN_PYTHON = "3.11"
+"""The first release with -P."""
 SYSTEM_FOLDERS = ("/usr/lib", "/usr/lib32", "/usr/lib64", "/lib", "/lib32", "/lib64")
 
 
@@ -84,15 +88,13 @@ class Guest:
         for pid in self._children():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        if not self.is_wrapped:
+        if not self.is_wrapped and not self.container:
             self._kill_group()
+        # A container ends with its standard input.
         for stream in (self.process.stdin, self.process.stdout):
             with contextlib.suppress(OSError):
                 assert stream is not None
                 stream.close()
-        if self.container:
-            # Killing the client leaves the container running.
-            subprocess.run(["docker", "kill", self.container], capture_output=True, check=False)
 
     def is_gone(self, wait_s: float = 0.0) -> bool:
         """True when the process has been reaped and its folder removed; kills what outlives it."""
@@ -100,6 +102,7 @@ class Guest:
             self.process.wait(wait_s)
         except subprocess.TimeoutExpired:
             if wait_s:
+                self._kill_container()
                 self._kill_group()
             return False
         if self.folder is not None:
@@ -120,6 +123,12 @@ class Guest:
         except OSError:
             return []
 
+    def _kill_container(self) -> None:
+        """Killing the client alone would leave the container running."""
+        if self.container:
+            command = ["docker", "rm", "--force", self.container]
+            subprocess.run(command, capture_output=True, check=False)
+
     def _kill_group(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
@@ -132,8 +141,9 @@ def make_isolation(kind: Kind, limits: Limits, *, image: str = "python:3.11-slim
         return Bare(limits)
     if kind == "docker":
         program = _require_program("docker", "install it, set sandbox=bubblewrap")
-        _check_docker(program)
-        return Docker(program, image, limits)
+        isolation = Docker(program, image, limits)
+        _check_docker(isolation)
+        return isolation
     if sys.platform != "linux":
         raise EnvError(
             f"code: programs run under bubblewrap, which exists for Linux, not for {sys.platform}; "
@@ -156,22 +166,41 @@ def _require_program(name: str, remedy: str) -> str:
 
 
 @functools.cache
-def _check_docker(program: str) -> None:
-    """Ask for the daemon once per process: without it every program would fail."""
-    command = [program, "version", "--format", "{{.Server.Version}}"]
-    tried = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    if tried.returncode:
+def _check_docker(isolation: Docker) -> None:
+    """Try docker once per process: without daemon, image or Python every program would fail."""
+    program, image = isolation.program, isolation.image
+    version = _try([program, "version", "--format", "{{.Server.Version}}"])
+    if version.returncode:
         raise EnvError(
-            f"code: docker does not answer ({tried.stderr.strip()[:200]}); start its daemon, or "
+            f"code: docker does not answer ({version.stderr.strip()[:200]}); start its daemon, or "
             f"leave sandbox=bubblewrap"
         )
+    if _try([program, "image", "inspect", image]).returncode:
+        raise EnvError(
+            f"code: docker has no image {image!r}; docker pull {image}, or name another with "
+            f"Python {MIN_PYTHON} or newer as image"
+        )
+    name = f"moored-{uuid.uuid4().hex}"
+    tried = _try([*isolation.options(name), *PYTHON_OPTIONS, "-c", "import ctypes"])
+    if tried.returncode:
+        raise EnvError(
+            f"code: the image {image!r} cannot run a program "
+            f"({tried.stderr.strip()[-200:] or f'exit code {tried.returncode}'}); name one with "
+            f"Python {MIN_PYTHON} or newer as image"
+        )
+
+
+def _try(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 @functools.cache
 def _check_starts(isolation: Bubblewrap) -> None:
     """Try bubblewrap once per process: a container or a kernel setting may forbid namespaces."""
     command = [isolation.program, *isolation.options(), "--", *_python(), "-c", ""]
-    tried = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    tried = _try(command)
     if tried.returncode:
         raise EnvError(
             f"code: bubblewrap is installed but cannot start a program here "
@@ -235,7 +264,7 @@ def _as_root() -> list[str]:
 
 
 def _as_user() -> list[str]:
-    return ["--unshare-user", "--cap-drop", "ALL", "--uid", "65534", "--gid", "65534"]
+    return ["--unshare-user", "--cap-drop", "ALL", "--uid", str(NOBODY), "--gid", str(NOBODY)]
 
 
 def _folder(path: str) -> list[str]:
@@ -270,7 +299,10 @@ def _guest_bytecode() -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Docker:
-    """A container per guest: no network, read-only but for /tmp, no capabilities."""
+    """A container per guest: no network, read-only but for /tmp, nothing written to a log.
+
+    The guest comes as an argument, not as a mounted file, which a daemon elsewhere could not see.
+    """
 
     program: str
     image: str
@@ -281,17 +313,33 @@ class Docker:
         return Guest(_popen(self.command(name)), container=name)
 
     def command(self, name: str) -> list[str]:
+        return [*self.options(name), *PYTHON_OPTIONS, "-c", _guest_source(), *self._arguments()]
+
+    def options(self, name: str) -> list[str]:
+        """The command up to `python3`."""
         limits = self.limits
         memory = f"{limits.memory_mb + limits.tmp_mb}m"
         return [
-            *[self.program, "run", "--rm", "--interactive", "--name", name, "--network", "none"],
-            *["--read-only", "--tmpfs", f"/tmp:size={limits.tmp_mb}m,mode=1777"],
+            *[self.program, "run", "--rm", "--interactive", "--pull", "never", "--name", name],
+            *["--network", "none", "--ipc", "none", "--log-driver", "none", "--read-only"],
+            *["--tmpfs", f"/tmp:size={limits.tmp_mb}m,mode=1777", "--workdir", "/tmp"],
             *["--memory", memory, "--memory-swap", memory, "--cpus", "1"],
-            *["--pids-limit", str(limits.num_tasks), "--cap-drop", "ALL", "--user", "65534:65534"],
-            *["--security-opt", "no-new-privileges", "--env", "PYTHONHASHSEED=0"],
-            *["--workdir", "/tmp", "--volume", f"{GUEST_FILE}:/guest.py:ro", self.image],
-            *["python3", *PYTHON_OPTIONS, "/guest.py", *_guest_arguments(limits, 0, 0)],
+            *["--pids-limit", str(limits.num_tasks), "--security-opt", "no-new-privileges"],
+            # The guest gives up root, and with it these capabilities.
+            *["--user", "0:0", "--cap-drop", "ALL", "--cap-add", "SETUID", "--cap-add", "SETGID"],
+            *["--env", "PYTHONHASHSEED=0", "--env", "MALLOC_ARENA_MAX=1", "--env", "HOME=/tmp"],
+            *["--entrypoint", "python3", self.image],
         ]
+
+    def _arguments(self) -> list[str]:
+        # The limit on processes is that of the container.
+        filters = [f"{machine}={seccomp_filter(machine).hex()}" for machine in ARCHITECTURES]
+        return [*_guest_arguments(self.limits, NOBODY, 0), *filters]
+
+
+@functools.cache
+def _guest_source() -> str:
+    return GUEST_FILE.read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True)

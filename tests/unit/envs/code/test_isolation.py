@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from moored.envs.code.isolation import Bubblewrap, Docker, Limits, make_isolation
-from moored.envs.code.sandbox import Job, Outcome, SandboxPool
+from moored.envs.code.sandbox import SandboxPool
 from moored.envs.code.seccomp import CLONE_THREAD, FORBIDDEN, seccomp_filter
 from moored.errors import EnvError
 
@@ -79,36 +79,70 @@ def test_docker_runs_without_network_and_with_limits() -> None:
     words = Docker("docker", "python:3.12", Limits(memory_mb=100, tmp_mb=10)).command("box")
     command = " ".join(words)
     for option in (
-        "--network none --read-only",
+        "--network none --ipc none --log-driver none --read-only",
         "--tmpfs /tmp:size=10m,mode=1777",
         "--memory 110m --memory-swap 110m",
-        "--pids-limit 64 --cap-drop ALL --user 65534:65534",
-        "--security-opt no-new-privileges",
+        "--pids-limit 64 --security-opt no-new-privileges",
+        "--cap-drop ALL --cap-add SETUID --cap-add SETGID",
+        "--entrypoint python3 python:3.12 -s -S -P -c",
     ):
         assert option in command
-    assert words[words.index("python:3.12") + 1 :][:5] == ["python3", "-s", "-S", "-P", "/guest.py"]
+    # The guest becomes a user that owns nothing, and loads the filter of its machine.
+    assert words[-7] == "65534"
+    assert [word.partition("=")[0] for word in words[-2:]] == ["x86_64", "aarch64"]
+    assert bytes.fromhex(words[-2].partition("=")[2]) == seccomp_filter("x86_64")
 
 
-def test_a_docker_container_is_killed_by_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # A stand-in for docker: `run` starts the guest on this machine, `kill` writes down the name.
-    script = (
-        f'[ "$1" = version ] && exit\n'
-        f'[ "$1" = kill ] && {{ echo "$2" >> {tmp_path}/killed; exit; }}\n'
-        f'while [ "$1" != /guest.py ]; do shift; done; shift\n'
-        f'cd {tmp_path}; exec {sys.executable} -I -S {guest_file()} "$@"'
+DOCKER = """
+[ "$1" = version ] && exit
+[ "$1" = image ] && exit {no_image}
+[ "$1" = rm ] && {{ echo "$3" >> {folder}/removed; exit; }}
+for word; do last=$word; done
+[ "$last" = "import ctypes" ] && {{ echo 'no such option: -P' >&2; exit {no_python}; }}
+{run}
+"""
+"""A stand-in for docker."""
+
+
+def test_docker_without_the_image_is_refused(empty_path: Path) -> None:
+    script = DOCKER.format(folder=empty_path, no_image=1, no_python=0, run="exit")
+    add_program(empty_path, "docker", script)
+    with pytest.raises(EnvError) as refused:
+        make_isolation("docker", Limits(), image="python:3.12")
+    assert str(refused.value) == (
+        "code: docker has no image 'python:3.12'; docker pull python:3.12, or name another with "
+        "Python 3.11 or newer as image"
     )
+
+
+def test_an_image_that_cannot_run_the_guest_is_refused(empty_path: Path) -> None:
+    script = DOCKER.format(folder=empty_path, no_image=0, no_python=2, run="exit")
+    add_program(empty_path, "docker", script)
+    with pytest.raises(EnvError, match=r"'python:3.8' cannot run a program \(no such option: -P\)"):
+        make_isolation("docker", Limits(), image="python:3.8")
+
+
+@pytest.mark.parametrize("ends_by_itself", [True, False])
+def test_a_container_ends_with_its_input_and_is_removed_if_it_does_not(
+    ends_by_itself: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # `run` starts the guest on this machine: without a filter it is no supervisor.
+    start = (
+        "shift $(($# - 7))\n"
+        f'cd {tmp_path}; {sys.executable} -I -S {guest_file()} 0 "$2" "$3" "$4" "$5"\n'
+        f"{'' if ends_by_itself else 'exec sleep 600'}"
+    )
+    script = DOCKER.format(folder=tmp_path, no_image=0, no_python=0, run=start)
     add_program(tmp_path, "docker", script)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     pool = SandboxPool("docker")
     pool.open()
-    try:
-        outcomes = pool.run(Job(kind="stdin", source="print(1)\n", tests=("",), wall_s=10.0))
-        assert outcomes == [Outcome("done", b"1\n")]
-    finally:
-        pool.close()
-    names = (tmp_path / "killed").read_text().split()
+    pool.close()  # guests that were given no program end when their input does
+    removed = tmp_path / "removed"
+    if ends_by_itself:
+        assert not removed.exists()
+        return
+    names = removed.read_text().split()
     assert len(names) >= 2 and all(name.startswith("moored-") for name in names)
 
 

@@ -4,75 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from moored.envs.code.sandbox import Job, Outcome, SandboxPool
+from tests.unit.envs.code.host import LIMIT_S, MARGIN_S, Host, run_one
 from tests.unit.envs.code.hostile_programs import FILES, HANGS, HOSTILE, NETWORK, PROCESSES
-
-LIMIT_S = 0.2
-MARGIN_S = 0.5
-
-
-@dataclass(frozen=True)
-class Host:
-    """What hostile programs aim at."""
-
-    secret: Path
-    marker: Path
-    listener: socket.socket
-    victim: subprocess.Popen[bytes]
-
-    def aim(self, source: str) -> str:
-        places = {
-            "@SECRET@": str(self.secret),
-            "@MARKER@": str(self.marker),
-            "@PORT@": str(self.listener.getsockname()[1]),
-            "@PID@": str(self.victim.pid),
-        }
-        for word, place in places.items():
-            source = source.replace(word, place)
-        return source
-
-    def is_unharmed(self) -> bool:
-        return (
-            self.secret.read_text() == "treasure"
-            and not self.marker.exists()
-            and self.victim.poll() is None
-            and not self.has_caller()
-        )
-
-    def has_caller(self) -> bool:
-        self.listener.settimeout(0.0)
-        try:
-            self.listener.accept()[0].close()
-        except BlockingIOError:
-            return False
-        return True
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
-    tmp_path = tmp_path_factory.mktemp("host")
-    secret = tmp_path / "secret"
-    secret.write_text("treasure")
-    victim = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        yield Host(secret, tmp_path / "marker", listener, victim)
-    victim.kill()
-    victim.wait()
-
-
-def run_one(pool: SandboxPool, source: str, wall_s: float = LIMIT_S) -> Outcome:
-    return pool.run(Job(kind="stdin", source=source, tests=("",), wall_s=wall_s))[0]
 
 
 def test_there_are_at_least_sixty_hostile_programs() -> None:
