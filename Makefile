@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: test test-cluster test-gpu test-vllm train check fmt clean
+.PHONY: test test-adapters test-cluster test-gpu test-vllm train check fmt clean
 
 # verl asks for other releases of transformers and tensordict than are tested here, so it comes
 # without its dependencies, except those that its imports need: `verl.DataProto` alone needs ray.
@@ -50,6 +50,24 @@ test-gpu: .venv/installed
 test-vllm: .venv-vllm/installed
 	.venv-vllm/bin/pytest tests/e2e/test_vllm.py tests/unit/engine/vllm
 
+# verifiers and TextWorld ask for much that nothing else here needs, and OpenEnv for other releases of
+# what verifiers pins, so they have an environment each. OpenEnv's is only for the other side of a
+# connection.
+.venv-adapters/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-adapters
+	.venv-adapters/bin/pip install --quiet --upgrade pip
+	.venv-adapters/bin/pip install --quiet --constraint constraints.txt \
+		--editable ".[gym,serve,textarena,textworld,verifiers]" hypothesis pytest pytest-timeout
+	$(PYTHON) -m venv .venv-adapters/openenv
+	.venv-adapters/openenv/bin/pip install --quiet --upgrade pip
+	.venv-adapters/openenv/bin/pip install --quiet "openenv-core>=0.3,<0.4"
+	touch $@
+
+# Tests of the adapters with the real packages; `make test` has no verifiers, TextWorld and OpenEnv.
+test-adapters: export MOORED_OPENENV_PYTHON := $(CURDIR)/.venv-adapters/openenv/bin/python
+test-adapters: .venv-adapters/installed
+	.venv-adapters/bin/pytest -rs tests/unit/envs/adapters tests/unit/envs/serving
+
 # The main job on the embedded model: reasoning collapses without the filter and stays with it.
 # Both runs at the same time, on one core each; OPTIONS go to both, e.g. OPTIONS=num_steps=20.
 train: BOTTLE := runs/bottle-$(shell date +%Y%m%d-%H%M%S)
@@ -75,4 +93,4 @@ fmt: .venv/installed
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .venv-slim .venv-vllm .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-adapters .venv-slim .venv-vllm .pytest_cache .ruff_cache .hypothesis
