@@ -6,9 +6,10 @@
     python benchmarks/cluster.py driver [--out FILE]
     python benchmarks/cluster.py bottle RUN… [--out FILE]
 
-`kills`: for each kind of process (replica, learner, driver, node) one run in which it is killed
-with SIGKILL `--times` times, each at a random moment a few steps after it has come back. Then the
-same steps without a kill: metrics have to be equal, and every kill has to be in `events.jsonl`.
+`kills`: for each kind of process (replica, env_actor, learner, driver, node) one run in which it is
+killed with SIGKILL `--times` times, each at a random moment a few steps after it has come back.
+Then the same steps without a kill, with environments in the driver: metrics have to be equal, and
+every kill has to be in `events.jsonl`.
 `toy` is the engine of `toy_cluster.py` with two replicas; `nano` the embedded model with one, since
 replies of several are equal up to rounding only. `overlap`: seconds of a step whose rollout and
 update take 0.4 s each, with and without `rollout.max_lag`. `same`: five steps of `nano` on the
@@ -67,9 +68,8 @@ MOMENT_S = {"toy": 0.5, "nano": 2.0}
 """A kill comes within so many seconds: about two steps."""
 MOST_STEPS = 8
 """Whole steps between a return and the next kill, at most; checkpoints are four steps apart."""
-KINDS = ("replica", "learner", "driver", "node")
-BACK = {"replica": "replica_back", "learner": "learner_back", "driver": "driver_back"}
-LOST = {"replica": "replica_lost", "learner": "learner_lost", "driver": "driver_back"}
+KINDS = ("replica", "env_actor", "learner", "driver", "node")
+LOST = {"env_actor": "env_actor_lost", "learner": "learner_lost", "driver": "driver_back"}
 DRIVER = """
 import sys
 from moored.config import Config
@@ -124,6 +124,9 @@ def kill_one(kind: str, run: Run, nodes: Nodes, rng: random.Random) -> None:
     seat = rng.choice([seat for seat in engine.sampler.seats if seat.about.node in known])
     if kind == "replica":
         os.kill(seat.about.pid, signal.SIGKILL)
+    elif kind == "env_actor":
+        pool: Any = run.pool
+        os.kill(rng.choice(pool.actors.seats).about.pid, signal.SIGKILL)
     elif kind == "learner":
         os.kill(rng.choice(engine.learner.team.pids), signal.SIGKILL)
     else:
@@ -182,9 +185,9 @@ def run_with_kills(
         counts = Counter(r["kind"] for r in read_records(folder, "events"))
         # A kill between two calls is noticed with the next one.
         noticed = counts[LOST.get(kind, "replica_lost")] + counts["learner_lost"] * (kind == "node")
-        return killer.on_step(
-            all(seat.is_up for seat in engine.sampler.seats) and noticed >= killer.num_kills
-        )
+        pool: Any = run.pool
+        seats = [*engine.sampler.seats, *(pool.actors.seats if kind == "env_actor" else ())]
+        return killer.on_step(all(seat.is_up for seat in seats) and noticed >= killer.num_kills)
 
     try:
         train(run, on_step)
@@ -236,7 +239,8 @@ def measure_kills(engine: str, kind: str, times: int) -> dict[str, object]:
     """Kills of one kind of process, and whether numbers and log are whole."""
     os.environ |= {"TOY_REPLY_S": "0.05", "TOY_UPDATE_S": "0.05"}
     nodes, begun_s = Nodes(3), time.monotonic()
-    config = make_config(engine, nodes.address)
+    words = ["engine.ray.env_actors=2"] if kind == "env_actor" else []
+    config = make_config(engine, nodes.address, *words)
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "run"
         if kind == "driver":
@@ -245,7 +249,8 @@ def measure_kills(engine: str, kind: str, times: int) -> dict[str, object]:
             killer = run_with_kills(kind, config, folder, nodes, times, MOMENT_S[engine])
         seconds = time.monotonic() - begun_s
         metrics, events = read_records(folder), read_records(folder, "events")
-        plain = undisturbed(config, Path(parent) / "plain", len(metrics))
+        plain_config = make_config(engine, nodes.address)
+        plain = undisturbed(plain_config, Path(parent) / "plain", len(metrics))
     nodes.close()
     found = {
         "num_kills": killer.num_kills,
@@ -254,6 +259,7 @@ def measure_kills(engine: str, kind: str, times: int) -> dict[str, object]:
         "events": dict(Counter(str(record["kind"]) for record in events)),
         "episodes_lost": sum(int(r.get("episodes_lost", 0)) for r in events),  # pyright: ignore
         "replies_again": sum(int(r.get("replies_again", 0)) for r in events),  # pyright: ignore
+        "episodes_again": sum(int(r.get("episodes_again", 0)) for r in events),  # pyright: ignore
         "seconds": round(seconds, 1),
     }
     if killer.lost_s:

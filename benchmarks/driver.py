@@ -1,13 +1,15 @@
 """The driver's own cost: training steps whose sampler and learner cost nothing.
 
     python benchmarks/driver.py [--env sokoban] [--groups 8 63] [--env-workers 1] [--out FILE]
+    python benchmarks/driver.py --env sokoban env=burning:Burning --env-actors 0 2
 
 Everything of `moored train` is real (environments, tokenizer, rollouts, filter, advantages,
 minibatches, logs) except the engine (`instant.py`): its sampler returns stored replies, at most
 `--per-poll` at a time, and its learner returns zeros. The process is bound to one core. The table
 has turns a second of the rollout and seconds of each phase, by the clock on the wall and by that of
 the processor, which counts neither other processes nor waiting. `other` is metrics, logs and what
-has no phase.
+has no phase. `--env-actors` puts environments into processes of a Ray cluster on this machine,
+which may use all cores; `burning:Burning` is Sokoban with 2 ms of processor time in every call.
 """
 
 from __future__ import annotations
@@ -21,9 +23,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -33,6 +36,8 @@ from rich.table import Table
 
 from moored.cli.options import read_config
 from moored.config import Config
+from moored.engine.ray.cluster import Cluster
+from moored.engine.ray.env_pool import ActorPool
 from moored.train import Run, build_run, start, train_step
 
 OPTIONS = [
@@ -60,15 +65,20 @@ def timed(run: Run, phase: str) -> Iterator[None]:
 
 def measure(config: Config, per_poll: int, repeats: int) -> dict[str, dict[str, float]]:
     """Medians over steps, for each clock: turns a second, seconds of a step and of its phases."""
-    with tempfile.TemporaryDirectory() as folder, patch.object(Run, "timed", timed):
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        stack.enter_context(patch.object(Run, "timed", timed))
         run = build_run(config, Path(folder) / "run")
         assert isinstance(run.engine.sampler, InstantSampler)
         run.engine.sampler.per_poll = per_poll
-        try:
-            start(run)
-            steps = [_measure_step(run, step) for step in range(1, WARM_UP + repeats + 1)]
-        finally:
-            run.close()
+        num_actors = config.engine.ray.env_actors
+        if num_actors:
+            cluster = Cluster(config, num_learners=0, num_env_actors=num_actors)
+            stack.callback(cluster.close)
+            run.pool = ActorPool(cluster, config, lambda event: print(event.text))
+        stack.callback(run.close)
+        start(run)
+        steps = [_measure_step(run, step) for step in range(1, WARM_UP + repeats + 1)]
     return {
         clock: {
             name: median(step[clock][name] for step in steps[WARM_UP:]) for name in steps[-1][clock]
@@ -117,6 +127,7 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--groups", type=int, nargs="+", default=[8, 63])
     parser.add_argument("--group-size", type=int, default=16)
     parser.add_argument("--env-workers", type=int, nargs="+", default=[1])
+    parser.add_argument("--env-actors", type=int, nargs="+", default=[0])
     parser.add_argument("--per-poll", type=int, default=64, help="most replies that end at once")
     parser.add_argument("--repeats", type=int, default=9, help="measured steps")
     parser.add_argument("--profile", action="store_true", help="show where the time goes instead")
@@ -125,10 +136,36 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def make_config(given: argparse.Namespace, env: str, num_groups: int, workers: int) -> Config:
+def make_config(
+    given: argparse.Namespace, env: str, num_groups: int, workers: int, actors: int
+) -> Config:
     rollout = {"num_groups": num_groups, "group_size": given.group_size, "env_workers": workers}
     options = [f"rollout.{name}={value}" for name, value in rollout.items()]
+    options.append(f"engine.ray.env_actors={actors}")
     return read_config([env, *OPTIONS, *options, *given.set])
+
+
+@contextmanager
+def cluster_here(is_needed: bool) -> Iterator[list[str]]:
+    """A Ray cluster on this machine, begun before this process is bound to a core; its options."""
+    if not is_needed:
+        yield []
+        return
+    from ray.cluster_utils import Cluster as Nodes
+
+    head: dict[str, Any] = {"num_cpus": 16, "object_store_memory": 100_000_000}
+    nodes = Nodes(initialize_head=True, head_node_args=head)
+    try:
+        yield [f"engine.ray.address={nodes.address}"]
+    finally:
+        nodes.shutdown()
+
+
+def name_case(
+    given: argparse.Namespace, env: str, num_groups: int, workers: int, actors: int
+) -> str:
+    place = f", env_actors={actors}" if actors else ""
+    return f"{env}, {num_groups} x {given.group_size} episodes, env_workers={workers}{place}"
 
 
 def make_table(title: str, found: Mapping[str, Mapping[str, float]]) -> Table:
@@ -143,16 +180,18 @@ def make_table(title: str, found: Mapping[str, Mapping[str, float]]) -> Table:
 
 def main(words: Sequence[str] | None = None) -> int:
     given = parse_arguments(words)
-    bind_to_one_core()
     console, figures = make_console(), {}
-    for case in itertools.product(given.env, given.groups, given.env_workers):
-        config = make_config(given, *case)
-        if given.profile:
-            profile(config, given.per_poll, given.repeats)
-            continue
-        name = "{}, {} x {} episodes, env_workers={}".format(*case[:2], given.group_size, case[2])
-        figures[name] = measure(config, given.per_poll, given.repeats)
-        console.print(make_table(name, figures[name]))
+    with cluster_here(any(given.env_actors)) as options:
+        bind_to_one_core()
+        given.set += options
+        for case in itertools.product(given.env, given.groups, given.env_workers, given.env_actors):
+            config = make_config(given, *case)
+            if given.profile:
+                profile(config, given.per_poll, given.repeats)
+                continue
+            name = name_case(given, *case)
+            figures[name] = measure(config, given.per_poll, given.repeats)
+            console.print(make_table(name, figures[name]))
     machine = describe_machine(torch.device("cpu"), bf16=False)
     show_machine(console, machine)
     write_record(given.out, machine, figures)

@@ -91,7 +91,7 @@ class VllmConfig(Section):
 
 
 class RayConfig(Section):
-    """A Ray cluster: one driver, sampler replicas and learner ranks."""
+    """A Ray cluster: one driver, sampler replicas, learner ranks, and actors of environments."""
 
     address: str | None = None
     """`auto` (the cluster this machine is part of) or `host:port`; null starts Ray on this machine
@@ -109,8 +109,14 @@ class RayConfig(Section):
     """CPUs of one learner rank."""
     learner_gpus: float | None = Field(default=None, ge=0.0)
     """GPUs of one learner rank; null: as for a replica."""
+    env_actors: int = Field(default=0, ge=0)
+    """Processes that environments live in, on nodes without GPUs where there are any; each has
+    many, and answers `rollout.env_workers` calls at a time. 0: environments live in the driver."""
+    env_actor_cpus: float = Field(default=1.0, gt=0.0)
+    """CPUs of one such process."""
     patience_s: float = Field(default=300.0, gt=0.0)
-    """How long a run waits while no replica answers, or for the place of a lost learner rank."""
+    """How long a run waits while no replica or no environment actor answers, or for the place of a
+    lost learner rank."""
 
     @field_validator("replicas")
     @classmethod

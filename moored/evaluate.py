@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from moored.config import Config
 from moored.envs.base import SPLIT_SEEDS
 from moored.envs.mix import EnvMix
+from moored.rollout.calls import EnvCalls
 from moored.rollout.episodes import Task, Writer, roll_out
-from moored.rollout.pool import EnvPool
 from moored.types import Group
 
 
@@ -50,7 +51,7 @@ def evaluate(
     mix: EnvMix,
     config: Config,
     *,
-    pool: EnvPool | None = None,
+    pool: EnvCalls[Any] | None = None,
     on_replies: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
     """Play episodes of the first tasks of a split, as `evaluation` and `rollout` say."""

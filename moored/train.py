@@ -29,8 +29,9 @@ from moored.evaluate import Evaluation, evaluate
 from moored.models.rates import with_rates
 from moored.recovery import go_back, surviving
 from moored.rollout.ahead import Ahead
+from moored.rollout.calls import EnvCalls
 from moored.rollout.episodes import Task, roll_out
-from moored.rollout.pool import EnvPool
+from moored.rollout.pool import make_pool
 from moored.runlog.changes import changes_since
 from moored.runlog.log import RunLog, written_whole
 from moored.runlog.machine import describe_machine, installed_versions, own_command
@@ -60,7 +61,7 @@ class Run:
     monitor: CollapseMonitor
     log: RunLog
     sinks: Sinks = field(default_factory=Sinks)
-    pool: EnvPool = field(init=False)
+    pool: EnvCalls[Any] = field(init=False)
     ahead: Ahead = field(init=False)
     state: LoopState = field(default_factory=LoopState)
     next_step: int = 1
@@ -69,7 +70,7 @@ class Run:
 
     def __post_init__(self) -> None:
         rollout = self.config.rollout
-        self.pool = EnvPool(workers=rollout.env_workers, timeout_s=rollout.env_timeout_s)
+        self.pool = make_pool(self.engine, rollout)
         self.fresh_monitor = self.monitor.state_dict()
         self.ahead = Ahead(partial(_first_groups, self), max_lag=rollout.max_lag)
         if isinstance(self.engine, ClusterEngine):

@@ -144,7 +144,7 @@ def _measure(policy: _Policy, options: GradientsConfig, num_groups: int) -> dict
     from moored.engine.build import build_engine
     from moored.envs.mix import EnvMix
     from moored.rollout.episodes import roll_out
-    from moored.rollout.pool import EnvPool
+    from moored.rollout.pool import make_pool
     from moored.train import plan_tasks
     from moored.training.algorithms import load_algorithm
     from moored.training.gradients import check_measures_gradients, measure_gradients
@@ -153,7 +153,7 @@ def _measure(policy: _Policy, options: GradientsConfig, num_groups: int) -> dict
     rollout = config.rollout
     with (
         closing(build_engine(config)) as engine,
-        EnvPool(workers=rollout.env_workers, timeout_s=rollout.env_timeout_s) as pool,
+        closing(make_pool(engine, rollout)) as pool,
     ):
         check_measures_gradients(engine.learner)
         if policy.checkpoint is not None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from moored.errors import MooredError
 from moored.types import Completion, Message, Prompt, ScoreRequest
 
 if TYPE_CHECKING:
+    from moored.rollout.calls import EnvCalls
     from moored.rollout.episodes import DialogueRenderer
     from moored.training.batch import LossSample, Sample
 
@@ -264,6 +265,10 @@ class ClusterEngine(Protocol):
 
     def restart_learner(self) -> None:
         """Start lost ranks of the learner again, at the weights that the run began with."""
+        ...
+
+    def make_pool(self) -> EnvCalls[Any]:
+        """Environments where the engine wants them: in this process or elsewhere; close it."""
         ...
 
 

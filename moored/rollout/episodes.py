@@ -10,21 +10,19 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
-from functools import partial
 from hashlib import blake2b
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from moored.config import RolloutConfig
 from moored.engine.base import Request, Sampler, SamplingParams, Stream, new_session
 from moored.envs.base import Environment, StepResult
-from moored.errors import EnvError
+from moored.rollout.calls import Answer, EnvCalls, Played, Question
 from moored.rollout.pool import EnvPool
 from moored.rollout.render import Spans
 from moored.types import (
@@ -39,8 +37,6 @@ from moored.types import (
     Turn,
 )
 
-Answer = list[Message] | StepResult | Exception
-"""What `reset` or `step` of an environment returned or raised."""
 POLL_S = 0.002
 """How long to wait for replies while environments are working too."""
 QUICK_S = 0.001
@@ -104,7 +100,7 @@ def roll_out(
     options: RolloutConfig,
     seed: tuple[int, ...],
     temperature: float | None = None,
-    pool: EnvPool | None = None,
+    pool: EnvCalls[Any] | None = None,
     on_replies: Callable[[int, int], None] | None = None,
 ) -> list[Group]:
     """Play every episode of `tasks` to its end; one group per task, in order.
@@ -121,7 +117,7 @@ def roll_out(
     )
     max_prompt = options.max_context - params.max_tokens
     with ExitStack() as stack:
-        envs = pool or stack.enter_context(EnvPool())
+        envs = pool or stack.enter_context(closing(EnvPool()))
         episodes = {
             new_session(): _Episode(task, episode_seed, envs.take(task.make_env), max_prompt)
             for task in tasks
@@ -141,7 +137,7 @@ class _Rollout:
 
     episodes: dict[int, _Episode]
     stream: Stream
-    pool: EnvPool
+    pool: EnvCalls[Any]
     renderer: DialogueRenderer
     seed: tuple[int, ...]
     on_replies: Callable[[int, int], None] | None
@@ -154,16 +150,14 @@ class _Rollout:
     def play(self) -> None:
         """Go on until no episode waits for anything."""
         for session, episode in self.episodes.items():
-            self._call(session, episode, episode.reset)
+            self._ask(session, episode, (episode.task.task_seed, episode.seed))
         while self.num_stepping or self.num_writing:
             self._take_answers(self._answers())
             self._take_replies(self.stream.poll(POLL_S if self.num_stepping else None))
 
-    def _call(
-        self, session: int, episode: _Episode, call: Callable[[], list[Message] | StepResult]
-    ) -> None:
+    def _ask(self, session: int, episode: _Episode, question: Question) -> None:
         self.num_stepping += 1
-        self.pool.submit(session, call, env=episode.env)
+        self.pool.ask(session, episode.env, question)
 
     def _answers(self) -> list[tuple[int, Answer]]:
         """Answers of environments, in the order of the episodes; in lockstep, of all of them.
@@ -177,7 +171,7 @@ class _Rollout:
             linger_s=None if self.stream.is_lockstep else QUICK_S,
         )
         self.num_stepping -= len(found)
-        return sorted(found, key=lambda answer: answer[0])  # pyright: ignore
+        return sorted(found, key=lambda answer: answer[0])
 
     def _take_answers(self, answers: Sequence[tuple[int, Answer]]) -> None:
         """Record what environments returned, and ask for the next replies."""
@@ -204,7 +198,8 @@ class _Rollout:
                 episode.lose_reply(completion.error)
                 continue
             text = self.renderer.decode(completion.token_ids)
-            self._call(session, episode, episode.step(completion, text))
+            episode.reply = completion, text
+            self._ask(session, episode, text)
         if replies and self.on_replies is not None:
             num_live = sum(episode.stop is None for episode in self.episodes.values())
             self.on_replies(self.num_replies, num_live)
@@ -216,7 +211,7 @@ class _Episode:
 
     task: Task
     seed: int
-    env: Environment
+    env: Played
     max_prompt: int
     """Longest prompt that leaves room for a reply."""
     history: list[Message] = field(default_factory=list)
@@ -228,14 +223,6 @@ class _Episode:
     num_cut_replies: int = 0
     stop: StopReason | None = None
     success: bool = False
-
-    def reset(self) -> list[Message]:
-        return self.env.reset(self.task.task_seed, self.seed)
-
-    def step(self, completion: Completion, text: str) -> Callable[[], StepResult]:
-        """The call that hands a reply to the environment."""
-        self.reply = completion, text
-        return partial(_checked_step, self.env, text)
 
     def request(self, session: int, seed: tuple[int, ...]) -> Request:
         """Ask for the next reply."""
@@ -347,15 +334,7 @@ class _Episode:
         )
 
 
-def _checked_step(env: Environment, reply: str) -> StepResult:
-    result = env.step(reply)
-    for name, value in (("reward", result.reward), ("penalty", result.penalty)):
-        if not math.isfinite(value):
-            raise EnvError(f"a {name} must be a finite number, got {value}")
-    return result
-
-
-def _release(episodes: Iterable[_Episode], pool: EnvPool) -> None:
+def _release(episodes: Iterable[_Episode], pool: EnvCalls[Any]) -> None:
     """Give environments back; one that raised or hung may be broken, and is closed."""
     for episode in episodes:
         if episode.stop is StopReason.ENV_ERROR:

@@ -1,7 +1,7 @@
 """A pool of environments: kept for reuse, called in threads under a time limit, sharing resources.
 
 `EnvPool` hands out environments (`take`, `give_back`, `discard`) and runs their calls (`submit`,
-`poll`, `run_all`). What a call raises is data. A call beyond its limit comes back as an
+`ask`, `poll`, `run_all`). What a call raises is data. A call beyond its limit comes back as an
 `EnvTimeoutError`; its thread and its environment are given up, and a new thread takes over the
 queue. A call that holds the interpreter lock in C cannot be given up: such an environment belongs
 in a process of its own (`moored.envs.worker`).
@@ -17,11 +17,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
+from moored.config import RolloutConfig
+from moored.engine.base import ClusterEngine
 from moored.envs.base import Environment
 from moored.envs.resources import OpenResource, SharedResources
 from moored.errors import ConfigError, EnvError, EnvTimeoutError
+from moored.rollout.calls import EnvCalls, Question, answer
 
 T = TypeVar("T")
 Finished = list[tuple[Any, Any]]
@@ -106,6 +110,10 @@ class EnvPool:
         uses = self._uses.get(id(env), ())
         self._threads.put(_Call(key, call, env, uses))
 
+    def ask(self, key: Hashable, env: Environment, question: Question) -> None:
+        """Queue a question to an environment; `poll` gives its answer under `key`."""
+        self.submit(key, partial(answer, env, question), env=env)
+
     def poll(self, *, wait_s: float | None = None, linger_s: float | None = 0.0) -> Finished:
         """What has finished or expired; [] if no call is pending.
 
@@ -158,6 +166,11 @@ class EnvPool:
             self._threads.stop()
             self._resources.close()
 
+    @property
+    def num_hung(self) -> int:
+        """Threads that were given up and still run."""
+        return self._threads.num_hung()
+
     def _is_hung(self, env: Environment) -> bool:
         return any(env is other for other in self._hung)
 
@@ -166,6 +179,16 @@ class EnvPool:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def thread_pool(rollout: RolloutConfig) -> EnvPool:
+    """Environments in this process, as the options say."""
+    return EnvPool(workers=rollout.env_workers, timeout_s=rollout.env_timeout_s)
+
+
+def make_pool(engine: object, rollout: RolloutConfig) -> EnvCalls[Any]:
+    """Environments where the engine of a run wants them; close it before the engine."""
+    return engine.make_pool() if isinstance(engine, ClusterEngine) else thread_pool(rollout)
 
 
 class _Worker(threading.Thread):
@@ -202,6 +225,7 @@ class _Threads:
         self._todo: deque[_Call] = deque()
         self._done: Finished = []
         self._workers: list[_Worker] = []
+        self._given_up: list[_Worker] = []
         self._num_idle = 0
 
     def put(self, call: _Call) -> None:
@@ -278,6 +302,12 @@ class _Threads:
             self._done, self.num_pending = [], 0
             return [self._give_up(worker) for worker in self._busy()]
 
+    def num_hung(self) -> int:
+        """Threads that were given up and still run."""
+        with self._work:
+            self._given_up = [worker for worker in self._given_up if worker.is_alive()]
+            return len(self._given_up)
+
     def stop(self) -> None:
         """End the threads."""
         with self._work:
@@ -326,6 +356,7 @@ class _Threads:
         worker.is_given_up = True
         self._release(worker)
         self._workers.remove(worker)
+        self._given_up.append(worker)
         if self._todo:
             self._start_worker()
         return call

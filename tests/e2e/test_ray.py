@@ -14,12 +14,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from moored.config import load_config
+from moored.engine.base import Event
+from moored.engine.build import build_engine
+from moored.engine.ray.engine import RayEngine
 from moored.runlog.log import read_records
 from moored.runlog.rollouts import read_groups
 from moored.train import Run, build_run, resume, start, train
@@ -98,6 +102,23 @@ def test_a_killed_replica_changes_no_number(ray_cluster, toy_folder, tmp_path, u
     assert "sampler replica 0 is lost" in caplog.text
 
 
+def test_environments_in_actors_train_the_same_and_a_killed_actor_changes_no_number(
+    ray_cluster, toy_folder, tmp_path, undisturbed, caplog
+):
+    def kill(run: Run) -> None:
+        os.kill(run.pool.actors.seats[0].about.pid, signal.SIGKILL)  # pyright: ignore
+
+    words = ["engine.ray.env_actors=1", "engine.ray.replicas=2"]
+    found = run_through(config_for(ray_cluster, toy_folder, *words), tmp_path / "run", 2, kill)
+    assert found == undisturbed
+    lost, back = read_records(tmp_path / "run", "events")
+    assert (lost["kind"], back["kind"]) == ("env_actor_lost", "env_actor_back")
+    assert {"step", "text", "env_actor", "pid", "node", "episodes_again"} <= lost.keys()
+    assert "environment actor 0 is lost" in caplog.text
+    (started,) = read_records(tmp_path / "run", "starts")
+    assert "2 sampler replicas and 1 environment actor on 2 Ray nodes" in str(started["engine"])
+
+
 def test_a_killed_learner_rank_restarts_the_step_from_the_last_checkpoint(
     ray_cluster, toy_folder, tmp_path, undisturbed
 ):
@@ -111,6 +132,24 @@ def test_a_killed_learner_rank_restarts_the_step_from_the_last_checkpoint(
     # Step 3 was logged after the checkpoint of step 2, step 4 was under way; 12 episodes each.
     assert (back["steps_lost"], back["episodes_lost"]) == (2, 24)
     assert back["seconds_lost"] > 0.0  # pyright: ignore[reportOperatorIssue]
+
+
+def test_under_auto_replicas_give_their_place_back_to_a_lost_learner(ray_cluster, toy_folder):
+    words = ["engine.ray.replicas=auto", "engine.ray.patience_s=30"]
+    events: list[Event] = []
+    with closing(build_engine(config_for(ray_cluster, toy_folder, *words))) as engine:
+        assert isinstance(engine, RayEngine)
+        engine.on_event = events.append
+        engine.learner.team.close()
+        # Two nodes with 2 CPUs each, and no learner.
+        while len(engine.sampler.up) < 4:
+            engine.sampler.grow()
+            engine.sampler.look_after(wait_s=0.2)
+        engine.restart_learner()
+        assert len(engine.sampler.seats) == 3
+        assert engine.learner.team.call("damaged_weights") == [[]]
+    assert [event.kind for event in events[-2:]] == ["learner_lost", "replica_ended"]
+    assert events[-1].text == "sampler replica 3 made room for a learner rank"
 
 
 def test_a_lost_node_changes_no_number(ray_cluster, toy_folder, tmp_path, undisturbed):
@@ -201,6 +240,7 @@ def test_one_rank_and_one_replica_train_as_one_process_does(
 ):
     words = ["num_steps=2", "rollout.num_groups=2", "rollout.group_size=4"]
     at = [f"engine.ray.address={ray_cluster.address}", "engine.kind=ray"]
+    at.append("engine.ray.env_actors=2")
     found = [
         run_through(toy_config(toy_folder, *words, *where), tmp_path / str(number))
         for number, where in enumerate(([], at))

@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,14 +45,34 @@ class Needs:
         return free.get("CPU", 0.0) >= self.cpus and free.get("GPU", 0.0) >= self.gpus
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numbers:
+    """How many actors of each kind a run starts."""
+
+    learners: int
+    replicas: int
+    env_actors: int
+
+    def __str__(self) -> str:
+        parts = [counted(self.learners, "learner rank"), counted(self.replicas, "replica")]
+        if self.env_actors:
+            parts = [", ".join(parts), counted(self.env_actors, "environment actor")]
+        return " and ".join(parts)
+
+
 class Cluster:
     """The connection of this process to Ray; close it."""
 
-    def __init__(self, config: Config, *, num_learners: int) -> None:
+    def __init__(self, config: Config, *, num_learners: int, num_env_actors: int = 0) -> None:
         require_packages("engine.kind=ray", ("ray", "torch", "transformers", "safetensors"))
         options = config.engine.ray
+        self.env = Needs(cpus=options.env_actor_cpus, gpus=0.0)
+        self.num_env_actors_down = num_env_actors
+        """Environment actors that have no place yet, or have lost it."""
+        replicas = 1 if options.replicas == "auto" else options.replicas
+        numbers = Numbers(learners=num_learners, replicas=replicas, env_actors=num_env_actors)
         if options.address is None:
-            self._check_this_machine(options, num_learners)
+            self._check_this_machine(options, numbers)
         import ray
 
         self.ray: Any = ray
@@ -60,21 +81,20 @@ class Cluster:
             has_gpus = self.totals().get("GPU", 0.0) > 0.0 and config.engine.device != "cpu"
             self.replica = _needs(options.replica_cpus, options.replica_gpus, has_gpus)
             self.learner = _needs(options.learner_cpus, options.learner_gpus, has_gpus)
-            num_replicas = 1 if options.replicas == "auto" else options.replicas
-            self._check_room(num_learners, num_replicas)
+            self._check_room(numbers)
         except BaseException:
             self.close()
             raise
 
-    def _check_this_machine(self, options: RayConfig, num_learners: int) -> None:
+    def _check_this_machine(self, options: RayConfig, numbers: Numbers) -> None:
         """Refuse more CPUs than there are, before Ray is started here."""
-        num_replicas = 1 if options.replicas == "auto" else options.replicas
-        cpus = num_learners * options.learner_cpus + num_replicas * options.replica_cpus
+        cpus = numbers.learners * options.learner_cpus + numbers.replicas * options.replica_cpus
+        cpus += numbers.env_actors * options.env_actor_cpus
         if cpus > num_cpus_here():
-            parts = _parts_text(num_learners, num_replicas)
+            also = "engine.ray.env_actors, " if numbers.env_actors else ""
             raise ConfigError(
-                f"engine.ray asks for {cpus:g} CPUs ({parts}), but this machine has "
-                f"{num_cpus_here()}; lower engine.ray.replicas, engine.ray.replica_cpus or "
+                f"engine.ray asks for {cpus:g} CPUs ({numbers}), but this machine has "
+                f"{num_cpus_here()}; lower {also}engine.ray.replicas, engine.ray.replica_cpus or "
                 f"engine.ray.learner_cpus"
             )
 
@@ -107,34 +127,54 @@ class Cluster:
 
     def free(self) -> list[dict[str, float]]:
         """What is free on each node that lives."""
+        return [node.free for node in self.nodes()]
+
+    def nodes(self) -> list[Node]:
+        """The nodes that live, with what is free on each."""
         from ray._private.state import available_resources_per_node
 
-        alive = {node["NodeID"] for node in self.ray.nodes() if node["Alive"]}
-        found: Mapping[str, dict[str, float]] = available_resources_per_node()
-        return [dict(free) for node, free in found.items() if node in alive]
+        free: Mapping[str, dict[str, float]] = available_resources_per_node()
+        return [
+            Node(
+                id=node["NodeID"],
+                has_gpus=node["Resources"].get("GPU", 0.0) > 0.0,
+                free=dict(free[node["NodeID"]]),
+            )
+            for node in self.ray.nodes()
+            if node["Alive"] and node["NodeID"] in free
+        ]
 
-    def _check_room(self, num_learners: int, num_replicas: int) -> None:
+    def free_for_replicas(self) -> list[dict[str, float]]:
+        """What is free on each node once all environment actors have a place."""
+        nodes = self.nodes()
+        taken = Counter(pick_env_nodes(nodes, self.env, self.num_env_actors_down))
+        for node in nodes:
+            node.free["CPU"] = node.free.get("CPU", 0.0) - taken[node.id] * self.env.cpus
+        return [node.free for node in nodes]
+
+    def _check_room(self, numbers: Numbers) -> None:
         """Refuse what the cluster cannot hold; what others still use may become free."""
-        asked = [self.learner] * num_learners + [self.replica] * num_replicas
-        self._check_totals(asked, num_learners, num_replicas)
+        asked = [self.learner] * numbers.learners + [self.replica] * numbers.replicas
+        asked += [self.env] * numbers.env_actors
+        remedy = REMEDY.format("engine.ray.env_actors, " if numbers.env_actors else "")
+        self._check_totals(asked, numbers, remedy)
         deadline_s = time.monotonic() + FREE_TIMEOUT_S
         while num_placed(self.free(), asked) < len(asked):
             if time.monotonic() > deadline_s:
                 free = _sums(self.free())
                 raise ConfigError(
-                    f"{_asked_text(asked, num_learners, num_replicas)}, but the cluster has only "
-                    f"{_amount_text(free)} free, or not together on one node; {REMEDY}"
+                    f"{_asked_text(asked, numbers)}, but the cluster has only "
+                    f"{_amount_text(free)} free, or not together on one node; {remedy}"
                 )
             time.sleep(0.2)
 
-    def _check_totals(self, asked: Sequence[Needs], num_learners: int, num_replicas: int) -> None:
+    def _check_totals(self, asked: Sequence[Needs], numbers: Numbers, remedy: str) -> None:
         have = self.totals()
         short = sum(need.cpus for need in asked) > have.get("CPU", 0.0)
         short |= sum(need.gpus for need in asked) > have.get("GPU", 0.0)
         if short:
             raise ConfigError(
-                f"{_asked_text(asked, num_learners, num_replicas)}, but the cluster has "
-                f"{_amount_text(have)}; {REMEDY}"
+                f"{_asked_text(asked, numbers)}, but the cluster has {_amount_text(have)}; {remedy}"
             )
 
     def close(self) -> None:
@@ -144,7 +184,7 @@ class Cluster:
                 self.ray.shutdown()
 
 
-REMEDY = "lower engine.ray.replicas or engine.ray.learners, or add nodes"
+REMEDY = "lower {}engine.ray.replicas or engine.ray.learners, or add nodes"
 
 
 def _needs(cpus: float, gpus: float | None, has_gpus: bool) -> Needs:
@@ -165,18 +205,43 @@ def num_placed(free: Sequence[Mapping[str, float]], asked: Sequence[Needs]) -> i
     return count
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A node of the cluster."""
+
+    id: str
+    has_gpus: bool
+    free: dict[str, float]
+
+
+def pick_env_nodes(
+    nodes: Sequence[Node], need: Needs, count: int, taken: Sequence[str] = ()
+) -> list[str]:
+    """Nodes for so many environment actors, or for as many as there is room for.
+
+    Those without GPUs come first, then those with the fewest of them; `taken` names the nodes of
+    actors that run already.
+    """
+    numbers, left = Counter(taken), {node.id: node.free.get("CPU", 0.0) for node in nodes}
+    picked: list[str] = []
+    for _ in range(count):
+        fitting = [node for node in nodes if left[node.id] >= need.cpus]
+        if not fitting:
+            break
+        best = min(fitting, key=lambda node: (node.has_gpus, numbers[node.id]))
+        left[best.id] -= need.cpus
+        numbers[best.id] += 1
+        picked.append(best.id)
+    return picked
+
+
 def _sums(nodes: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: sum(node.get(name, 0.0) for node in nodes) for name in ("CPU", "GPU")}
 
 
-def _asked_text(asked: Sequence[Needs], num_learners: int, num_replicas: int) -> str:
+def _asked_text(asked: Sequence[Needs], numbers: Numbers) -> str:
     total = {"CPU": sum(n.cpus for n in asked), "GPU": sum(n.gpus for n in asked)}
-    parts = _parts_text(num_learners, num_replicas)
-    return f"engine.ray asks for {_amount_text(total)} ({parts})"
-
-
-def _parts_text(num_learners: int, num_replicas: int) -> str:
-    return f"{counted(num_learners, 'learner rank')} and {counted(num_replicas, 'replica')}"
+    return f"engine.ray asks for {_amount_text(total)} ({numbers})"
 
 
 def counted(count: int, what: str) -> str:

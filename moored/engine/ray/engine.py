@@ -1,4 +1,5 @@
-"""The engine of a cluster: one driver, sampler replicas and learner ranks as Ray actors.
+"""The engine of a cluster: one driver; sampler replicas, learner ranks and, where asked for,
+environments as Ray actors.
 
 The driver holds no weights. At `publish` they go from the learner's rank 0 through the object store
 to every replica. All nodes must see the run directory and the model under the same paths.
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,12 +17,15 @@ from moored.config import Config
 from moored.engine.base import Event
 from moored.engine.check import PlainModel, check_engine, check_window
 from moored.engine.ray.cluster import Cluster, counted
+from moored.engine.ray.env_pool import ActorPool
 from moored.engine.ray.replica import MakeSampler, make_sampler
 from moored.engine.ray.replicas import ReplicaSampler
 from moored.engine.ray.team import MakeWorker, RayTeam
 from moored.engine.workers.learner import TeamLearner
 from moored.engine.workers.ranks import check_ranks
 from moored.errors import require_packages
+from moored.rollout.calls import EnvCalls
+from moored.rollout.pool import thread_pool
 from moored.rollout.render import Renderer
 
 if TYPE_CHECKING:
@@ -59,7 +63,12 @@ class RayEngine:
         self._renderer: Renderer | None = None
         self.on_event = _ignore
         self._sampler: ReplicaSampler | None = None
-        self._cluster = Cluster(config, num_learners=config.engine.ray.learners)
+        self._pool: ActorPool | None = None
+        options = config.engine.ray
+        num_env_actors = options.env_actors if trains else 0
+        self._cluster = Cluster(
+            config, num_learners=options.learners, num_env_actors=num_env_actors
+        )
         try:
             self._start(parts or _own_parts(), trains=trains)
         except BaseException:
@@ -72,6 +81,12 @@ class RayEngine:
         self._sampler = ReplicaSampler(
             self._cluster, self._config, lambda event: self.on_event(event), parts.make_sampler
         )
+        team.make_room = self._sampler.shrink
+        if trains and self._config.engine.ray.env_actors:
+            self._pool = ActorPool(self._cluster, self._config, lambda event: self.on_event(event))
+
+    def make_pool(self) -> EnvCalls[Any]:
+        return self._pool or thread_pool(self._config.rollout)
 
     @property
     def sampler(self) -> ReplicaSampler:
@@ -92,8 +107,10 @@ class RayEngine:
 
     def describe_places(self) -> str:
         nodes = sum(node["Alive"] for node in self._cluster.ray.nodes())
-        replicas = counted(len(self.sampler.seats), "sampler replica")
-        return f"{replicas} on {counted(nodes, 'Ray node')}"
+        parts = [counted(len(self.sampler.seats), "sampler replica")]
+        if self._pool is not None:
+            parts.append(counted(len(self._pool.actors.seats), "environment actor"))
+        return f"{' and '.join(parts)} on {counted(nodes, 'Ray node')}"
 
     def check(self) -> None:
         info: WorkerInfo = self.learner.team.call("describe")[0]
@@ -126,7 +143,11 @@ class RayEngine:
 
     def close(self) -> None:
         """Leave the cluster; Ray ends what this driver started."""
-        self._cluster.close()
+        try:
+            if self._pool is not None:
+                self._pool.close()
+        finally:
+            self._cluster.close()
 
 
 def _own_parts() -> Parts:

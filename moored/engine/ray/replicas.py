@@ -108,10 +108,20 @@ class ReplicaSampler:
         """Under `auto`, start a replica wherever there is room for one."""
         if self._options.replicas != "auto":
             return
-        free = self._cluster.free()
+        free = self._cluster.free_for_replicas()
         most = sum(int(node.get("CPU", 0.0) / self._cluster.replica.cpus) for node in free)
         waiting = sum(seat.about is None for seat in self.seats)
         self._add(num_placed(free, [self._cluster.replica] * most) - waiting)
+
+    def shrink(self) -> None:
+        """Under `auto`, end a replica so that a learner rank has room; the last one stays."""
+        if self._options.replicas != "auto" or len(self.seats) < 2:
+            return
+        # One that waits for room itself first, then the newest.
+        seat = max(self.seats, key=lambda seat: (not seat.is_up, seat.number))
+        self.seats.remove(seat)
+        self._ray.kill(seat.actor)
+        self._tell("replica_ended", seat, "made room for a learner rank", {})
 
     def _add(self, count: int) -> None:
         for _ in range(count):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -24,6 +24,8 @@ from moored.errors import MooredError
 if TYPE_CHECKING:
     import torch
 
+ROOM_S = 2.0
+"""How long ranks wait for room before another actor has to make some."""
 NOTICE_S = 10.0
 """How long Ray may take to tell that a rank died, after another has lost its connection to it."""
 
@@ -87,19 +89,17 @@ class RayTeam:
         self.pids: list[int] = []
         self._hosts: list[Any] = []
         self._group: Any = None
+        self.make_room: Callable[[], None] = _do_nothing
+        """Called while there is no room for all ranks."""
         self._start()
 
     def _start(self) -> None:
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        needs, patience_s = self._cluster.learner, self._config.engine.ray.patience_s
+        needs = self._cluster.learner
         self._group = placement_group([needs.bundle()] * self.size, strategy="PACK")
-        if not self._group.wait(timeout_seconds=patience_s):
-            raise MooredError(
-                f"the cluster had no room for {counted(self.size, 'learner rank')} within "
-                f"{patience_s:g} s; see `ray status`, add nodes, then go on with --resume"
-            )
+        self._wait_for_room()
         host = self._ray.remote(RankHost)
         for rank in range(self.size):
             place = PlacementGroupSchedulingStrategy(self._group, rank)
@@ -114,6 +114,17 @@ class RayTeam:
                 for host in self._hosts
             ]
         )
+
+    def _wait_for_room(self) -> None:
+        patience_s = self._config.engine.ray.patience_s
+        deadline_s = time.monotonic() + patience_s
+        while not self._group.wait(timeout_seconds=min(ROOM_S, patience_s)):
+            if time.monotonic() > deadline_s:
+                raise MooredError(
+                    f"the cluster had no room for {counted(self.size, 'learner rank')} within "
+                    f"{patience_s:g} s; see `ray status`, add nodes, then go on with --resume"
+                )
+            self.make_room()
 
     def restart(self) -> None:
         """All ranks anew, at the weights that the model was loaded with."""
@@ -177,6 +188,10 @@ class RayTeam:
 
             remove_placement_group(self._group)
             self._group = None
+
+
+def _do_nothing() -> None:
+    """Nobody else is there yet."""
 
 
 def _is_lost(ray: Any, call: Any) -> bool:

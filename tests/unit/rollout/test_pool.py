@@ -145,6 +145,16 @@ def test_a_call_that_hangs_costs_only_itself(clock, hang):
         assert pool.run_all([lambda: 4]) == [4]
 
 
+def test_threads_that_were_given_up_are_counted_until_they_end(clock):
+    release = threading.Event()
+    with EnvPool(timeout_s=60.0) as pool:
+        pool.run_all([clock.outlast(60.0, release.wait), lambda: 1])
+        assert pool.num_hung == 1
+        release.set()
+        while pool.num_hung:
+            threading.Event().wait(0.001)
+
+
 def test_other_workers_go_on_while_a_call_hangs(clock, hang):
     finished = threading.Semaphore(0)
     late = clock.outlast(60.0, hang)

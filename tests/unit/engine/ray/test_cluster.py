@@ -6,7 +6,7 @@ import pytest
 
 from moored.config import load_config
 from moored.engine.build import build_engine
-from moored.engine.ray.cluster import Needs, num_placed
+from moored.engine.ray.cluster import Needs, Node, num_placed, pick_env_nodes
 from moored.errors import MooredError
 
 pytestmark = pytest.mark.cluster
@@ -58,6 +58,25 @@ def test_more_cpus_than_this_machine_has_are_refused_before_ray_is_started(monke
     assert not ray.is_initialized()
 
 
+def test_more_environment_actors_than_cpus_are_refused_before_ray_is_started(monkeypatch):
+    ray = pytest.importorskip("ray")
+    monkeypatch.setattr("moored.engine.ray.cluster.num_cpus_here", lambda: 4)
+    assert refusal(env_actors=3) == (
+        "engine.ray asks for 5 CPUs (1 learner rank, 1 replica and 3 environment actors), but this "
+        "machine has 4; lower engine.ray.env_actors, engine.ray.replicas, engine.ray.replica_cpus "
+        "or engine.ray.learner_cpus"
+    )
+    assert not ray.is_initialized()
+
+
+def test_more_environment_actors_than_a_cluster_has_cpus_are_one_sentence(ray_cluster):
+    assert refusal(address=ray_cluster.address, env_actors=9) == (
+        "engine.ray asks for 11 CPUs and 0 GPUs (1 learner rank, 1 replica and 9 environment "
+        "actors), but the cluster has 4 CPUs and 0 GPUs; lower engine.ray.env_actors, "
+        "engine.ray.replicas or engine.ray.learners, or add nodes"
+    )
+
+
 def test_too_few_cpus_or_gpus_are_told_in_numbers_and_the_cluster_is_left(ray_cluster):
     import ray
 
@@ -83,3 +102,14 @@ def test_actors_are_placed_on_nodes_one_by_one():
     assert num_placed(free, [CPU] * 5) == 3
     assert num_placed(free, [Needs(cpus=1.0, gpus=1.0)] * 2) == 1
     assert num_placed([], [CPU]) == 0
+
+
+def test_environment_actors_are_spread_over_nodes_without_gpus_first():
+    nodes = [
+        Node(id="gpu", has_gpus=True, free={"CPU": 8.0, "GPU": 1.0}),
+        Node(id="a", has_gpus=False, free={"CPU": 2.0}),
+        Node(id="b", has_gpus=False, free={"CPU": 2.0}),
+    ]
+    assert pick_env_nodes(nodes, CPU, 5) == ["a", "b", "a", "b", "gpu"]
+    assert pick_env_nodes(nodes, CPU, 1, taken=["a", "a"]) == ["b"]
+    assert pick_env_nodes(nodes[1:], CPU, 9) == ["a", "b", "a", "b"]

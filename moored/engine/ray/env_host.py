@@ -1,0 +1,163 @@
+"""What runs inside the actor of environments: an `EnvPool` of its own, asked in batches.
+
+Answers travel as one pickle for all, made here: Ray's own pickler is slow with many small objects.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from moored.config import RolloutConfig
+from moored.envs.base import Environment, check_available
+from moored.errors import EnvError, MooredError
+from moored.rollout.calls import Answer, Question
+from moored.rollout.pool import EnvPool
+
+POLL_S = 0.02
+"""How long a call waits for an answer before it looks for new questions."""
+LINGER_S = 0.001
+"""Answers that follow each other this closely are sent together."""
+MAKE_S = 1.0
+"""How long one call makes new environments before it says that it is alive."""
+
+MakeEnv = Callable[[], Environment]
+Packet = tuple[int, int, Question]
+"""Number of an instance, number of what makes it, and the question."""
+Found = tuple[int, Answer, int]
+"""Number of an instance, its answer, and its `max_turns`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvAbout:
+    """Where an actor of environments runs."""
+
+    pid: int
+    node: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvOrder:
+    """One call of an actor."""
+
+    packets: tuple[Packet, ...]
+    closed: tuple[int, ...] = ()
+    """Instances that are not wanted any more."""
+    makers: tuple[tuple[int, bytes], ...] = ()
+    """What makes environments, as far as the actor does not know it yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvReport:
+    """What a call brings back."""
+
+    answers: bytes
+    num_hung: int
+    """Threads that hang in a call that was given up."""
+
+
+class EnvHost:
+    """Many environments in one process; resources are opened once, and closed by `close`."""
+
+    def __init__(self, rollout: RolloutConfig, folder: str) -> None:
+        # Options may name files relative to the folder that the run was started in.
+        with suppress(OSError):
+            os.chdir(folder)
+        self._pool = EnvPool(workers=rollout.env_workers, timeout_s=rollout.env_timeout_s)
+        self._makers: dict[int, MakeEnv] = {}
+        self._envs: dict[int, tuple[MakeEnv, Environment]] = {}
+        self._waiting: deque[Packet] = deque()
+
+    def open(self, makers: Sequence[tuple[int, bytes]]) -> EnvAbout:
+        """Make one environment of each kind, with what they share, before a rollout needs them."""
+        import ray
+
+        self._learn(makers)
+        for number, _ in makers:
+            make = self._makers[number]
+            try:
+                env = self._pool.take(make)
+                check_available(env)
+            except Exception as error:
+                raise _cannot_make(error) from None
+            self._pool.give_back(make, env)
+        return EnvAbout(pid=os.getpid(), node=ray.get_runtime_context().get_node_id())
+
+    def work(self, order: EnvOrder) -> EnvReport:
+        """Take questions, and give the answers that are there soon."""
+        self._learn(order.makers)
+        for instance in order.closed:
+            if instance in self._envs:
+                self._pool.discard(self._envs.pop(instance)[1])
+        self._waiting.extend(order.packets)
+        self._begin()
+        wait_s = 0.0 if self._waiting else POLL_S
+        found = self._pool.poll(wait_s=wait_s, linger_s=LINGER_S)
+        return EnvReport(
+            answers=to_bytes([(i, a, self._envs[i][1].max_turns) for i, a in found]),
+            num_hung=self._pool.num_hung,
+        )
+
+    def _learn(self, makers: Sequence[tuple[int, bytes]]) -> None:
+        for number, data in makers:
+            try:
+                self._makers[number] = pickle.loads(data)
+            except Exception as error:
+                raise _cannot_make(error) from None
+
+    def _begin(self) -> None:
+        """Hand questions to threads; new environments are made here, and take time."""
+        end_s = time.monotonic() + MAKE_S
+        while self._waiting and time.monotonic() < end_s:
+            instance, maker, question = self._waiting.popleft()
+            if instance not in self._envs:
+                make = self._makers[maker]
+                self._envs[instance] = make, self._pool.take(make)
+            self._pool.ask(instance, self._envs[instance][1], question)
+
+    def drop_calls(self) -> None:
+        self._waiting.clear()
+        self._pool.drop_calls()
+
+    def close(self) -> None:
+        """Close environments and what they share."""
+        for make, env in self._envs.values():
+            self._pool.give_back(make, env)
+        self._envs.clear()
+        self._pool.close()
+
+
+def to_bytes(found: Sequence[Found]) -> bytes:
+    """A pickle of answers; one that cannot travel becomes an `EnvError` that says why."""
+    ready = [(i, _portable(a) if isinstance(a, Exception) else a, n) for i, a, n in found]
+    try:
+        return pickle.dumps(ready, pickle.HIGHEST_PROTOCOL)
+    except Exception:
+        return pickle.dumps([(i, _portable(a), n) for i, a, n in ready], pickle.HIGHEST_PROTOCOL)
+
+
+def _portable(answer: Answer) -> Answer:
+    try:
+        # Some errors can be written and not be read again.
+        pickle.loads(pickle.dumps(answer, pickle.HIGHEST_PROTOCOL))
+    except Exception as error:
+        if isinstance(answer, Exception):
+            return EnvError(f"{type(answer).__name__}: {answer}")
+        return EnvError(f"its answer cannot be sent to the driver: {type(error).__name__}: {error}")
+    return answer
+
+
+def _cannot_make(error: Exception) -> MooredError:
+    import ray
+
+    where = ray.util.get_node_ip_address()
+    what = str(error) if isinstance(error, MooredError) else f"{type(error).__name__}: {error}"
+    return EnvError(
+        f"an environment actor on {where} cannot make its environments: {what}; every node needs "
+        f"the same packages, folders and variables, or set engine.ray.env_actors=0"
+    )

@@ -1,0 +1,319 @@
+"""Environments in actors of a real Ray cluster of two nodes."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("ray")
+pytest.importorskip("transformers")
+
+from moored.config import load_config
+from moored.engine.base import Event, LockstepStream, Request, SamplingParams
+from moored.engine.ray.cluster import Cluster
+from moored.engine.ray.env_host import to_bytes
+from moored.engine.ray.env_pool import ActorPool
+from moored.envs.base import StepResult
+from moored.envs.mix import EnvMix
+from moored.errors import EnvError, EnvTimeoutError, MooredError
+from moored.rollout.calls import Answer, EnvCalls
+from moored.rollout.episodes import Task, roll_out
+from moored.rollout.pool import EnvPool
+from moored.rollout.render import Renderer
+from moored.types import Completion, FinishReason, Group
+
+pytestmark = pytest.mark.cluster
+MOVES = ("up", "down", "left", "right", "up || left", "nothing at all")
+
+
+@pytest.fixture(autouse=True)
+def own_folder(monkeypatch, tmp_path) -> Path:
+    """Where the user starts the run: environments of their own are found beside it."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+class Sampler:
+    """Moves that depend on the whole prompt and on the seed."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
+
+    def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Completion]:
+        return [self._reply(request) for request in requests]
+
+    def _reply(self, request: Request) -> Completion:
+        rng = random.Random(f"{request.seed} {request.prompt.key}")
+        text = f"<think>{rng.random()}</think><answer>{rng.choice(MOVES)}</answer>"
+        ids = [*self._renderer.tokenizer.encode(text), self._renderer.stop_ids[0]]
+        return Completion(np.array(ids), np.zeros(len(ids)), FinishReason.STOP, 0)
+
+    def stream(self, params: SamplingParams) -> LockstepStream:
+        return LockstepStream(self, params)
+
+    def end_sessions(self, sessions: Sequence[int]) -> None:
+        """Nothing is kept."""
+
+
+@pytest.fixture(scope="module")
+def writer(toy_tokenizer) -> Any:
+    renderer = Renderer(toy_tokenizer.make_tokenizer("chatml"))
+    return SimpleNamespace(sampler=Sampler(renderer), renderer=renderer)
+
+
+@pytest.fixture
+def start(ray_cluster):
+    """Pools over so many actors, and the events that they told."""
+    made: list[Any] = []
+
+    def pool(env: object, actors: int = 2, **rollout: object) -> tuple[ActorPool, list[Event]]:
+        ray = {"address": ray_cluster.address, "env_actors": actors}
+        config = load_config(
+            {"env": env, "rollout": rollout, "engine": {"kind": "ray", "ray": ray}}
+        )
+        events: list[Event] = []
+        made.append(Cluster(config, num_learners=0, num_env_actors=actors))
+        made.append(ActorPool(made[-1], config, events.append))
+        return made[-1], events
+
+    yield pool
+    for part in reversed(made):
+        part.close()
+
+
+def play(writer: Any, pool: EnvCalls[Any], env: object, num_groups: int = 6) -> list[Group]:
+    """Groups of four episodes."""
+    (spec,) = load_config({"env": env}).env
+    (make,) = EnvMix([spec]).makers
+    tasks = [
+        Task(group_id=i, env=spec.name, make_env=make, task_seed=i, episode_seeds=(0, 1, 2, 3))
+        for i in range(num_groups)
+    ]
+    options = load_config({"rollout": {"max_context": 100_000}}).rollout
+    return roll_out(tasks, engine=writer, options=options, seed=(1, 2), pool=pool)
+
+
+def same(found: Sequence[Group], expected: Sequence[Group]) -> bool:
+    """To the last token, log-probability and metric."""
+    with np.printoptions(threshold=sys.maxsize, floatmode="unique"):
+        return repr(found) == repr(expected)
+
+
+def kill(pool: ActorPool, number: int = 0) -> None:
+    about = pool.actors.seats[number].about
+    assert about is not None
+    os.kill(about.pid, signal.SIGKILL)
+
+
+def ask(pool: ActorPool, make: Callable[[], Any], replies: Sequence[str]) -> list[Answer]:
+    """One episode for each reply, as its first: all begin, then all are answered."""
+    envs = [pool.take(make) for _ in replies]
+    for key, env in enumerate(envs):
+        pool.ask(key, env, (key, 0))
+    assert len(pool.poll(linger_s=None)) == len(replies)
+    for key, reply in enumerate(replies):
+        pool.ask(key, envs[key], reply)
+    found = dict(pool.poll(linger_s=None))
+    pool.drop_calls()
+    for key, env in enumerate(envs):
+        if isinstance(found[key], Exception):
+            pool.discard(env)
+        else:
+            pool.give_back(make, env)
+    return [found[key] for key in range(len(replies))]
+
+
+@pytest.mark.parametrize("env", ["my_envs:Walk", "sokoban", "frozen_lake"])
+def test_rollouts_are_those_of_environments_in_the_driver(start, writer, env):
+    with EnvPool() as here:
+        expected = play(writer, here, env)
+    pool, events = start(env)
+    # Instances are used again in the second rollout.
+    for _ in range(2):
+        assert same(play(writer, pool, env), expected)
+    assert not events
+    nodes = {seat.about.node for seat in pool.actors.seats if seat.about is not None}
+    assert len(nodes) == 2, "one actor on each node"
+
+
+def test_ten_kills_at_random_moments_change_no_number(start, writer):
+    env = {"name": "my_envs:Walk", "options": {"pause_s": 0.005}}
+    with EnvPool() as here:
+        expected = play(writer, here, env)
+    pool, events = start(env)
+    rng, is_over = random.Random(0), threading.Event()
+
+    def strike() -> None:
+        for _ in range(10):
+            time.sleep(rng.uniform(0.0, 0.4))
+            while not is_over.is_set() and len(pool.actors.up) < 2:
+                time.sleep(0.01)
+            kill(pool, rng.randrange(2))
+            # Noticed, so that the next one kills another process.
+            while not is_over.is_set() and len(pool.actors.up) == 2:
+                time.sleep(0.01)
+
+    striker = threading.Thread(target=strike)
+    striker.start()
+    try:
+        while striker.is_alive():
+            assert same(play(writer, pool, env), expected)
+    finally:
+        is_over.set()
+        striker.join()
+    lost = [event for event in events if event.kind == "env_actor_lost"]
+    assert len(lost) == 10
+    assert sum(int(str(event.figures["episodes_again"])) for event in lost) > 0
+    assert {"env_actor", "pid", "node", "episodes_lost"} <= lost[0].figures.keys()
+
+
+def test_a_lost_node_changes_no_number(start, writer, ray_cluster):
+    env = {"name": "my_envs:Walk", "options": {"pause_s": 0.005}}
+    with EnvPool() as here:
+        expected = play(writer, here, env)
+    node = ray_cluster.add_node(num_cpus=2, object_store_memory=100_000_000)
+    pool, events = start(env, actors=3)
+    places = [seat.about.node for seat in pool.actors.seats if seat.about is not None]
+    assert node.node_id in places
+    timer = threading.Timer(0.1, ray_cluster.remove_node, (node,), {"allow_graceful": False})
+    timer.start()
+    while not events or events[-1].kind != "env_actor_back":
+        assert same(play(writer, pool, env), expected)
+    timer.join()
+    assert [event.kind for event in events] == ["env_actor_lost", "env_actor_back"]
+
+
+def test_the_only_actor_is_waited_for_and_its_episodes_go_on(start, writer):
+    with EnvPool() as here:
+        expected = play(writer, here, "frozen_lake")
+    pool, events = start("frozen_lake", actors=1)
+    kill(pool)
+    assert same(play(writer, pool, "frozen_lake"), expected)
+    assert [event.kind for event in events] == ["env_actor_lost", "env_actor_back"]
+    assert str(events[0].text).startswith("environment actor 0 is lost")
+
+
+def make_walk() -> Any:
+    return EnvMix(load_config({"env": "my_envs:Walk"}).env).makers[0]
+
+
+def test_a_hung_call_costs_one_episode_and_its_actor_is_replaced_between_rollouts(start):
+    pool, events = start("my_envs:Walk", actors=1, env_timeout_s=0.5)
+    make = make_walk()
+    found = ask(pool, make, ["on", "hang", "on"])
+    assert isinstance(found[1], EnvTimeoutError)
+    assert isinstance(found[0], StepResult) and isinstance(found[2], StepResult)
+    assert not events
+    assert isinstance(ask(pool, make, ["on"])[0], StepResult)
+    assert [event.kind for event in events] == ["env_actor_lost", "env_actor_back"]
+    assert events[0].text == "environment actor 0 is replaced: 1 call given up in it still run"
+
+
+def test_a_call_that_holds_the_interpreter_costs_one_episode(start, monkeypatch):
+    monkeypatch.setattr("moored.engine.ray.env_pool.SILENCE_S", 1.0)
+    pool, events = start("my_envs:Walk", actors=1, env_timeout_s=0.5)
+    found = ask(pool, make_walk(), ["on", "lock", "on"])
+    assert str(found[1]) == "its process died over this call, 3 times"
+    assert isinstance(found[0], StepResult) and isinstance(found[2], StepResult)
+    assert "gave no sign for 1.5 s" in events[0].text
+
+
+def test_an_environment_that_ends_its_process_costs_one_episode(start):
+    pool, events = start("my_envs:Walk", actors=1)
+    found = ask(pool, make_walk(), ["on", "on", "die", "on", "on"])
+    assert [type(answer) for answer in found] == [StepResult] * 2 + [EnvError] + [StepResult] * 2
+    assert [event.kind for event in events].count("env_actor_lost") == 3
+
+
+def test_an_environment_that_does_not_repeat_itself_is_an_error_after_a_loss(start):
+    pool, _ = start("my_envs:Fickle", actors=1)
+    make = EnvMix(load_config({"env": "my_envs:Fickle"}).env).makers[0]
+    env = pool.take(make)
+    for question in ((0, 0), "on"):
+        pool.ask(1, env, question)
+        pool.poll()
+    kill(pool)
+    pool.ask(1, env, "on")
+    ((_, found),) = pool.poll()
+    assert isinstance(found, EnvError) and "the same replies led elsewhere" in str(found)
+    pool.discard(env)
+
+
+def test_an_error_that_cannot_be_sent_is_told_in_words(start):
+    pool, _ = start("my_envs:Walk", actors=1)
+    odd, well = ask(pool, make_walk(), ["raise", "on"])
+    assert type(odd) is EnvError and str(odd) == "OddError: 1 and 2"
+    assert isinstance(well, StepResult)
+
+
+def test_an_answer_that_cannot_be_sent_takes_no_other_with_it():
+    bad = StepResult(observation="x", reward=0.0, terminated=True, metrics={"f": lambda: 1})  # pyright: ignore
+    well = StepResult(observation="x", reward=0.0, terminated=True)
+    (_, first, _), (_, second, turns) = pickle.loads(to_bytes([(0, bad, 1), (1, well, 7)]))
+    assert isinstance(first, EnvError) and "cannot be sent to the driver" in str(first)
+    assert (second, turns) == (well, 7)
+
+
+def test_resources_are_opened_once_in_each_actor_and_closed_at_the_end(start, writer, own_folder):
+    pool, _ = start("my_envs:Reader")
+    for _ in range(2):
+        play(writer, pool, "my_envs:Reader")
+    pids = [seat.about.pid for seat in pool.actors.seats if seat.about is not None]
+    book = own_folder / "book.txt"
+    assert sorted(book.read_text().splitlines()) == sorted(f"open {pid}" for pid in pids)
+    pool.close()
+    closed = book.read_text().splitlines()[2:]
+    assert sorted(closed) == sorted(f"close {pid}" for pid in pids)
+
+
+def test_questions_that_were_dropped_leave_nothing_behind(start, writer):
+    pool, _ = start("my_envs:Walk", actors=1)
+    make = make_walk()
+    env = pool.take(make)
+    pool.ask(5, env, (0, 0))
+    pool.poll(wait_s=0.0)
+    pool.drop_calls()
+    pool.give_back(make, env)
+    assert pool.poll() == []
+    assert isinstance(ask(pool, make, ["on"])[0], StepResult)
+
+
+def test_an_environment_that_cannot_be_pickled_is_one_sentence(start):
+    pool, _ = start("my_envs:Walk", actors=1)
+    with pytest.raises(EnvError, match="cannot be sent to environment actors") as found:
+        pool.take(partial(print, threading.Lock()))
+    assert "engine.ray.env_actors=0" in str(found.value)
+
+
+def test_an_environment_that_actors_do_not_find_is_one_sentence(start, monkeypatch):
+    import my_envs  # pyright: ignore[reportMissingImports]
+
+    here = ModuleType("only_here")
+    here.Walk = my_envs.Walk  # pyright: ignore[reportAttributeAccessIssue]
+    monkeypatch.setitem(sys.modules, "only_here", here)
+    with pytest.raises(MooredError, match="no module named 'only_here'") as found:
+        start("only_here:Walk")
+    assert "an environment actor on" in str(found.value)
+
+
+def test_replicas_leave_room_for_environment_actors_under_auto(ray_cluster):
+    ray = {"address": ray_cluster.address, "replicas": "auto", "env_actors": 3}
+    config = load_config({"engine": {"kind": "ray", "ray": ray}})
+    with closing(Cluster(config, num_learners=0, num_env_actors=3)) as cluster:
+        # Two nodes with 2 CPUs each.
+        assert sum(node["CPU"] for node in cluster.free_for_replicas()) == 1.0
