@@ -4,7 +4,6 @@
     python benchmarks/cluster.py overlap [--out FILE]
     python benchmarks/cluster.py same [--out FILE]
     python benchmarks/cluster.py driver [--out FILE]
-    python benchmarks/cluster.py bottle RUN… [--out FILE]
 
 `kills`: for each kind of process (replica, env_actor, learner, driver, node) one run in which it is
 killed with SIGKILL `--times` times, each at a random moment a few steps after it has come back.
@@ -14,7 +13,6 @@ every kill has to be in `events.jsonl`.
 replies of several are equal up to rounding only. `overlap`: seconds of a step whose rollout and
 update take 0.4 s each, with and without `rollout.max_lag`. `same`: five steps of `nano` on the
 cluster and in one process. `driver`: turns a second with four replicas that cost nothing.
-`bottle`: where runs of `moored train collapse` with and without a lag ended.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 import torch
@@ -325,30 +323,11 @@ def measure_driver() -> dict[str, object]:
     return {"turns_per_s": round(median(rates[2:])), "each_step": [round(rate) for rate in rates]}
 
 
-def summarize_bottle(folder: Path) -> dict[str, object]:
-    """Start and end of a run: MI and entropy of looks, success over the last 20 steps."""
-    metrics, looks = read_records(folder), read_records(folder, "collapse")
-    times = read_records(folder, "timing")[1:]
-    names = ("mi_estimate", "conditional_entropy_est")
-    view = "collapse_first_turn_sample"
-    found: dict[str, object] = {"num_steps": len(metrics)}
-    for name in names:
-        values: list[Any] = [look[f"{view}/{name}"] for look in looks]
-        found |= {f"{name}_first": values[0], f"{name}_last_3": fmean(values[-3:])}
-    successes: list[Any] = [record["rollout/success_rate"] for record in metrics[-20:]]
-    found["success_last_20"] = fmean(successes)
-    for phase in ("rollout_s", "update_s", "rollout_beside_s"):
-        seconds: list[Any] = [record.get(phase, 0.0) for record in times]
-        found[f"median_{phase}"] = median(seconds)
-    return {name: round(v, 4) if isinstance(v, float) else v for name, v in found.items()}
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("what", choices=("kills", "overlap", "same", "driver", "bottle"))
-    parser.add_argument("runs", nargs="*", type=Path, help="For bottle.")
+    parser.add_argument("what", choices=("kills", "overlap", "same", "driver"))
     parser.add_argument("--engine", nargs="+", default=["toy", "nano"], choices=tuple(ENGINES))
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
     parser.add_argument("--times", type=int, default=10)
@@ -364,8 +343,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         found = {"overlap": measure_overlap()}
     elif options.what == "driver":
         found = {"driver": measure_driver()}
-    elif options.what == "bottle":
-        found = {"bottle": {folder.name: summarize_bottle(folder) for folder in options.runs}}
     else:
         found = {"same": measure_same()}
     make_console().print_json(json.dumps(found))

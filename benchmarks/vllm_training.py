@@ -7,17 +7,12 @@ in a process of its own, in the environment of `make test-vllm`. vLLM takes the 
 every step. With `algorithm.old_logprobs=learner` every token that is trained on is scored by the
 learner before the update, so that the largest gap of a step is over all of them.
 
-Every figure is averaged over the steps of a run. The two samplers draw with other generators, so
-replies differ; tasks and first weights of a seed are the same. The noise is the spread of the
-differences over seeds: `p` is the share of the sign flips of these differences whose mean is as
-far from 0 as the one that was found. Below 0.01 the samplers would differ by more than noise.
+The two samplers draw with other generators, so replies differ: `paired.py` says what is noise.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
-import json
 import os
 import subprocess
 import sys
@@ -30,34 +25,16 @@ from typing import Any
 import numpy as np
 import torch
 from harness import describe_machine, make_console, show_machine, write_record
-from rich.table import Table
+from paired import MIN_P, compare_runs, read, show_compared
 
 from moored.engine.vllm.support import installed_version
 
 SAMPLERS = ("auto", "vllm")
 WORDS = ("collapse", "collapse.every=2", "algorithm.old_logprobs=learner")
-FIGURES = {
-    "metrics": (
-        "rollout/reward_mean",
-        "rollout/success_rate",
-        "rollout/validity_rate",
-        "rollout/reply_tokens_mean",
-        "rollout/reward_variance_mean",
-        "filter/kept_fraction",
-        "learner/entropy",
-    ),
-    "collapse": (
-        "collapse_first_turn_sample/mi_estimate",
-        "collapse_first_turn_sample/conditional_entropy_est",
-        "collapse_first_turn_sample/retrieval_accuracy",
-    ),
-}
-"""What is compared, by file of the run directory."""
 GAP = "mismatch/logp_gap_max"
 PHASES = ("rollout_s", "publish_s", "update_s")
 MAX_GAP = 1e-3
 """Nats between sampler and learner that are rounding."""
-MIN_P = 0.01
 
 
 def train(words: Sequence[str], sampler: str, seed: int, folder: Path) -> None:
@@ -71,35 +48,12 @@ def train(words: Sequence[str], sampler: str, seed: int, folder: Path) -> None:
         sys.exit(f"{' '.join(command[3:])} failed:\n{done.stdout}{done.stderr}")
 
 
-def read(file: Path, name: str) -> list[float]:
-    """A figure over the steps of a run that have it."""
-    records = map(json.loads, file.read_text().splitlines())
-    return [record[name] for record in records if record.get(name) is not None]
-
-
-def compare(values_KS: np.ndarray) -> dict[str, object]:
-    """K seeds, S samplers: means, paired differences, and how often chance gives as much."""
-    differences = values_KS[:, 1] - values_KS[:, 0]
-    signs = np.array(list(itertools.product((1.0, -1.0), repeat=len(differences))))
-    means = np.abs(signs @ differences) / len(differences)
-    found = abs(differences.mean())
-    return {
-        "auto_mean": float(values_KS[:, 0].mean()),
-        "vllm_mean": float(values_KS[:, 1].mean()),
-        "difference": float(differences.mean()),
-        "standard_error": float(differences.std(ddof=1) / np.sqrt(len(differences))),
-        "seed_std_of_auto": float(values_KS[:, 0].std(ddof=1)),
-        "p": float(np.mean(means >= found * (1.0 - 1e-9))),
-        "by_seed": values_KS.tolist(),
-    }
-
-
 @dataclass(slots=True)
 class Found:
     """What the runs gave, by figure or by sampler."""
 
-    values: dict[str, list[list[float]]] = field(default_factory=dict)
-    """Of every figure, by seed: its mean with each sampler."""
+    pairs: list[Mapping[str, Path]] = field(default_factory=list)
+    """By seed: the run of every sampler."""
     gaps: dict[str, list[list[float]]] = field(default_factory=dict)
     """Of every sampler, by seed: the largest gap of each step."""
     seconds: dict[str, list[dict[str, float]]] = field(default_factory=dict)
@@ -107,19 +61,16 @@ class Found:
 
     def add(self, runs: Mapping[str, Path]) -> None:
         """Read the runs of one seed."""
+        self.pairs.append(runs)
         for sampler, run in runs.items():
             self.gaps.setdefault(sampler, []).append(read(run / "metrics.jsonl", GAP))
             medians = {name: float(np.median(read(run / "timing.jsonl", name))) for name in PHASES}
             self.seconds.setdefault(sampler, []).append(medians)
-        for stream, names in FIGURES.items():
-            for name in names:
-                means = [float(np.mean(read(r / f"{stream}.jsonl", name))) for r in runs.values()]
-                self.values.setdefault(name, []).append(means)
 
     def record(self) -> dict[str, object]:
         gaps = self.gaps.items()
         return {
-            "compared": {name: compare(np.array(pairs)) for name, pairs in self.values.items()},
+            "compared": compare_runs(self.pairs),
             "largest_logp_gap": {sampler: max(map(max, runs)) for sampler, runs in gaps},
             "largest_logp_gap_of_last_step": {s: max(run[-1] for run in runs) for s, runs in gaps},
             "median_seconds_by_seed": self.seconds,
@@ -143,9 +94,9 @@ def main() -> None:
                 train(words, sampler, seed, run)
             found.add(runs)
             print(f"seed {seed} done", flush=True)
+        record: dict[str, Any] = found.record()
     machine = describe_machine(torch.device("cpu"), bf16=False)
     machine |= {"vllm": installed_version(), "train": " ".join(words)}
-    record: dict[str, Any] = found.record()
     _show(machine, record)
     write_record(given.out, machine, record)
     is_off = record["largest_logp_gap"]["vllm"] > MAX_GAP
@@ -154,13 +105,7 @@ def main() -> None:
 
 def _show(machine: dict[str, object], record: dict[str, Any]) -> None:
     console = make_console()
-    table = Table(title="means over steps and seeds")
-    for name in ("", "local", "vLLM", "difference", "standard error", "p"):
-        table.add_column(name)
-    for name, figure in record["compared"].items():
-        columns = ("auto_mean", "vllm_mean", "difference", "standard_error", "p")
-        table.add_row(name, *(f"{figure[column]:.4f}" for column in columns))
-    console.print(table)
+    show_compared(console, record["compared"])
     worst = record["largest_logp_gap"]
     console.print(f"largest gap to the learner's log-probabilities, nats: {worst}")
     show_machine(console, machine)
