@@ -18,12 +18,34 @@ RollOut = Callable[[int, Callable[[int, int], None]], list[Group]]
 """(step, called now and then) -> its groups."""
 FILE = "next_groups.parquet"
 """In a checkpoint: the groups that the step after it will use."""
-GRACE_S = 10.0
-"""How long `drop` waits for the thread to notice."""
 
 
 class _Dropped(Exception):
     """Ends a rollout that is no longer wanted."""
+
+
+class _Rollout(threading.Thread):
+    """One rollout beside the update, with a result of its own."""
+
+    def __init__(self, roll_out: RollOut, step: int) -> None:
+        super().__init__(daemon=True)
+        self._roll_out, self.step = roll_out, step
+        self.groups: list[Group] | None = None
+        self.error: BaseException | None = None
+        self.is_dropped = False
+        self.seconds = 0.0
+
+    def run(self) -> None:
+        start_s = time.perf_counter()
+        try:
+            self.groups = self._roll_out(self.step, self._check)
+        except BaseException as error:
+            self.error = error
+        self.seconds = time.perf_counter() - start_s
+
+    def _check(self, num_replies: int, num_live: int) -> None:
+        if self.is_dropped:
+            raise _Dropped
 
 
 class Ahead:
@@ -32,10 +54,7 @@ class Ahead:
     def __init__(self, roll_out: RollOut, *, max_lag: int) -> None:
         self._roll_out, self._max_lag = roll_out, max_lag
         self._ready: tuple[int, list[Group]] | None = None
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
-        self._is_dropped = False
-        self._seconds = 0.0
+        self._under_way: _Rollout | None = None
 
     def take(self, step: int) -> list[Group]:
         """The groups of a step: those that are ready, or rolled out now."""
@@ -48,39 +67,32 @@ class Ahead:
         """Roll out the groups of a later step from now on, where the lag allows it."""
         if self._max_lag == 0:
             return
-        assert self._thread is None, "one step ahead at a time"
-        self._is_dropped, self._error = False, None
-        self._thread = threading.Thread(target=self._work, args=(step,), daemon=True)
-        self._thread.start()
-
-    def _work(self, step: int) -> None:
-        start_s = time.perf_counter()
-        try:
-            self._ready = (step, self._roll_out(step, self._check))
-        except BaseException as error:
-            self._error = error
-        self._seconds = time.perf_counter() - start_s
-
-    def _check(self, num_replies: int, num_live: int) -> None:
-        if self._is_dropped:
-            raise _Dropped
+        assert self._under_way is None, "one step ahead at a time"
+        self._under_way = _Rollout(self._roll_out, step)
+        self._under_way.start()
 
     def wait(self) -> float:
         """Return once nothing samples any more; seconds that the rollout took beside the update."""
-        if self._thread is None:
+        if self._under_way is None:
             return 0.0
-        self._thread.join()
-        self._thread = None
-        if self._error is not None:
-            raise self._error
-        return self._seconds
+        done = self._under_way
+        done.join()
+        self._under_way = None
+        if done.error is not None:
+            raise done.error
+        assert done.groups is not None
+        self._ready = (done.step, done.groups)
+        return done.seconds
 
     def drop(self) -> None:
-        """Forget what is ready or under way."""
-        self._is_dropped = True
-        if self._thread is not None:
-            self._thread.join(GRACE_S)
-        self._thread, self._ready, self._error = None, None, None
+        """Forget what is ready or under way; returns once nothing samples any more.
+
+        A rollout notices within a second or so, or when an environment has answered.
+        """
+        if self._under_way is not None:
+            self._under_way.is_dropped = True
+            self._under_way.join()
+        self._under_way, self._ready = None, None
 
     def save(self, folder: Path) -> None:
         """Write the groups that wait, if there are any."""

@@ -39,6 +39,8 @@ from moored.types import (
 
 POLL_S = 0.002
 """How long to wait for replies while environments are working too."""
+LOOK_S = 1.0
+"""How long to wait for replies at most: the rollout may no longer be wanted."""
 QUICK_S = 0.001
 """How long to wait for an environment while replies are written."""
 logger = logging.getLogger(__name__)
@@ -107,7 +109,8 @@ def roll_out(
 
     A reply's randomness comes from `seed` (e.g. run seed and step), the episode's two seeds and the
     turn, so it does not depend on other episodes. `temperature` replaces that of `options`.
-    `on_replies` is called with the number of replies so far and of episodes still running.
+    `on_replies` is called now and then with the number of replies so far and of episodes still
+    running; what it raises ends the rollout.
     """
     renderer = engine.renderer
     params = SamplingParams(
@@ -153,7 +156,7 @@ class _Rollout:
             self._ask(session, episode, (episode.task.task_seed, episode.seed))
         while self.num_stepping or self.num_writing:
             self._take_answers(self._answers())
-            self._take_replies(self.stream.poll(POLL_S if self.num_stepping else None))
+            self._take_replies(self.stream.poll(POLL_S if self.num_stepping else LOOK_S))
 
     def _ask(self, session: int, episode: _Episode, question: Question) -> None:
         self.num_stepping += 1
@@ -200,7 +203,7 @@ class _Rollout:
             text = self.renderer.decode(completion.token_ids)
             episode.reply = completion, text
             self._ask(session, episode, text)
-        if replies and self.on_replies is not None:
+        if self.on_replies is not None:
             num_live = sum(episode.stop is None for episode in self.episodes.values())
             self.on_replies(self.num_replies, num_live)
 

@@ -92,6 +92,25 @@ def test_a_dropped_rollout_ends_at_its_next_reply():
     assert ended.is_set()
 
 
+def test_a_dropped_rollout_that_ends_late_is_not_taken_for_the_next_one():
+    may_end, begun = threading.Event(), threading.Event()
+
+    def roll_out(step, _):
+        begun.set()
+        assert may_end.wait(10)
+        return [group(step)]
+
+    ahead = Ahead(roll_out, max_lag=1)
+    ahead.begin(2)
+    assert begun.wait(10)
+    threading.Timer(0.05, may_end.set).start()
+    ahead.drop()
+    assert may_end.is_set()  # nothing samples any more
+    ahead.begin(3)
+    ahead.wait()
+    assert [g.group_id for g in ahead.take(3)] == [3]
+
+
 def test_groups_that_wait_are_saved_and_come_back(tmp_path):
     pytest.importorskip("pyarrow")
     ahead = Ahead(lambda step, _: [group(step)], max_lag=1)

@@ -246,7 +246,7 @@ def test_one_batch_a_turn_over_the_live_episodes_and_sessions_are_ended(renderer
     heard = []
     long = tasks_of(Walk, [2], 3)
     play([*short, *long], sampler, on_replies=lambda *numbers: heard.append(numbers))
-    assert heard == [(5, 5), (8, 3), (11, 3)]
+    assert heard == [(5, 5), (8, 3), (11, 3), (11, 0)]
     batches = [sampler.episodes(r.session for r in batch) for batch in sampler.batches]
     assert batches == [[0, 1, 2, 3, 4], [2, 3, 4], [2, 3, 4]]
     assert sampler.episodes(sampler.ended) == [0, 1, 2, 3, 4]
