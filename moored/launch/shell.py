@@ -11,6 +11,8 @@ from moored.launch.job import PYTHON, Job, check_shared_path, check_value, check
 MODULE = ("-m", "--", "moored")
 """For torchrun, which would take `--run` for a short form of its own options without the dashes."""
 RENDEZVOUS_PORT, RAY_PORT = 29500, 6379
+NOTICE_S = 180
+"""How long before the time limit of Slurm ranks are asked to save and leave."""
 HOST = r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?"
 
 
@@ -62,7 +64,7 @@ def slurm_script(job: Job, options: SlurmOptions) -> str:
         'nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")',
         "head=${nodes%%$'\\n'*}",
     ]
-    lines += _torchrun_steps(job) if job.engine == "torchrun" else _ray_steps()
+    lines += _torchrun_steps(job) if job.engine == "torchrun" else _ray_steps(job)
     return "\n".join(lines) + "\n"
 
 
@@ -80,7 +82,7 @@ def _directives(job: Job, options: SlurmOptions) -> list[str]:
         "partition": options.partition,
         "account": options.account,
         # Ranks save and leave; a Ray cluster would lose its own processes first.
-        "signal": "TERM@180" if job.engine == "torchrun" else None,
+        "signal": f"TERM@{NOTICE_S}" if job.engine == "torchrun" else None,
     }
     patterns = {
         "time": (r"(\d+-)?\d{1,2}:\d{2}:\d{2}", "24:00:00 or 2-00:00:00"),
@@ -97,16 +99,25 @@ def _directives(job: Job, options: SlurmOptions) -> list[str]:
 def _torchrun_steps(job: Job) -> list[str]:
     ranks = job.resources.ranks_per_node
     return [
-        f'srun torchrun --nnodes="$SLURM_NNODES" --nproc-per-node={ranks} \\',
+        # By itself torchrun ends ranks 30 s after SIGTERM, in the middle of a long step.
+        f"export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={NOTICE_S - 10}",
+        f'{_srun(job)} torchrun --nnodes="$SLURM_NNODES" --nproc-per-node={ranks} \\',
         '    --rdzv-id="$SLURM_JOB_ID" --rdzv-backend=c10d \\',
         f'    --rdzv-endpoint="$head:{RENDEZVOUS_PORT}" \\',
         f'    {shlex.join(MODULE)} "${{command[@]}}"',
     ]
 
 
-def _ray_steps() -> list[str]:
+def _srun(job: Job) -> str:
+    """Some releases of Slurm do not hand the CPUs of the job on to its steps."""
+    cpus = job.resources.cpus_per_node
+    return "srun" if cpus is None else f"srun --cpus-per-task={cpus}"
+
+
+def _ray_steps(job: Job) -> list[str]:
     """Ray starts on all nodes, the command on the first once they are there, and all end."""
+    where = f'--address="$head:{RAY_PORT}" --min-nodes="$SLURM_NNODES"'
     return [
-        f'srun ray symmetric-run --address="$head:{RAY_PORT}" --min-nodes="$SLURM_NNODES" \\',
+        f"{_srun(job)} ray symmetric-run {where} \\",
         f'    -- {shlex.join(PYTHON)} "${{command[@]}}"',
     ]

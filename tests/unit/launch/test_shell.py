@@ -88,7 +88,7 @@ if [ -e /shared/runs/sokoban-grpo/config.yaml ]; then
 fi
 nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
 head=${nodes%%$'\\n'*}
-srun ray symmetric-run --address="$head:6379" --min-nodes="$SLURM_NNODES" \\
+srun --cpus-per-task=64 ray symmetric-run --address="$head:6379" --min-nodes="$SLURM_NNODES" \\
     -- python -m moored "${command[@]}"
 """
 
@@ -105,6 +105,7 @@ def test_a_slurm_script_starts_ranks_and_lets_them_save_before_the_limit():
     found = slurm_script(job(resources=Resources(nodes=2)), SlurmOptions(account="my-project"))
     lines = found.splitlines()
     assert "#SBATCH --signal=TERM@180" in lines
+    assert "export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=170" in lines
     assert "#SBATCH --account=my-project" in lines
     assert 'srun torchrun --nnodes="$SLURM_NNODES" --nproc-per-node=8 \\' in lines
     assert not [line for line in lines if "--time" in line or "--cpus-per-task" in line]
