@@ -16,26 +16,30 @@ from moored.training.stopping import LoopState
 if TYPE_CHECKING:
     from moored.train import Run
 
-MAX_LOSSES = 3
-"""Times in a row that a step is begun again after a lost learner rank."""
+MAX_LOSSES = 5
+"""Times that a run is thrown back by lost learner ranks before it gets further than it was."""
 
 T = TypeVar("T")
 
 
 def surviving(run: Run, call: Callable[[], T]) -> T:
     """What `call` returns; after a lost worker the run goes back, and it is called again."""
-    lost, num_losses = None, 0
-    start_s = time.monotonic()
+    lost, start_s = None, time.monotonic()
     while True:
         try:
             if lost is not None:
                 begin_again(run, lost, start_s)
                 start_s = time.monotonic()
-            return call()
+            result = call()
         except WorkerLost as error:
-            lost, num_losses = error, num_losses + 1
-            if num_losses > MAX_LOSSES or not isinstance(run.engine, ClusterEngine):
+            lost = error
+            run.num_losses += 1
+            if run.num_losses > MAX_LOSSES or not isinstance(run.engine, ClusterEngine):
                 raise
+            continue
+        if run.next_step > run.furthest_step:
+            run.furthest_step, run.num_losses = run.next_step, 0
+        return result
 
 
 @dataclass(frozen=True, slots=True)

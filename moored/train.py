@@ -65,6 +65,10 @@ class Run:
     ahead: Ahead = field(init=False)
     state: LoopState = field(default_factory=LoopState)
     next_step: int = 1
+    furthest_step: int = 1
+    """The largest that `next_step` has been."""
+    num_losses: int = 0
+    """Times that the run was thrown back since it got there."""
     fresh_monitor: dict[str, Any] = field(init=False)
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -120,12 +124,27 @@ def build_run(config: Config, folder: Path, *, resume: bool = False) -> Run:
     mix = EnvMix(config.env)
     mix.check()
     engine = build_engine(config)
-    if config.log.rollouts_every:
-        require_packages("storing rollouts (log.rollouts_every)", ("pyarrow",))
-    if config.gradients.every:
-        check_measures_gradients(engine.learner)
-    engine.check()
-    monitor = CollapseMonitor(
+    try:
+        if config.log.rollouts_every:
+            require_packages("storing rollouts (log.rollouts_every)", ("pyarrow",))
+        if config.gradients.every:
+            check_measures_gradients(engine.learner)
+        engine.check()
+        return Run(
+            config=config,
+            algorithm=algorithm,
+            mix=mix,
+            engine=engine,
+            monitor=_make_monitor(config, engine, mix),
+            log=RunLog(folder, resume=resume),
+        )
+    except BaseException:
+        engine.close()
+        raise
+
+
+def _make_monitor(config: Config, engine: Engine, mix: EnvMix) -> CollapseMonitor:
+    return CollapseMonitor(
         score=engine.scorer.score,
         views=config.collapse.views,
         num_pairs=config.collapse.num_pairs,
@@ -134,14 +153,6 @@ def build_run(config: Config, folder: Path, *, resume: bool = False) -> Run:
         permutations=config.collapse.permutations,
         ema_decay=config.collapse.ema_decay,
         seed=config.seed,
-    )
-    return Run(
-        config=config,
-        algorithm=algorithm,
-        mix=mix,
-        engine=engine,
-        monitor=monitor,
-        log=RunLog(folder, resume=resume),
     )
 
 

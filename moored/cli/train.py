@@ -6,8 +6,8 @@ Exit codes beyond those of every command: 130 when Ctrl-C stopped the run, 143 w
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated
@@ -85,7 +85,8 @@ def _start(words: Sequence[str], folder: Path | None) -> Run:
         from moored.train import build_run, start
 
         made = build_run(config, path)
-    start(made, command=_command())
+    with _closed_on_error(made):
+        start(made, command=_command())
     return made
 
 
@@ -107,10 +108,21 @@ def _resume(words: Sequence[str], folder: Path) -> Run:
     from moored.train import build_run, resume
 
     made = build_run(config, folder, resume=True)
-    resume(made, command=_command())
+    with _closed_on_error(made):
+        resume(made, command=_command())
     for name, change in changes.items():
         print(f"changed: {name} from {change.old} to {change.new}")
     return made
+
+
+@contextmanager
+def _closed_on_error(run: Run) -> Iterator[None]:
+    """Nothing that the run has started stays behind when it cannot begin."""
+    try:
+        yield
+    except BaseException:
+        run.close()
+        raise
 
 
 def _check_memory(config: Config) -> None:

@@ -33,7 +33,7 @@ def keep_failure(
         "step": step,
         "error": str(error),
         "policy_version": learner.version,
-        "weights_not_finite": learner.damaged_weights(),
+        "weights_not_finite": _damaged_weights(learner),
         # As text, since JSON has no NaN.
         "stats": {name: str(value) for name, value in update.stats.items()} if update else {},
         "tasks": [{"env": task.env, "task_seed": task.task_seed} for task in tasks],
@@ -48,6 +48,14 @@ def keep_failure(
     except RunLogError as lost:
         where = f"is lost: {lost}"
     return MooredError(f"step {step}: {error}. What it was working on {where}")
+
+
+def _damaged_weights(learner: Learner) -> list[str] | None:
+    """None where the learner cannot be asked any more, e.g. because of the same error."""
+    try:
+        return learner.damaged_weights()
+    except MooredError:
+        return None
 
 
 def _arrays(samples: Sequence[LossSample]) -> dict[str, np.ndarray]:

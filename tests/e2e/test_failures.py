@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from moored.config import load_config
 from moored.engine.local.learner import LocalLearner
 from moored.errors import MooredError
 from moored.train import build_run, resume, start, train
@@ -37,6 +39,19 @@ def damage(run, *, before_rollout: bool):
             learner.before_updates = spoil
 
     return after
+
+
+def test_an_engine_whose_run_cannot_be_built_is_closed(tmp_path, monkeypatch):
+    closed = []
+
+    def check():
+        raise MooredError("the sampler computes something else")
+
+    engine = SimpleNamespace(check=check, close=lambda: closed.append(True))
+    monkeypatch.setattr("moored.train.build_engine", lambda config: engine)
+    with pytest.raises(MooredError, match="something else"):
+        build_run(load_config({"env": "bandit"}), tmp_path / "run")
+    assert closed == [True]
 
 
 def test_a_loss_that_is_not_finite_keeps_its_minibatch_and_the_run_resumes(toy_folder, tmp_path):

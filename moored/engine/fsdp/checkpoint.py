@@ -45,7 +45,19 @@ def save_shards(
                 tensors[_state_key(each.name, index, name)] = torch.as_tensor(entry[name])
     save(tensors, checkpoint_id=folder / SHARDS, process_group=group)
     if group is None or dist.get_rank(group) == 0:
+        _check_written(folder)
         write_version(folder, version)
+
+
+def _check_written(folder: Path) -> None:
+    """Raise where this rank does not see what the others wrote."""
+    try:
+        _read_metadata(folder / SHARDS)
+    except MooredError as error:
+        raise MooredError(
+            f"the checkpoint {str(folder)!r} is not whole where rank 0 reads it ({error}); all "
+            f"nodes have to see the run directory under the same path, on a disk that they share"
+        ) from error
 
 
 def load_shards(

@@ -79,6 +79,11 @@ class Cluster:
         self._init(options)
         try:
             has_gpus = self.totals().get("GPU", 0.0) > 0.0 and config.engine.device != "cpu"
+            if not has_gpus and config.engine.device.startswith("cuda"):
+                raise ConfigError(
+                    f"engine.device = {config.engine.device}, but the cluster has no GPU; add "
+                    f"nodes with GPUs, or set engine.device to cpu"
+                )
             self.replica = _needs(options.replica_cpus, options.replica_gpus, has_gpus)
             self.learner = _needs(options.learner_cpus, options.learner_gpus, has_gpus)
             self._check_room(numbers)

@@ -71,8 +71,12 @@ class RankHost:
 
     def packed_weights(self) -> tuple[None, Packed | None]:
         """Whole weights for the object store, from rank 0; all ranks take part."""
-        packed = pack_weights(self._worker.weights())
-        return None, packed if self._rank.rank == 0 else None
+        weights = self._worker.weights()
+        if self._rank.rank == 0:
+            return None, pack_weights(weights)
+        for _ in weights:
+            pass
+        return None, None
 
 
 class RayTeam:
@@ -91,6 +95,7 @@ class RayTeam:
         self._group: Any = None
         self.make_room: Callable[[], None] = _do_nothing
         """Called while there is no room for all ranks."""
+        self._failure: Exception | None = None
         self._start()
 
     def _start(self) -> None:
@@ -129,11 +134,13 @@ class RayTeam:
     def restart(self) -> None:
         """All ranks anew, at the weights that the model was loaded with."""
         self.close()
+        self._failure = None
         self._start()
 
     def call(
         self, method: str, per_rank: Sequence[tuple[Any, ...]] | None = None, /, *args: Any
     ) -> list[Any]:
+        self._check_sound()
         own = per_rank or [()] * self.size
         return self._results(
             [
@@ -144,16 +151,26 @@ class RayTeam:
 
     def put_weights(self) -> Any:
         """Weights in the object store; returns the reference, and never sees them."""
+        self._check_sound()
         both = [h.packed_weights.options(num_returns=2).remote() for h in self._hosts]
         self._results([done for done, _ in both])
         return both[0][1]
+
+    def _check_sound(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
     def _results(self, calls: Sequence[Any]) -> list[Any]:
         """What all calls return; `WorkerLost` when a rank died, which others may hang on."""
         waiting = list(calls)
         while waiting:
             done, waiting = self._ray.wait(waiting)
-            self._check(done[0], waiting)
+            try:
+                self._check(done[0], waiting)
+            except Exception as error:
+                # The others may wait inside the call for ever, so nothing else can be asked.
+                self._failure = error if self.size > 1 else None
+                raise
         return self._ray.get(list(calls))
 
     def _check(self, call: Any, others: Sequence[Any]) -> None:

@@ -10,10 +10,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from moored.config import load_config
+from moored.engine.fsdp import checkpoint
 from moored.engine.fsdp.export import plain_twin
 from moored.engine.fsdp.learner import ShardedLearner
 from moored.engine.local.learner import LocalLearner
@@ -142,6 +144,17 @@ def test_one_process_and_a_rank_read_each_others_checkpoints(tmp_path):
     assert found == pytest.approx(wanted, rel=1e-5, abs=1e-6)
     # The moments were there too: the same step leads to the same weights.
     assert logprobs(again) == pytest.approx(logprobs(rank), abs=1e-6)
+
+
+def test_shards_that_other_ranks_wrote_elsewhere_are_missed_at_once(tmp_path, monkeypatch):
+    def save_elsewhere(tensors, checkpoint_id, process_group):
+        save(tensors, checkpoint_id=checkpoint_id, process_group=process_group)
+        next(checkpoint_id.glob("*.distcp")).unlink()
+
+    monkeypatch.setattr(checkpoint, "save", save_elsewhere)
+    with pytest.raises(MooredError, match=r"not whole where rank 0 reads it .* they share"):
+        sharded().save(tmp_path / "step")
+    assert not (tmp_path / "step" / "version.json").exists()
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):

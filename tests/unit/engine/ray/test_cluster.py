@@ -90,6 +90,13 @@ def test_too_few_cpus_or_gpus_are_told_in_numbers_and_the_cluster_is_left(ray_cl
     assert not ray.is_initialized()
 
 
+def test_a_gpu_that_no_node_has_is_told_instead_of_computing_on_a_cpu(ray_cluster):
+    options = {"address": ray_cluster.address}
+    config = load_config({"engine": {"kind": "ray", "device": "cuda", "ray": options}})
+    with pytest.raises(MooredError, match=r"engine.device = cuda, but the cluster has no GPU"):
+        build_engine(config)
+
+
 def test_a_replica_that_fits_no_single_node_is_refused(ray_cluster, monkeypatch):
     monkeypatch.setattr("moored.engine.ray.cluster.FREE_TIMEOUT_S", 0.0)
     # Two nodes with 2 CPUs each.

@@ -6,7 +6,7 @@ import threading
 from datetime import timedelta
 
 import pytest
-from torch.distributed import HashStore
+from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 
 from moored.engine.workers import lines
 from moored.engine.workers.ranks import Rank

@@ -1,0 +1,78 @@
+"""Learner ranks as actors: what one of them raises while others wait for it."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from moored.config import load_config
+from moored.engine.ray import team as ray_team
+from moored.engine.ray.cluster import Cluster
+from moored.engine.ray.team import RankHost, RayTeam
+from moored.engine.workers.ranks import Rank
+from moored.errors import MooredError
+
+pytest.importorskip("ray")
+pytestmark = pytest.mark.cluster
+
+
+class Uneven:
+    """Rank 0 fails in an update; the others wait there for what it does not send."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    def step(self) -> None:
+        if self._rank == 0:
+            raise MooredError("out of memory")
+        time.sleep(60)
+
+    def damaged_weights(self) -> list[str]:
+        return []
+
+    def weights(self) -> list[tuple[str, np.ndarray]]:
+        return []
+
+
+def make_uneven(config, rank, address, *, trains) -> Uneven:
+    return Uneven(rank.rank)
+
+
+@pytest.fixture
+def team(ray_cluster, monkeypatch):
+    monkeypatch.setattr(ray_team, "NOTICE_S", 0.1)
+    options = {"address": ray_cluster.address, "learners": 2}
+    config = load_config({"engine": {"kind": "ray", "device": "cpu", "ray": options}})
+    cluster = Cluster(config, num_learners=2)
+    yield RayTeam(cluster, config, make_uneven, trains=True)
+    cluster.close()
+
+
+def test_ranks_of_which_one_failed_are_not_asked_again(team):
+    with pytest.raises(MooredError, match="out of memory"):
+        team.call("step")
+    # Rank 1 would answer this after its minute.
+    start_s = time.monotonic()
+    with pytest.raises(MooredError, match="out of memory"):
+        team.call("damaged_weights")
+    assert time.monotonic() - start_s < 30
+    team.restart()
+    assert team.call("damaged_weights") == [[], []]
+
+
+def test_all_ranks_gather_weights_and_rank_0_alone_packs_them():
+    gathered = []
+
+    def weights():
+        yield "a", np.zeros(2, np.float32)
+        gathered.append("a")
+
+    for rank in (0, 1):
+        host = RankHost(Rank(rank=rank, size=2))
+        host._worker = SimpleNamespace(weights=weights)
+        packed = host.packed_weights()[1]
+        assert (packed is not None) == (rank == 0)
+    assert gathered == ["a", "a"]
