@@ -19,7 +19,7 @@ def run(monkeypatch) -> Any:
         run.next_step = 6
 
     monkeypatch.setattr(recovery, "begin_again", go_back)
-    engine = SimpleNamespace(on_event=None, restart_learner=print)
+    engine = SimpleNamespace(on_event=None, restart_learner=print, make_pool=print)
     return SimpleNamespace(engine=engine, next_step=6, furthest_step=6, num_losses=0)
 
 
