@@ -83,10 +83,11 @@ def command(tmp_path, monkeypatch, capsys):
 
 
 SMALLER = {
-    "moored train": "num_steps=1 rollout.group_size=2 rollout.max_response_tokens=40 "
-    "env.0.options.max_turns=1 collapse.every=0 evaluation.every=0 model=nano",
+    "moored train": "num_steps=1 rollout.num_groups=4 rollout.group_size=2 "
+    "rollout.max_response_tokens=40 env.0.options.max_turns=1 collapse.every=0 evaluation.every=0 "
+    "model=nano",
     "moored sft": "num_steps=1 batch_tokens=600 evaluation.num_tasks=2 evaluation.num_dialogues=2 "
-    "evaluation.max_response_tokens=20",
+    "evaluation.max_response_tokens=4",
     "moored sft --resume": "",
     "moored eval": "-n 2 --max-tokens 12",
     "moored diagnose rollouts.parquet": "--model nano",

@@ -1,8 +1,10 @@
-"""Processes that start with torch and transformers imported, for tests of real commands.
+"""Processes that start with their packages imported, for tests of real commands.
 
-A command imports them for four seconds, most of the time of a test that runs it. One server per
-test process imports them once and forks; a fork is a process of its own, with its own signals,
-working directory, environment and exit code. Tests about imports need `subprocess`.
+A training command imports torch and transformers for four seconds, most of the time of a test that
+runs it; any other command imports for half a second. One server per test process imports them once
+and forks; a fork is a process of its own, with its own signals, working directory, environment and
+exit code. A slim server has imported no package of an extra, so that a slim fork tells whether a
+command imports one. Other tests about imports need `subprocess`.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 ROOT = Path(__file__).parent.parent
 MAIN = "from moored.cli.main import main; main()"
@@ -42,7 +44,9 @@ class WarmProcess:
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
         merge_stderr: bool = False,
+        slim: bool = False,
     ) -> None:
+        self._server = _Server.of("slim" if slim else "whole")
         out, out_end = os.pipe()
         err, err_end = (None, out_end) if merge_stderr else os.pipe()
         request = {
@@ -53,7 +57,7 @@ class WarmProcess:
         }
         with open(os.devnull, "rb") as nothing:
             files = [nothing.fileno(), out_end, err_end]
-            self.pid: int = _Server.only().ask(request, files)
+            self.pid: int = self._server.ask(request, files)
         for end in {out_end, err_end}:
             os.close(end)
         self.stdout: IO[str] = os.fdopen(out, encoding="utf-8")
@@ -63,7 +67,7 @@ class WarmProcess:
     def poll(self) -> int | None:
         """Exit code, or None while it runs."""
         if self.returncode is None:
-            self.returncode = _Server.only().ask({"wait": self.pid})
+            self.returncode = self._server.ask({"wait": self.pid})
         return self.returncode
 
     def wait(self) -> int:
@@ -99,18 +103,19 @@ def run_warm(
     code: str = MAIN,
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
+    slim: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """A command run to its end."""
-    process = WarmProcess(words, code=code, cwd=cwd, env=env)
+    process = WarmProcess(words, code=code, cwd=cwd, env=env, slim=slim)
     out, err = process.communicate()
     return subprocess.CompletedProcess(list(words), process.wait(), out, err)
 
 
 def run_script(
-    script: Path, *words: str | Path, cwd: Path | None = None
+    script: Path, *words: str | Path, cwd: Path | None = None, slim: bool = False
 ) -> subprocess.CompletedProcess[str]:
     """`python script words…` run to its end."""
-    return run_warm([script.resolve(), *words], code=SCRIPT, cwd=cwd)
+    return run_warm([script.resolve(), *words], code=SCRIPT, cwd=cwd, slim=slim)
 
 
 def main_on_full_disk(max_bytes: int) -> str:
@@ -125,16 +130,16 @@ def main_on_full_disk(max_bytes: int) -> str:
 class _Server:
     """The process that forks, and the socket to it."""
 
-    _only: _Server | None = None
+    _by_kind: ClassVar[dict[str, _Server]] = {}
 
     @classmethod
-    def only(cls) -> _Server:
-        if cls._only is None:
-            cls._only = cls()
-            atexit.register(cls._only.close)
-        return cls._only
+    def of(cls, kind: str) -> _Server:
+        if kind not in cls._by_kind:
+            cls._by_kind[kind] = cls(kind)
+            atexit.register(cls._by_kind[kind].close)
+        return cls._by_kind[kind]
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str) -> None:
         self.channel, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with other:
             self.process = subprocess.Popen(
@@ -143,6 +148,7 @@ class _Server:
                     "-P",
                     Path(__file__).with_name("warm_server.py"),
                     str(other.fileno()),
+                    kind,
                 ],
                 pass_fds=[other.fileno()],
                 env={**os.environ, **WITHOUT_THREADS, "PYTHONPATH": str(ROOT)},

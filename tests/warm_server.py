@@ -1,4 +1,4 @@
-"""Imports what a training command needs, then forks a process per request; see `warm.py`."""
+"""Imports what commands need, then forks a process per request; see `warm.py`."""
 
 from __future__ import annotations
 
@@ -10,27 +10,59 @@ import socket
 import sys
 import time
 
-import pandas  # noqa: F401
-import pyarrow.parquet  # noqa: F401
-import torch
-
-import moored.analysis.diagnosis
-import moored.analysis.report
-import moored.analysis.report_page
-import moored.cli.diagnosing
-import moored.cli.main
-import moored.cli.profiling
-import moored.cli.progress
-import moored.engine.build
-import moored.engine.local.engine
-import moored.engine.workers.follow
-import moored.envs.sokoban.env
-import moored.evaluate
-import moored.train  # noqa: F401
-from moored.models.load import load_model
-
 MAX_REQUEST_BYTES = 200_000
 MAX_WAIT_S = 60.0
+
+
+SLIM = (
+    "httpx2",
+    "moored.analysis.advice",
+    "moored.analysis.rewards",
+    "moored.cli.episode",
+    "moored.cli.progress",
+    "moored.engine.endpoint.engine",
+    "moored.envs.sokoban.env",
+    "moored.evaluate",
+    "moored.files.tables",
+    "numpy.testing",
+    "rich.table",
+    "yaml",
+)
+"""What commands import that need no extra."""
+WHOLE = (
+    "pandas",
+    "pyarrow.parquet",
+    "torch",
+    "moored.analysis.diagnosis",
+    "moored.analysis.report",
+    "moored.analysis.report_page",
+    "moored.cli.diagnosing",
+    "moored.cli.main",
+    "moored.cli.profiling",
+    "moored.cli.progress",
+    "moored.engine.build",
+    "moored.engine.local.engine",
+    "moored.engine.workers.follow",
+    "moored.envs.sokoban.env",
+    "moored.evaluate",
+    "moored.train",
+)
+"""What training commands import."""
+HEAVY = {"torch", "transformers", "pyarrow", "pandas", "plotly", "PIL"}
+
+
+def import_what_commands_need(*, is_slim: bool) -> None:
+    for name in SLIM if is_slim else WHOLE:
+        importlib.import_module(name)
+    if is_slim:
+        assert not HEAVY & set(sys.modules), HEAVY & set(sys.modules)
+        return
+    import torch
+
+    from moored.models.load import load_model
+
+    # What transformers compiles for its first model is there for all of them.
+    load_model("nano", torch.device("cpu"))
 
 
 def wait_for_threads() -> None:
@@ -67,8 +99,7 @@ def serve(channel: socket.socket) -> tuple[dict, list[int]]:
 
 
 if __name__ == "__main__":
-    # What transformers compiles for its first model is there for all of them.
-    load_model("nano", torch.device("cpu"))
+    import_what_commands_need(is_slim=sys.argv[2] == "slim")
     os.fsync = os.fstat  # type: ignore[assignment]  # as in `conftest.py`
     # A collection in a fork would copy every page of what is imported.
     gc.freeze()

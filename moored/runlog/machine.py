@@ -6,6 +6,7 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -20,10 +21,16 @@ def installed_versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
     found = {"moored": __version__, "python": platform.python_version()}
     for name in packages:
         try:
-            found[name] = version(name)
+            found[name] = _version(name)
         except PackageNotFoundError:
             continue
     return found
+
+
+@cache
+def _version(package: str) -> str:
+    """Found once: the whole description of a package is read for it."""
+    return version(package)
 
 
 def describe_machine() -> dict[str, object]:

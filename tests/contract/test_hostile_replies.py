@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ from moored.envs.check.probe import Probe, time_fuzzed_replies
 from moored.envs.describe import playable_names
 from moored.envs.mix import make_env, open_env
 from tests.contract.registered import every_environment, needs_bubblewrap
+from tests.warm import run_script
 
 ROOT = Path(__file__).parents[2]
 REPLY_LIMIT_S = 0.05
@@ -72,7 +71,6 @@ def test_any_text_is_scored(name: str) -> None:
 
 @pytest.mark.parametrize("count", ["0", "-5", "many"])
 def test_the_benchmark_refuses_to_fuzz_with_no_replies(count: str) -> None:
-    command = [sys.executable, ROOT / "benchmarks" / "envs.py", f"--fuzz={count}"]
-    result = subprocess.run(command, capture_output=True, text=True)
+    result = run_script(ROOT / "benchmarks" / "envs.py", f"--fuzz={count}", slim=True)
     assert result.returncode == 2
     assert f"must be a whole number, at least 1, got '{count}'" in result.stderr

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.warm import run_warm
 
 # RV 1/4 in the first two groups, 0 in the others, which fail, fail and succeed.
 REWARDS = {"a": (1, 0), "b": (0, 1), "c": (0, 0), "d": (0, 0), "e": (1, 1)}
@@ -16,8 +17,7 @@ REWARDS = {"a": (1, 0), "b": (0, 1), "c": (0, 0), "d": (0, 0), "e": (1, 1)}
 def moored(*words: object, expect: int = 0) -> subprocess.CompletedProcess[str]:
     code = "import sys; from moored.cli.main import main\ntry:\n    main()\nfinally:\n    print("
     code += "sorted({'torch', 'transformers', 'pyarrow'} & set(sys.modules)), file=sys.stderr)"
-    command = [sys.executable, "-c", code, *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, env={"COLUMNS": "120"})
+    done = run_warm([*map(str, words)], code=code, env={"COLUMNS": "120"}, slim=True)
     assert done.returncode == expect, done.stderr
     return done
 

@@ -67,7 +67,7 @@ def test_a_run_killed_at_five_random_moments_ends_like_one_that_was_not(toy_fold
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     options = [f"model={toy_folder}", f"env={HERE}:Echo", "num_steps=80", "checkpoint_every=2"]
     options += ["rollout.max_response_tokens=2", "evaluation.every=0", "filter.rule=none"]
-    options += ["stop.low_variance=0", "optimizer.lr=1e-3"]
+    options += ["stop.low_variance=0", "optimizer.lr=1e-3", "collapse.every=8"]
     other = WarmProcess(["train", "smoke", *options, "--run", whole])
     rng, log, seen = random.Random(0), killed / "metrics.jsonl", 0
     for attempt in range(5):

@@ -39,6 +39,7 @@ def run(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("diagnose") / "run"
     options = ["log.rollouts_every=1", "rollout.num_groups=4", "evaluation.every=0"]
     options += ["collapse.every=1", "collapse.num_pairs=64", "checkpoint_every=1"]
+    options += ["rollout.group_size=2", "algorithm.name=grpo"]
     options += [f"rollout.temperature={TEMPERATURE}"]
     moored("train", "smoke", *options, "--run", folder)
     return folder
@@ -52,8 +53,7 @@ def looks_of(found: dict) -> list[dict]:
 def test_a_run_is_diagnosed_by_what_training_measured_without_torch(run):
     code = "import sys; from moored.cli.main import main\ntry:\n    main()\nfinally:\n"
     code += "    print('torch' in sys.modules, file=sys.stderr)"
-    command = [sys.executable, "-c", code, "diagnose", str(run), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = run_warm(["diagnose", run, "--json"], code=code, slim=True)
     assert done.stderr.split() == ["False"]
     found = json.loads(done.stdout)
     logged = read_records(run, "collapse")

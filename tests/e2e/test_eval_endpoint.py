@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
+
+from tests.warm import WarmProcess
 
 KEY = "sk-very-secret"
 # No torch: endpoints are for the slim install too.
@@ -21,15 +20,9 @@ main()
 """
 
 
-def launch(*arguments: object, **env: str) -> subprocess.Popen[str]:
-    base = {k: v for k, v in os.environ.items() if k != "OPENAI_API_KEY"}
-    return subprocess.Popen(
-        [sys.executable, "-c", COMMAND, "eval", "org/model", *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=base | env,
-    )
+def launch(*arguments: object, **env: str) -> WarmProcess:
+    words = ["eval", "org/model", *map(str, arguments)]
+    return WarmProcess(words, code=COMMAND, env=env, slim=True)
 
 
 def run_eval(*arguments: object, expect: int = 0, **env: str) -> tuple[str, str]:

@@ -89,9 +89,11 @@ def test_every_family_trains_samples_scores_and_resumes(family, tmp_path):
         assert float(str(record["mismatch/logp_gap_max"])) < 1e-5
         assert float(str(record["learner/grad_norm"])) > 0
     assert len(read_records(tmp_path / "whole", "collapse")) == 2
-    start(first := build_run(config, tmp_path / "stopped"))
-    train(first, lambda record: record.step == 1)
-    resume(second := build_run(config, tmp_path / "stopped", resume=True))
+    # A run that was killed in its second step.
+    shutil.copytree(tmp_path / "whole", tmp_path / "killed")
+    shutil.rmtree(tmp_path / "killed" / "checkpoints" / "step_000002")
+    resume(second := build_run(config, tmp_path / "killed", resume=True))
+    assert second.next_step == 2
     train(second)
     theirs = weights_of(second)
     for weight, tensor in weights_of(whole).items():

@@ -12,7 +12,7 @@ from moored.runlog.rollouts import read_groups
 from moored.train import build_run, resume, start, train
 from moored.training.batch import build_samples
 from moored.training.shaping import overlong_penalty
-from tests.e2e.toys import success_rates, toy_config, weights_of
+from tests.e2e.toys import rates_until_solved, success_rates, toy_config, weights_of
 
 QUICKLY = ["rollout.num_groups=4", "optimizer.lr=4e-3"]
 """Half of the episodes and larger steps, which these toys can take."""
@@ -22,7 +22,7 @@ QUICKLY = ["rollout.num_groups=4", "optimizer.lr=4e-3"]
 def test_every_algorithm_solves_the_toy(name, toy_folder, tmp_path):
     torch.set_num_threads(1)
     config = toy_config(toy_folder, f"algorithm.name={name}", *QUICKLY)
-    rates = success_rates(build_run(config, tmp_path / "run"))
+    rates = rates_until_solved(build_run(config, tmp_path / "run"))
     assert np.mean(rates[:2]) < 0.2
     assert np.mean(rates[-5:]) > 0.9
 
@@ -32,7 +32,7 @@ def test_every_filter_action_trains(action, toy_folder, tmp_path):
     torch.set_num_threads(1)
     options = ["algorithm.name=grpo", "algorithm.kl_coef=0", f"filter.action={action}"]
     config = toy_config(toy_folder, *options, *QUICKLY)
-    assert np.mean(success_rates(build_run(config, tmp_path / "run"))[-5:]) > 0.9
+    assert np.mean(rates_until_solved(build_run(config, tmp_path / "run"))[-5:]) > 0.9
 
 
 def test_masking_and_dropping_make_the_same_update(toy_folder, tmp_path):
@@ -56,7 +56,8 @@ def test_masking_and_dropping_make_the_same_update(toy_folder, tmp_path):
 def test_a_resumed_run_writes_the_same_files_as_one_that_never_stopped(toy_folder, tmp_path):
     torch.set_num_threads(1)
     options = ["algorithm.name=ppo", "num_steps=9", "checkpoint_every=3", "evaluation.every=4"]
-    options += ["evaluation.num_tasks=8", "algorithm.kl_coef=0.01"]
+    options += ["evaluation.num_tasks=8", "algorithm.kl_coef=0.01", "rollout.num_groups=4"]
+    options += ["rollout.group_size=4"]
     config = toy_config(toy_folder, *options)
     whole = build_run(config, tmp_path / "whole")
     success_rates(whole)
@@ -127,8 +128,12 @@ def test_a_late_reward_teaches_the_first_turn_when_the_template_rewrites_history
 ):
     torch.set_num_threads(1)
     late = ["env=tests.e2e.toys:Late", "rollout.num_groups=4", f"algorithm.advantage={advantage}"]
-    late += ["num_steps=30", "optimizer.lr=5e-3", "optimizer.critic_lr=1.5e-2"]
-    rates = success_rates(build_run(toy_config(rewriting_folder, *late), tmp_path))
+    late += [
+        "num_steps=30",
+        "optimizer.lr=5e-3",
+        "optimizer.critic_lr=1.5e-2",
+    ]
+    rates = rates_until_solved(build_run(toy_config(rewriting_folder, *late), tmp_path))
     groups = read_groups(tmp_path / "rollouts" / "step_000001.parquet")
     # Each trajectory is in three pieces, unless a reply happens to begin like the rewritten one.
     assert len(build_samples(groups)) > 0.98 * 4 * 16 * 3

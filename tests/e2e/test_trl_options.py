@@ -57,7 +57,7 @@ def test_with_the_filter_off_weights_and_logs_are_those_of_plain_trl(name, tmp_p
     from moored.integrations.trl import CollapseOptions
 
     options: dict[str, Any] = {"rows": 8, "max_steps": 2, "rollout": None, "perturb": False}
-    options |= OPTIONS[name]
+    options |= {"reward": reward_first_token, "max_completion_length": 5, **OPTIONS[name]}
     plain = train(tmp_path, "KD", **options)
     watched = CollapseOptions(every=1, think_tags=None)
     ours = train(tmp_path, "KD", group_filter={"rule": "none"}, collapse=watched, **options)

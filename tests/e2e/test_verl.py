@@ -11,7 +11,7 @@ import pytest
 from tests.unit.verl_batches import needs_verl
 from tests.warm import run_warm
 
-pytestmark = needs_verl
+pytestmark = [needs_verl, pytest.mark.cluster]
 ROOT = Path(__file__).parent.parent.parent
 
 

@@ -11,7 +11,7 @@ import torch
 from moored.config import Config, load_config
 from moored.engine.local.learner import LocalLearner
 from moored.envs.base import StepResult
-from moored.train import Run, start, train
+from moored.train import Run, StepRecord, start, train
 from moored.types import Message
 
 HERE = "tests.e2e.toys"
@@ -113,7 +113,21 @@ def weights_of(run: Run) -> dict[str, torch.Tensor]:
 
 
 def success_rates(run: Run) -> list[float]:
+    """Of every step of a whole run."""
     rates: list[float] = []
     start(run)
     train(run, lambda record: rates.append(record.metrics["rollout/success_rate"]))
+    return rates
+
+
+def rates_until_solved(run: Run) -> list[float]:
+    """Success rates up to where the last five are above 0.9 on average, or of the whole run."""
+    rates: list[float] = []
+
+    def is_solved(record: StepRecord) -> bool:
+        rates.append(record.metrics["rollout/success_rate"])
+        return sum(rates[-5:]) > 5 * 0.9
+
+    start(run)
+    train(run, is_solved)
     return rates

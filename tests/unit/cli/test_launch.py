@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from moored.cli.main import main
+from tests.warm import run_warm
 
 
 @pytest.fixture
@@ -121,6 +122,5 @@ def test_launching_needs_neither_torch_nor_ray(tmp_path):
         "import sys; from moored.cli.main import main\ntry: main()\n"
         "finally: print({'torch', 'ray'} & set(sys.modules), file=sys.stderr)"
     )
-    command = [sys.executable, "-c", code, "launch", *CONFIG, "--on", "slurm"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    done = run_warm(["launch", *CONFIG, "--on", "slurm"], code=code, cwd=tmp_path, slim=True)
     assert (done.returncode, done.stderr) == (0, "set()\n")

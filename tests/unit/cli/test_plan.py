@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 from moored.cli.main import main
 from moored.config import load_config
 from moored.plan.gpus import Gpu
+from tests.warm import run_warm
 
 PROBE = """
 import sys
@@ -230,8 +230,8 @@ def test_no_line_is_broken_on_a_narrow_terminal(run, monkeypatch):
 
 
 def test_a_plan_for_a_named_gpu_does_not_wait_for_torch(tmp_path):
-    command = [sys.executable, "-c", PROBE, "plan", "sokoban", "grpo", "--gpu", "h200"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    words = ["plan", "sokoban", "grpo", "--gpu", "h200"]
+    done = run_warm(words, code=PROBE, cwd=tmp_path, slim=True)
     assert (done.returncode, done.stderr) == (0, "False\n")
 
 

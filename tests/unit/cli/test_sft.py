@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import pytest
 
 from moored.cli.main import main
 from moored.cli.sft_progress import SftSummary, comparison_lines
+from tests.warm import run_warm
 
 ROOT = Path(__file__).parents[3]
 PROBE = """
@@ -74,13 +73,8 @@ def test_a_mistake_is_one_sentence(command, tmp_path, words, why):
 
 
 def test_mistakes_are_found_without_torch(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE, "sft", "nano", "env=bandit", "max_context=4096"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    words = ["sft", "nano", "env=bandit", "max_context=4096"]
+    done = run_warm(words, code=PROBE, cwd=tmp_path, slim=True)
     assert done.returncode == 2 and done.stderr.endswith("[]\n")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
 import sys
 
 import pytest
@@ -18,6 +17,7 @@ from moored.runlog.log import RunLog
 from moored.studies.declaration import read_study, restricted, study_names
 from moored.studies.folder import StudyFolder
 from moored.studies.grid import plan_runs
+from tests.warm import run_warm
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_planning_imports_no_torch():
         "from moored.cli.main import main\n"
         "try: main()\nexcept SystemExit: print('torch' in sys.modules)"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    result = run_warm([], code=code, slim=True)
     assert result.stdout.endswith("\nFalse\n"), result.stderr
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
 
@@ -13,6 +11,7 @@ from moored.cli.run_folders import claim_folder
 from moored.cli.stopping import StopRequest
 from moored.cli.train import _run_name
 from moored.presets import describe_presets
+from tests.warm import run_warm
 
 PROBE = """
 import sys
@@ -46,8 +45,7 @@ def test_a_mistake_is_one_line_and_does_not_wait_for_torch(tmp_path, words, mess
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "metrics.jsonl").write_text("")
     (tmp_path / "file").write_text("")
-    command = [sys.executable, "-c", PROBE, "train", *words]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    done = run_warm(["train", *words], code=PROBE, cwd=tmp_path, slim=True)
     assert done.returncode == 2
     first, imported = done.stderr.splitlines()
     assert first.startswith("moored: ") and message in first
@@ -88,8 +86,7 @@ def test_a_run_without_a_name_takes_the_next_free_number(tmp_path, monkeypatch):
 
 
 def test_train_alone_shows_help_and_presets_instead_of_starting(tmp_path):
-    command = [sys.executable, "-c", "from moored.cli.main import main; main()", "train"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    done = run_warm(["train"], cwd=tmp_path, slim=True)
     assert done.returncode == 2
     assert done.stdout.startswith("Usage: moored train")
     for name, summary in describe_presets().items():

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from moored.files.records import BadRow, ReadOptions, Record, parse_columns
 from moored.files.tables import open_table
 from moored.runlog.rollouts import write_groups
 from moored.types import Group, Prompt, StopReason, Trajectory, Turn
+from tests.warm import run_warm
 
 OPTIONS = ReadOptions()
 REPLY = "<think>go up</think><answer>up</answer>"
@@ -328,8 +327,8 @@ from moored.analysis.sample import draw
 rows = read_records(Path({str(file)!r}), ReadOptions())
 print(draw(rows, num_prompts=2, num_pairs=2).looks[0].num_rows)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "1\n"
+    done = run_warm([], code=code, slim=True)
+    assert done.stdout == "1\n", done.stderr
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])

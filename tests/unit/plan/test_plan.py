@@ -13,6 +13,7 @@ from moored.plan.gpus import GIB, GPUS, Gpu
 from moored.plan.plan import BATCH_SIZES
 from moored.presets import preset_kinds, read_presets
 from tests.unit.plan.tiny import BARE, config, tiny
+from tests.warm import run_warm
 
 MODELS = [name for name, kind in preset_kinds().items() if kind == "model"]
 
@@ -127,9 +128,6 @@ def test_seconds_need_the_rates_of_the_gpu():
 
 
 def test_planning_imports_no_torch():
-    import subprocess
-    import sys
-
     code = "import sys, moored.plan; moored.plan.shape_of('nano'); print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_warm([], code=code, slim=True)
     assert done.stdout == "False\n"

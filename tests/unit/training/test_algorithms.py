@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -14,6 +11,7 @@ from moored.errors import MooredError
 from moored.names import ALGORITHMS, ESTIMATORS
 from moored.training.advantages import BILEVEL_GAE, TokenEstimator, load_estimator
 from moored.training.algorithms import GRPO, PPO, load_algorithm
+from tests.warm import run_warm
 
 OWN = f"{__name__}:second_is_better"
 NOT_ONE = {"advantage": "grpo"}
@@ -76,7 +74,7 @@ def test_a_typo_is_answered_without_importing_torch():
         "try:\n    load_config({}, ['algorithm.name=grop'])\n"
         "except ValueError as error:\n    print(error, 'torch' in sys.modules)"
     )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    said = run_warm([], code=code, slim=True)
     assert "unknown algorithm 'grop'; did you mean 'grpo'?" in said.stdout
     assert said.stdout.endswith("False\n")
 
