@@ -16,6 +16,7 @@ GIB = 2**30
 COLUMNS = ("learners", "samplers", "rollout", "learn", "publish", "step", "tokens/s", "bound by")
 WIDTHS = (9, 9, 9, 8, 8, 8, 11)
 NAME_WIDTH = 19
+BAR = "no engine starts samplers of several GPUs (tensor parallelism of vLLM)"
 NOTE = (
     "seconds of one GPU are from measurements on one H200; links between GPUs are from data "
     "sheets, and no run on several GPUs was measured; without environments and looks at collapse"
@@ -109,16 +110,8 @@ def _verdict(found: ClusterPlan) -> list[str]:
         words = (f"{name}={str(value).lower()}" for name, value in best.options.items())
         lines.append(f"set {' '.join(words)}")
     barred = (layout for layout in found.layouts.values() if not layout.starts)
-    lines += [f"{layout.name} cannot be started yet: {_bar(layout)}" for layout in barred]
+    lines += [f"{layout.name} cannot be started yet: {BAR}" for layout in barred]
     return [*lines, NOTE]
-
-
-def _bar(layout: Layout) -> str:
-    """Why no engine of moored can do what was planned."""
-    if layout.ways > 1:
-        return "no engine starts samplers of several GPUs (tensor parallelism of vLLM)"
-    size = layout.start_bytes / GIB
-    return f"every rank loads whole models before they are divided, which takes {size:.1f} GiB"
 
 
 def _why(best: Layout) -> str:

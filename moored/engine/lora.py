@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,9 +35,36 @@ def add_lora(model: PreTrainedModel, config: Config) -> nn.Module:
         target_modules="all-linear",
         task_type="CAUSAL_LM",
     )
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _hollow(model):
         torch.manual_seed(config.seed)
         return get_peft_model(model, lora)  # pyright: ignore[reportReturnType]
+
+
+@contextmanager
+def _hollow(model: nn.Module) -> Iterator[None]:
+    """Let weights on the meta device be on the CPU inside the block, without memory of their own.
+
+    peft puts adapters where the weights they sit on are, and on the meta device they would lose
+    the values that they begin with.
+    """
+    places = [
+        (module, name, weight)
+        for module in model.modules()
+        for name, weight in module.named_parameters(recurse=False)
+        if weight.is_meta
+    ]
+    hollow = {
+        id(weight): nn.Parameter(torch.zeros(1, dtype=weight.dtype).expand(weight.shape))
+        for _, _, weight in places
+    }
+    for module, name, weight in places:
+        module._parameters[name] = hollow[id(weight)]
+    try:
+        yield
+    finally:
+        for module, name, weight in places:
+            weight.requires_grad_(hollow[id(weight)].requires_grad)
+            module._parameters[name] = weight
 
 
 def plain_model(model: Any) -> Any:

@@ -288,8 +288,8 @@ class Critic(nn.Module):
         # Frozen weights, under LoRA, are shared with the policy.
         shared = {id(weight): weight for weight in trunk.parameters() if not weight.requires_grad}
         self.trunk = copy.deepcopy(trunk, shared)
-        width = next(reversed(list(self.trunk.parameters()))).shape[-1]
-        self.head = nn.Linear(width, 1)
+        last = next(reversed(list(self.trunk.parameters())))
+        self.head = nn.Linear(last.shape[-1], 1, device=last.device)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 

@@ -22,7 +22,7 @@ def check_model_folder(folder: Path, name: str) -> None:
     """Refuse a folder without configuration, weights or tokenizer, or with weights cut short."""
     if not (folder / "config.json").is_file():
         raise MooredError(f"model folder {name!r} {_without_config(folder)}")
-    _read_json(folder / "config.json", name)
+    read_json(folder / "config.json", name)
     files = _weight_files(folder, name)
     for file in files:
         _check_whole(file, name)
@@ -81,7 +81,7 @@ def _weight_files(folder: Path, name: str) -> list[Path]:
     """All safetensors files; those that an index names must be there."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        wanted = sorted(set(_read_json(index, name).get("weight_map", {}).values()))
+        wanted = sorted(set(read_json(index, name).get("weight_map", {}).values()))
         missing = [file for file in wanted if not (folder / file).is_file()]
         if missing:
             raise MooredError(
@@ -107,7 +107,8 @@ def _check_whole(file: Path, name: str) -> None:
         ) from error
 
 
-def _read_json(file: Path, name: str) -> dict:
+def read_json(file: Path, name: str) -> dict:
+    """Keys and values of a file in the folder of model `name`."""
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:

@@ -142,7 +142,7 @@ def load_model(name: str, device: torch.device, *, exact: bool = True) -> Loaded
     if is_local and is_adapter(source):
         return _load_adapted(source, device, exact=exact)
     where = str(source) if is_local else name
-    with _quiet(), _explained(name, is_local=is_local):
+    with quiet_loading(), explained_loading(name, is_local=is_local):
         # Files that were downloaded before are found without the hub.
         only_files = is_local or not hub_answers()
         tokenizer = AutoTokenizer.from_pretrained(where, local_files_only=only_files)
@@ -169,13 +169,13 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     if name == "smollm2":
-        with _quiet():
+        with quiet_loading():
             return AutoTokenizer.from_pretrained(_smollm_folder(), gguf_file=SMOLLM_FILE)
     source = embedded_models().get(name) or Path(name)
     is_local = source.is_dir()
     if is_local and is_adapter(source):
         return load_tokenizer(base_name(source))
-    with _quiet(), _explained(name, is_local=is_local):
+    with quiet_loading(), explained_loading(name, is_local=is_local):
         return AutoTokenizer.from_pretrained(
             str(source) if is_local else name, local_files_only=is_local or not hub_answers()
         )
@@ -186,13 +186,14 @@ def _load_adapted(folder: Path, device: torch.device, *, exact: bool) -> LoadedM
     from peft import PeftModel
 
     base = load_model(base_name(folder), device, exact=exact)
-    with _quiet(), _explained(str(folder), is_local=True):
+    with quiet_loading(), explained_loading(str(folder), is_local=True):
         merged = PeftModel.from_pretrained(base.model, str(folder)).merge_and_unload()  # pyright: ignore[reportCallIssue]
-    return LoadedModel(merged, base.tokenizer)
+    # peft froze them for the adapter's sake.
+    return LoadedModel(merged.requires_grad_(True), base.tokenizer)
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet_loading() -> Iterator[None]:
     """No progress bars, and no reports of what is told in one sentence."""
     from logging import CRITICAL
 
@@ -211,7 +212,7 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _explained(name: str, *, is_local: bool) -> Iterator[None]:
+def explained_loading(name: str, *, is_local: bool) -> Iterator[None]:
     """One sentence for what transformers, tokenizers and safetensors raise while loading."""
     from safetensors import SafetensorError
 
@@ -251,7 +252,7 @@ def _load_smollm(device: torch.device) -> LoadedModel:
 
     folder = _smollm_folder()
     assert folder is not None, "check_model_name comes first"
-    with _quiet():
+    with quiet_loading():
         tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=SMOLLM_FILE)
         # Unpacked: a model that keeps its quantizer can be neither trained nor saved.
         model = AutoModelForCausalLM.from_pretrained(

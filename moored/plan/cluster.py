@@ -27,7 +27,6 @@ from moored.plan.sharded import (
     resident_bytes,
     sampler_bytes_kept,
     sampler_memory,
-    start_bytes,
 )
 
 WAYS = (1, 2, 4, 8, 16)
@@ -181,11 +180,9 @@ class _Search:
             "update": update.seconds,
             "publish": publish,
         }
-        start = start_bytes(self.setup, self.given.memory, has_sampler=name == TOGETHER)
         return Layout(
             name=name,
-            start_bytes=start,
-            starts=ways == 1 and start <= self.cluster.gpu.memory_bytes,
+            starts=ways == 1,
             learners=learners,
             replicas=replicas,
             ways=ways,

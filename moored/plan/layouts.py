@@ -31,10 +31,8 @@ class Layout:
     """GPUs that no whole replica fits on."""
     learner: LearnerMemory
     sampler: SamplerMemory
-    start_bytes: int
-    """Of a learner's GPU at the start, before weights are divided."""
     starts: bool
-    """Whether moored can start it: ranks hold whole models at first, samplers have one GPU."""
+    """Whether moored can start it: samplers have one GPU."""
     seconds: Mapping[str, float]
     """By phase."""
     update: Update
@@ -103,7 +101,6 @@ class Layout:
             "tensor_parallel": self.ways,
             "idle_gpus": self.idle,
             "starts": self.starts,
-            "start_gib": round(self.start_bytes / GIB, 3),
             "rows_at_a_time": self.sampler.rows,
             "micro_batch_tokens": self.learner.micro_batch_tokens,
             "gradient_checkpointing": self.learner.checkpointing,

@@ -203,18 +203,6 @@ def sampler_bytes_kept(setup: Setup, gpu: Gpu, given: MemoryCoefficients, cache:
     return weights + (0 if is_released else cache)
 
 
-def start_bytes(setup: Setup, given: MemoryCoefficients, *, has_sampler: bool) -> int:
-    """What a rank holds before anything is divided: every model whole, as it was loaded."""
-    shape = setup.shape
-    whole = shape.num_parameters
-    if has_sampler:
-        whole += shape.num_parameters
-    if not setup.lora_rank:
-        whole += shape.num_parameters * setup.has_reference
-        whole += shape.trunk_parameters * setup.has_critic
-    return setup.element_bytes * whole + given.context_bytes
-
-
 def resident_bytes(setup: Setup, given: MemoryCoefficients, ranks: int) -> int:
     """What a rank of the learner keeps during rollouts."""
     return sum(_resident(setup, given, ranks).values())

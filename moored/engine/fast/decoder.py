@@ -7,8 +7,7 @@ stream in float32 as the learner's autocast does, and the cache in slots.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,26 +18,38 @@ from moored.engine.lora import plain_model, plain_weights
 from moored.engine.passes import float_logits
 from moored.models.load import head_width, is_fast_shape
 
+Pair = tuple[torch.Tensor, torch.Tensor]
+"""A tensor, and what is copied into it."""
 COPIED_AT_ONCE = 64
+COPIED_BYTES = 2**25
+"""After so many bytes fewer tensors are copied at once: gathered or summed ones exist for this
+alone."""
 
 
 def can_decode(model: Any) -> bool:
     """True for the shapes this module knows; others go through the model's own code."""
-    return is_fast_shape(model.config) and model.device.type in ("cpu", "cuda")
+    return is_fast_shape(model.config) and model.device.type in ("cpu", "cuda", "meta")
 
 
 class Decoder:
     """Packed weights and the forward pass over slots."""
 
-    def __init__(self, model: Any, dtype: torch.dtype, *, shares: bool = False) -> None:
+    def __init__(
+        self,
+        model: Any,
+        dtype: torch.dtype,
+        *,
+        shares: bool = False,
+        device: torch.device | None = None,
+    ) -> None:
         """With `shares` the model's own weights become views of the packed ones.
 
         What an update changes is then at once what replies are written with. Not under LoRA, where
-        the two differ.
+        the two differ. With a `device` the model is on the meta device, and `load` brings weights.
         """
         weights, model = dict(plain_weights(model)), plain_model(model)
         config = model.config
-        self.device, self.dtype = model.device, dtype
+        self.device, self.dtype = device or model.device, dtype
         self.num_layers = config.num_hidden_layers
         self.num_heads = config.num_attention_heads
         self.kv_heads = config.num_key_value_heads or self.num_heads
@@ -48,9 +59,11 @@ class Decoder:
         self.ops = _ops(self.device)
         self._allocate(weights, config)
         rotary = model.model.rotary_emb
-        self._angles = rotary.inv_freq.float(), float(rotary.attention_scaling)
+        angles = rotary.inv_freq.to(self.device, torch.float32)
+        self._angles = angles, float(rotary.attention_scaling)
         self._tables: tuple[torch.Tensor, torch.Tensor] | None = None
-        self.load(weights.items())
+        if device is None:
+            self.load(weights.items())
         if shares:
             self._share(model)
 
@@ -124,8 +137,7 @@ class Decoder:
             for view, tensor in known
             if view is not None and view.data_ptr() != tensor.data_ptr()
         )
-        # Some at a time: tensors with adapters summed into them exist for this alone.
-        while some := list(islice(pairs, COPIED_AT_ONCE)):
+        for some in _batches(pairs):
             into, given = zip(*some, strict=True)
             torch._foreach_copy_(list(into), list(given))  # pyright: ignore[reportPrivateImportUsage]
 
@@ -175,6 +187,18 @@ class Decoder:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """(R, vocabulary) in float32."""
         return float_logits(hidden, self.head)
+
+
+def _batches(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
+    some, size = [], 0
+    for pair in pairs:
+        some.append(pair)
+        size += pair[1].nbytes
+        if len(some) == COPIED_AT_ONCE or size >= COPIED_BYTES:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
 
 
 def _ops(device: torch.device) -> Any:

@@ -48,7 +48,8 @@ class SlotSampler:
     `streams` says whether `stream` overlaps replies or writes them in lockstep: by default it
     overlaps on a GPU, where that is faster, and not on a CPU. Which rows are computed together
     then depends on the time environments take, so replies repeat up to rounding only. With `shares`
-    it writes with the model's own weights, as in `Decoder`.
+    it writes with the model's own weights, as in `Decoder`; with `device` it has none until
+    `load_weights`.
     """
 
     cache: torch.Tensor
@@ -62,8 +63,9 @@ class SlotSampler:
         max_context: int,
         streams: bool | None = None,
         shares: bool = False,
+        device: torch.device | None = None,
     ) -> None:
-        self.decoder = Decoder(model, dtype, shares=shares)
+        self.decoder = Decoder(model, dtype, shares=shares, device=device)
         self.device = self.decoder.device
         self.is_cuda = self.device.type == "cuda"
         self.version = 0

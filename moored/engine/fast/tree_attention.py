@@ -32,10 +32,10 @@ _cuda_forward = torch.ops.aten._flash_attention_forward
 _cuda_backward = torch.ops.aten._flash_attention_backward
 
 
-def use_tree_attention(model: Any, *, bf16: bool) -> bool:
+def use_tree_attention(model: Any, device: torch.device, *, bf16: bool) -> bool:
     """Switch a model over where that is possible; on a GPU flash attention needs bfloat16."""
     config = model.config
-    fits = bf16 if model.device.type == "cuda" else model.device.type == "cpu" and not bf16
+    fits = bf16 if device.type == "cuda" else device.type == "cpu" and not bf16
     if config.model_type not in LLAMA_SHAPED or sliding_window(config) or not fits:
         return False
     AttentionInterface.register(NAME, tree_attention)

@@ -6,7 +6,9 @@ pass is a collective. Gradients and figures are sums over ranks, so every rank t
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from moored.config import Config
 from moored.engine.fsdp.checkpoint import (
@@ -24,21 +27,30 @@ from moored.engine.fsdp.checkpoint import (
     load_whole_weights,
     save_shards,
 )
-from moored.engine.fsdp.shard import Sharded
+from moored.engine.fsdp.export import empty_twin
+from moored.engine.fsdp.load import Weights
+from moored.engine.fsdp.shard import Sharded, sharded
 from moored.engine.fsdp.trained import ShardedTrained, own_shard, whole
 from moored.engine.local.files import POLICY, has_shards, read_version
 from moored.engine.local.learner import LocalLearner
 from moored.engine.local.precision import keep_residual_in_float
 from moored.engine.local.state import Trained
-from moored.engine.lora import plain_weights
+from moored.engine.lora import BASE, plain_model, plain_weights
+from moored.engine.passes import trunk_of
+from moored.models.adapter import PREFIX
 from moored.types import ScoreRequest
 
 T = TypeVar("T")
+_CPU = torch.device("cpu")
 
 
 class ShardedLearner(LocalLearner):
     """Call every method on all ranks at once; `counts` is a group whose collectives wait for no
-    device."""
+    device.
+
+    A `model` on the meta device gets its `weights` after it was divided, so that no rank ever has
+    more than its part of them.
+    """
 
     def __init__(
         self,
@@ -47,6 +59,7 @@ class ShardedLearner(LocalLearner):
         *,
         mesh: DeviceMesh,
         counts: dist.ProcessGroup,
+        weights: Weights | None = None,
         with_critic: bool = False,
         sequence_ratio: bool = False,
         likelihood: bool = False,
@@ -54,6 +67,7 @@ class ShardedLearner(LocalLearner):
     ) -> None:
         self._mesh = mesh
         self._counts = counts
+        self._weights = weights
         self._sharded: dict[nn.Module, Sharded] = {}
         super().__init__(
             model,
@@ -71,6 +85,33 @@ class ShardedLearner(LocalLearner):
             if self.bf16:
                 keep_residual_in_float(module)
             self._sharded[module] = Sharded(module, self._mesh, bf16=self.bf16)
+            self._fill(module)
+        self._weights = None
+
+    @torch.no_grad()
+    def _fill(self, module: nn.Module) -> None:
+        """Set what was on the meta device: the policy's weights, and from those all others."""
+        empty = self._sharded[module].materialize(self.device)
+        if module is self.model:
+            own = {_plain_name(name): weight for name, weight in empty.items()}
+            if own:
+                assert self._weights is not None, "a model on the meta device needs weights"
+                self._weights.fill(own)
+            return
+        source = trunk_of(self.model) if module is self.critic else self.model
+        given = dict(source.named_parameters())
+        for name, weight in empty.items():
+            begun = given.get(name.removeprefix("trunk."))
+            if begun is not None:
+                weight.to_local().copy_(own_shard(begun))
+            else:
+                weight.to_local().zero_()  # the head of a critic
+
+    @property
+    def device(self) -> torch.device:
+        """Where shards are, also before there are any."""
+        kind = self._mesh.device_type
+        return torch.device("cuda", torch.cuda.current_device()) if kind == "cuda" else _CPU
 
     def _train(self, name: str, module: nn.Module, lr: float) -> Trained:
         return ShardedTrained(name, module, lr, self.config.optimizer)
@@ -122,6 +163,30 @@ class ShardedLearner(LocalLearner):
         for name, tensor in plain_weights(self.model):
             yield name, whole(tensor)
 
+    @torch.no_grad()
+    def plain_logits(self, ids: torch.Tensor, *, bf16: bool) -> torch.Tensor:
+        """(T, vocabulary) of a sequence, by the model's own code and weights in float32.
+
+        Of a copy in shards: a whole one may fit no device.
+        """
+        twin = Sharded(empty_twin(plain_model(self.model)), self._mesh, bf16=False)
+        self._copy_plain(twin.materialize(self.device))
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bf16):
+            logits = twin.run(partial(_logits, twin.root.module, ids))
+        del twin
+        gc.collect()  # FSDP2's hooks hold the copy in cycles
+        return logits
+
+    def _copy_plain(self, own: dict[str, DTensor]) -> None:
+        """The policy's weights with adapters summed in, into shards of the same names."""
+        for name, weight in plain_weights(self.model):
+            into = own.pop(name, None)
+            if into is not None:
+                into.to_local().copy_(
+                    own_shard(sharded(weight).redistribute(placements=into.placements))
+                )
+        assert not own, f"no values for {sorted(own)}"
+
     def damaged_weights(self) -> list[str]:
         """Those whose own shard is not finite."""
         return [
@@ -144,6 +209,15 @@ class ShardedLearner(LocalLearner):
             load_sharded_weights(folder, POLICY, self.model, self._counts)
         else:
             load_shards(folder, self._trained, self._counts)
-        for sharded in self._sharded.values():
-            sharded.reshard()
+        for parts in self._sharded.values():
+            parts.reshard()
         self._version = read_version(folder)
+
+
+def _logits(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    return model(input_ids=ids[None]).logits[0].float()
+
+
+def _plain_name(name: str) -> str:
+    """A weight's name without what peft adds to it."""
+    return name.removeprefix(PREFIX).replace(BASE, ".")

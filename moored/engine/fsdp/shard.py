@@ -70,6 +70,19 @@ class Sharded:
                 frozen = torch.bfloat16 if self._bf16 else torch.float32
                 weight.data = weight.data.to(torch.float32 if weight.requires_grad else frozen)
 
+    @torch.no_grad()
+    def materialize(self, device: torch.device) -> dict[str, DTensor]:
+        """Give shards on the meta device memory on `device`; returns them by the module's names.
+
+        They hold nothing yet.
+        """
+        named = self.root.module.named_parameters()
+        empty = {name: weight for name, weight in named if weight.is_meta}
+        # FSDP2 pads its shards in there.
+        self.root._apply(lambda t: torch.empty_like(t, device=device) if t.is_meta else t)
+        own = dict(self.root.module.named_parameters())
+        return {name: sharded(own[name].detach()) for name in empty}
+
     def run(self, compute: Callable[[], T]) -> T:
         """Compute with whole weights; a collective, once for each call on every rank."""
         result = self.root(compute)
@@ -82,6 +95,12 @@ class Sharded:
         """Give whole weights back, e.g. because shards have changed."""
         for part in self.parts:
             part.reshard()
+
+
+def sharded(weight: torch.Tensor) -> DTensor:
+    """A weight that is known to be divided among ranks."""
+    assert isinstance(weight, DTensor)
+    return weight
 
 
 def layers_of(module: nn.Module) -> Iterator[nn.Module]:

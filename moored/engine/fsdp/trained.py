@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from moored.config_engine import OptimizerConfig
+from moored.engine.fsdp.shard import sharded
 from moored.engine.local.state import State, Trained, Weight
 
 
@@ -31,7 +32,7 @@ class ShardedTrained(Trained):
 
     def _total_norm(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
         square = nn.utils.get_total_norm(gradients) ** 2
-        dist.all_reduce(square, group=_sharded(self.weights[0]).device_mesh.get_group())
+        dist.all_reduce(square, group=sharded(self.weights[0]).device_mesh.get_group())
         return square.sqrt()
 
     def _apply(self) -> None:
@@ -76,19 +77,14 @@ def own_shard(tensor: torch.Tensor) -> torch.Tensor:
 
 def shard_like(weight: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     """A whole tensor divided among ranks as a weight is."""
-    like = _sharded(weight)
+    like = sharded(weight)
     own = tensor.to(like.to_local().device, like.dtype)
     return distribute_tensor(own, like.device_mesh, like.placements)
 
 
-def _sharded(weight: torch.Tensor) -> DTensor:
-    assert isinstance(weight, DTensor)
-    return weight
-
-
 def _like(weight: torch.Tensor, shard: torch.Tensor) -> torch.Tensor:
     """A shard of a moment as a part of the whole; a number of steps is as it is."""
-    whole = _sharded(weight)
+    whole = sharded(weight)
     if shard.ndim == 0:
         return shard
     return DTensor.from_local(

@@ -179,13 +179,8 @@ def make_sampler(
     bfloat16, and with `copies` always.
     """
     dtype = torch.bfloat16 if bf16 else torch.float32
-    if kind != "plain" and can_decode(model):
+    if takes_slots(model, kind):
         return SlotSampler(model, dtype=dtype, max_context=max_context, shares=shares)
-    if kind == "fast":
-        raise MooredError(
-            f"the fast sampler knows no models of type {model.config.model_type!r} (or not with "
-            f"these options); set engine.sampler to auto"
-        )
     if not bf16 and not copies:
         return LocalSampler(model)
     twin = copy.deepcopy(model)
@@ -194,3 +189,14 @@ def make_sampler(
     remove_float_hook(twin)
     twin = twin.to(dtype).requires_grad_(False)
     return LocalSampler(twin, shares_weights=False)
+
+
+def takes_slots(model: Any, kind: str) -> bool:
+    """Whether the fast sampler writes with a model; raises where it is asked for and cannot."""
+    is_known = can_decode(model)
+    if kind == "fast" and not is_known:
+        raise MooredError(
+            f"the fast sampler knows no models of type {model.config.model_type!r} (or not with "
+            f"these options); set engine.sampler to auto"
+        )
+    return kind != "plain" and is_known

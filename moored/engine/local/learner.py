@@ -101,12 +101,12 @@ class LocalLearner:
         )
         self.bf16 = uses_bf16(self.config.engine.dtype, self.device)
         is_plain = self.config.engine.learner == "plain"
-        self._uses_tree = not is_plain and use_tree_attention(model, bf16=self.bf16)
+        self._uses_tree = not is_plain and use_tree_attention(model, self.device, bf16=self.bf16)
         if self._uses_tree and self.device.type == "cuda" and not self.config.engine.compile:
             fuse_layers(model)
         if self.config.engine.gradient_checkpointing is True and trains:
             plain_model(model).gradient_checkpointing_enable()
-        self.critic = Critic(model).to(self.device) if with_critic and trains else None
+        self.critic = Critic(model) if with_critic and trains else None
         # A reference model exists only while KL is on.
         has_kl = self.config.algorithm.kl_coef > 0.0
         self.reference = make_reference(model) if has_kl and trains else None

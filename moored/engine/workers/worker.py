@@ -20,15 +20,17 @@ from torch.distributed.device_mesh import init_device_mesh
 from moored.config import Config
 from moored.engine.base import Request, SamplingParams, Stream
 from moored.engine.fast.sampler import SlotSampler
-from moored.engine.fsdp.export import plain_twin
+from moored.engine.fsdp.export import empty_twin, plain_twin
 from moored.engine.fsdp.learner import ShardedLearner
+from moored.engine.fsdp.load import load_empty
 from moored.engine.gpu import fit_to_gpu
-from moored.engine.local.engine import RELEASED_FROM, describe_model, make_sampler
+from moored.engine.local.engine import RELEASED_FROM, describe_model, takes_slots
+from moored.engine.local.sampler import LocalSampler
 from moored.engine.local.state import save_plain
 from moored.engine.lora import add_lora, plain_model
-from moored.engine.vllm.sampler import vllm_sampler
+from moored.engine.vllm.sampler import VllmSampler
 from moored.engine.workers.ranks import Rank, check_gpus, ranks_text
-from moored.models.load import load_model, pick_device, sliding_window, uses_bf16
+from moored.models.load import load_tokenizer, pick_device, sliding_window, uses_bf16
 from moored.training.algorithms import load_algorithm
 from moored.training.batch import LossSample, Sample
 from moored.types import Completion, ScoreRequest
@@ -64,64 +66,60 @@ class RankWorker:
         assert isinstance(counts, dist.ProcessGroup)
         mesh = init_device_mesh(device.type, (rank.size,))
         bf16 = uses_bf16(config.engine.dtype, device)
-        loaded = load_model(config.model, device, exact=not bf16)
+        empty = load_empty(config.model, counts, exact=not bf16)
         if trains:
             config = fit_to_gpu(
                 config,
-                loaded.model.config.to_dict(),
+                empty.model.config.to_dict(),
                 ranks=rank.size,
                 has_sampler=self.has_sampler,
             )
         self._config = config
-        self._tokenizer = loaded.tokenizer
-        model: Any = add_lora(loaded.model, config)
+        # Rank 0 gives it to the driver, and writes it beside weights.
+        self._tokenizer = load_tokenizer(config.model) if rank.rank == 0 else None
+        model: Any = add_lora(empty.model, config)
         self._model = plain_model(model)
         self._generation = self._model.generation_config
         algorithm = load_algorithm(config.algorithm)
-        self.info = WorkerInfo(
-            description=f"{describe_model(model, config, bf16)}, {ranks_text(rank.size)}",
-            model_type=model.config.model_type,
-            vocabulary=model.get_input_embeddings().num_embeddings,
-            max_positions=getattr(model.config, "max_position_embeddings", None),
-            sliding_window=sliding_window(model.config),
-            bf16=bf16,
-            streams=device.type == "cuda",
-        )
-        size = sum(weight.numel() for weight in model.parameters())
-        # Before the weights are divided up.
-        self._sampler: Any = self._make_sampler(model) if trains else None
-        size = sum(weight.numel() for weight in self._model.parameters())
-        self._streams: dict[int, Stream] = {}
         self.learner = ShardedLearner(
             model,
             config,
             mesh=mesh,
             counts=counts,
+            weights=empty.weights,
             with_critic=algorithm.needs_critic,
             sequence_ratio=algorithm.sequence_ratio,
             likelihood=algorithm.likelihood,
             trains=trains,
         )
+        self.info = _describe(model, config, bf16, rank.size)
+        self._streams: dict[int, Stream] = {}
+        self._sampler: Any = self._make_sampler(self._model) if trains else None
+        size = sum(weight.numel() for weight in self._model.parameters())
         if isinstance(self._sampler, SlotSampler) and size >= RELEASED_FROM:
             self.learner.before_updates = self._sampler.release
 
     def _make_sampler(self, model: Any) -> Any:
-        if self._config.engine.sampler == "vllm":
-            return vllm_sampler(model, self._config)
-        return make_sampler(
-            model,
-            bf16=self.info.bf16,
-            max_context=self._config.rollout.max_context,
-            kind=self._config.engine.sampler,
-            copies=True,
-        )
+        """A sampler with a copy of the weights, which it is given one tensor at a time."""
+        engine, learner = self._config.engine, self.learner
+        dtype = torch.bfloat16 if self.info.bf16 else torch.float32
+        if engine.sampler == "vllm":
+            sampler: Any = VllmSampler(model, self._config)
+        elif takes_slots(model, engine.sampler):
+            twin, longest = empty_twin(model), self._config.rollout.max_context
+            sampler = SlotSampler(twin, dtype=dtype, max_context=longest, device=learner.device)
+        else:
+            twin = plain_twin(model, learner.weights(), dtype, learner.device)
+            return LocalSampler(twin, shares_weights=False)
+        sampler.load_weights(learner.weights(), learner.version)
+        return sampler
 
     def describe(self) -> WorkerInfo:
         return self.info
 
     def tokenizer(self) -> Any:
-        """From one rank: all have the same."""
-        return self._tokenizer if self.rank.rank == 0 else None
+        """From rank 0; None from the others."""
+        return self._tokenizer
 
     def score(self, requests: Sequence[ScoreRequest]) -> list[list[np.ndarray]]:
         return self.learner.score(requests)
@@ -159,9 +157,7 @@ class RankWorker:
     def sampler(self) -> Any:
         """Where nothing is trained, made on first use: it holds a copy of the weights."""
         if self._sampler is None:
-            dtype = torch.bfloat16 if self.info.bf16 else torch.float32
-            twin = plain_twin(self._model, self.learner.weights(), dtype, self.learner.device)
-            self._sampler = self._make_sampler(twin)
+            self._sampler = self._make_sampler(self._model)
         return self._sampler
 
     def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Completion]:
@@ -186,17 +182,10 @@ class RankWorker:
         self._streams.pop(number).close()
 
     @torch.no_grad()
-    def plain_logprobs(
-        self, prompt_ids: np.ndarray, ids: np.ndarray, bf16: bool
-    ) -> np.ndarray | None:
-        """Log-probabilities of `ids` by the model's own forward pass, on rank 0."""
-        device, weights = self.learner.device, self.learner.exact_weights()
-        twin = plain_twin(self._model, weights, torch.float32, device, keeps=self.rank.rank == 0)
-        if twin is None:
-            return None
-        whole = torch.from_numpy(np.concatenate([prompt_ids, ids])).to(device)
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16):
-            logits = twin(input_ids=whole[None]).logits[0, len(prompt_ids) - 1 : -1].float()
+    def plain_logprobs(self, prompt_ids: np.ndarray, ids: np.ndarray, bf16: bool) -> np.ndarray:
+        """Log-probabilities of `ids` by the model's own forward pass."""
+        whole = torch.from_numpy(np.concatenate([prompt_ids, ids])).to(self.learner.device)
+        logits = self.learner.plain_logits(whole, bf16=bf16)[len(prompt_ids) - 1 : -1]
         logp = torch.log_softmax(logits / self._config.rollout.temperature, dim=-1)
         return logp.gather(-1, whole[len(prompt_ids) :, None]).squeeze(-1).cpu().numpy()
 
@@ -208,7 +197,21 @@ class RankWorker:
         if twin is not None:
             twin.generation_config = self._generation
             save_plain(twin, folder)
+            assert self._tokenizer is not None
             self._tokenizer.save_pretrained(folder)
+
+
+def _describe(model: Any, config: Config, bf16: bool, size: int) -> WorkerInfo:
+    """Of a model that was divided among ranks."""
+    return WorkerInfo(
+        description=f"{describe_model(model, config, bf16)}, {ranks_text(size)}",
+        model_type=model.config.model_type,
+        vocabulary=model.get_input_embeddings().num_embeddings,
+        max_positions=getattr(model.config, "max_position_embeddings", None),
+        sliding_window=sliding_window(model.config),
+        bf16=bf16,
+        streams=next(model.parameters()).is_cuda,
+    )
 
 
 def rank_device(config: Config, rank: Rank) -> str:

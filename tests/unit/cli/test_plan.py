@@ -172,12 +172,6 @@ def test_a_plan_says_what_cannot_be_started_yet(run):
         "parallelism of vLLM)"
     ) in lines
     assert not [line for line in lines if line.startswith("set ")]
-    words[2] = "model=Qwen/Qwen2.5-32B"
-    lines = run("plan", *words, "--gpu", "h200", "--gpus", "64")[1].splitlines()
-    assert any(
-        line.startswith("together cannot be started yet: every rank loads whole models")
-        for line in lines
-    )
 
 
 def test_json_of_a_cluster_has_every_layout(run):

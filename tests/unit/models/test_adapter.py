@@ -50,6 +50,10 @@ def test_an_adapter_is_merged_into_its_base(adapter):
     assert len(merged.tokenizer) == len(base.tokenizer)
 
 
+def test_all_weights_of_a_merged_adapter_can_be_trained(adapter):
+    assert all(weight.requires_grad for weight in load_model(str(adapter), CPU).model.parameters())
+
+
 def test_size_and_place_are_those_of_the_base(adapter):
     assert weights_folder(str(adapter)) == embedded_models()["nano"]
     assert count_parameters(str(adapter)) == count_parameters("nano")

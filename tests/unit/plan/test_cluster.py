@@ -90,13 +90,10 @@ def test_no_other_split_of_the_same_gpus_is_faster():
 
 
 def test_what_cannot_be_started_yet_is_best_only_where_nothing_else_fits():
-    # 61 GiB of weights three times over, for policy, reference and sampler, beside a learner.
+    # Ranks load their own part of 61 GiB of weights, so that the quickest layout can be started.
     found = planned("Qwen/Qwen2.5-32B", 64)
-    together, apart = found.layouts[TOGETHER], found.layouts[OVERLAPPED]
-    assert together.start_bytes / 2**30 == pytest.approx(3 * 61.03 + 0.6, abs=0.05)
-    assert (together.starts, apart.starts) == (False, True)
-    assert together.step_s < apart.step_s
-    assert found.best is apart
+    assert all(layout.starts for layout in found.layouts.values())
+    assert found.best is found.layouts[TOGETHER]
     # Samplers of two GPUs.
     largest = planned("meta-llama/Llama-3.1-70B", 64)
     assert not any(layout.starts for layout in largest.layouts.values())

@@ -37,7 +37,7 @@ def make_model(kind: str) -> Any:
     for weight in model.parameters():
         if weight.dim() == 1:
             weight.data += 0.3 * torch.randn_like(weight)
-    assert trees.use_tree_attention(model, bf16=False)
+    assert trees.use_tree_attention(model, model.device, bf16=False)
     return model
 
 

@@ -84,7 +84,7 @@ def tiny(kind: type, **options):
 def test_a_model_on_a_line_equals_the_model_on_masked_rows(kind, checkpointing):
     options = {"sliding_window": None} if kind == "Mistral" else {}
     model = tiny(getattr(transformers, f"{kind}Config"), **options)
-    assert use_tree_attention(model, bf16=False)
+    assert use_tree_attention(model, model.device, bf16=False)
     if checkpointing:
         model.gradient_checkpointing_enable()
         model.train()
@@ -116,9 +116,9 @@ def test_models_with_other_attention_keep_their_own():
     gpt = transformers.AutoModelForCausalLM.from_config(
         transformers.GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=2)
     )
-    assert not use_tree_attention(gpt, bf16=False)
+    assert not use_tree_attention(gpt, gpt.device, bf16=False)
     windowed = tiny(transformers.MistralConfig, sliding_window=8)
-    assert not use_tree_attention(windowed, bf16=False)
+    assert not use_tree_attention(windowed, windowed.device, bf16=False)
     assert windowed.config._attn_implementation == "sdpa"
 
 
@@ -136,6 +136,6 @@ def test_others_who_use_the_model_see_no_difference():
             return [model(ids, attention_mask=padded).logits[:, 2:], rest.logits]
 
     before = uses()
-    assert use_tree_attention(model, bf16=False)
+    assert use_tree_attention(model, model.device, bf16=False)
     for ours, theirs in zip(uses(), before, strict=True):
         torch.testing.assert_close(ours, theirs)
