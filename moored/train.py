@@ -20,11 +20,11 @@ from moored.algo import check_filter
 from moored.config import Config, dump_config
 from moored.diagnostics.monitor import CollapseMonitor, Measurement
 from moored.engine.base import ClusterEngine, Engine, Event
-from moored.engine.build import build_engine
+from moored.engine.build import build_engine, require_run_packages
 from moored.engine.checkpoint import save_checkpoint
 from moored.engine.workers.team import WorkerLost
 from moored.envs.mix import EnvMix
-from moored.errors import MooredError, require_packages
+from moored.errors import MooredError
 from moored.evaluate import Evaluation, evaluate
 from moored.models.rates import with_rates
 from moored.recovery import go_back, surviving
@@ -123,10 +123,9 @@ def build_run(config: Config, folder: Path, *, resume: bool = False) -> Run:
     check_filter(config.filter.score, config.filter.rule)
     mix = EnvMix(config.env)
     mix.check()
+    require_run_packages(config)
     engine = build_engine(config)
     try:
-        if config.log.rollouts_every:
-            require_packages("storing rollouts (log.rollouts_every)", ("pyarrow",))
         if config.gradients.every:
             check_measures_gradients(engine.learner)
         engine.check()

@@ -79,7 +79,7 @@ def _start(words: Sequence[str], folder: Path | None) -> Run:
     if folder is not None:
         check_folder(folder)
     check_config(config)
-    _check_memory(config)
+    _check_machine(config)
     with new_folder(folder, _run_name(split_words(words)[0])) as path:
         # Only now, because they import torch.
         from moored.train import build_run, start
@@ -104,7 +104,7 @@ def _resume(words: Sequence[str], folder: Path) -> Run:
     changes = changes_since(folder, config)
     check_folder(folder, resume=True)
     check_config(config)
-    _check_memory(config)
+    _check_machine(config)
     from moored.train import build_run, resume
 
     made = build_run(config, folder, resume=True)
@@ -125,11 +125,13 @@ def _closed_on_error(run: Run) -> Iterator[None]:
         raise
 
 
-def _check_memory(config: Config) -> None:
-    """Refuse what clearly cannot fit into the memory of the GPU here, before a model is loaded."""
+def _check_machine(config: Config) -> None:
+    """Refuse what lacks packages, or clearly cannot fit into the memory of the GPU here."""
+    from moored.engine.build import require_run_packages
     from moored.engine.gpu import present_gpu
     from moored.plan import refuse_what_cannot_fit
 
+    require_run_packages(config)
     gpu = present_gpu(config.engine.device)
     if gpu is not None:
         refuse_what_cannot_fit(config, gpu)

@@ -19,12 +19,23 @@ class MakeEngine(Protocol):
     def __call__(self, config: Config, *, trains: bool) -> Engine: ...
 
 
-def build_engine(config: Config, *, trains: bool = True) -> Engine:
-    """The engine of a run; `trains=False` leaves out what only updates need, e.g. a critic."""
-    refuse_idle_ranks(config.engine.kind)
+def require_run_packages(config: Config) -> None:
+    """Refuse a run whose packages are missing; asked before torch is imported, for seconds."""
+    require_engine_packages(config)
+    if config.log.rollouts_every:
+        require_packages("storing rollouts (log.rollouts_every)", ("pyarrow",))
+
+
+def require_engine_packages(config: Config) -> None:
     if config.engine.kind in ("local", "torchrun"):
         require_packages("a model in this process", ("torch", "transformers", "safetensors"))
     if config.optimizer.lora_rank:
         require_packages("optimizer.lora_rank", ("peft",))
+
+
+def build_engine(config: Config, *, trains: bool = True) -> Engine:
+    """The engine of a run; `trains=False` leaves out what only updates need, e.g. a critic."""
+    refuse_idle_ranks(config.engine.kind)
+    require_engine_packages(config)
     make = cast(MakeEngine, ENGINES.get_object(config.engine.kind))
     return make(config, trains=trains)

@@ -16,7 +16,7 @@ from moored.train import build_run, resume, start, train
 
 OPTIONS = ["num_steps=3", "checkpoint_every=2", "collapse.every=2", "evaluation.every=0"]
 OPTIONS += ["rollout.group_size=2", "rollout.max_response_tokens=48"]
-OPTIONS += ["log.rollouts_every=1", "log.sinks=[tensorboard]"]
+OPTIONS += ["env.0.options.max_turns=1", "log.rollouts_every=1", "log.sinks=[tensorboard]"]
 
 
 def interrupt_after(step: int):

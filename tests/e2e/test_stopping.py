@@ -52,9 +52,10 @@ def wait_for_steps(run: Path, count: int, process: WarmProcess) -> None:
         time.sleep(0.02)
 
 
-def test_a_second_process_is_refused_and_sigterm_and_resume_change_nothing(tmp_path):
+def test_a_second_process_is_refused_and_sigterm_and_resume_change_nothing(tmp_path, toy_folder):
     run, whole = tmp_path / "run", tmp_path / "whole"
-    first = launch(tmp_path, "smoke", *TINY, "num_steps=5000", "--run", "run")
+    toy = [*TINY, f"model={toy_folder}", "env=tests.e2e.toys:Echo"]
+    first = launch(tmp_path, "smoke", *toy, "num_steps=5000", "--run", "run")
     wait_for_steps(run, 2, first)
     # While it trains, nobody else may write, neither a resumed run nor a new one. It is halted
     # meanwhile: what it does here is done again below.
@@ -77,7 +78,7 @@ def test_a_second_process_is_refused_and_sigterm_and_resume_change_nothing(tmp_p
     last = f"num_steps={stopped_at + 2}"
     shown, _ = finish(launch(tmp_path, "--resume", "run", last))
     assert f"changed: num_steps from 5000 to {stopped_at + 2}\n" in shown
-    finish(launch(tmp_path, "smoke", *TINY, last, "--run", "whole"))
+    finish(launch(tmp_path, "smoke", *toy, last, "--run", "whole"))
     for name in ("metrics.jsonl", "collapse.jsonl", "config.yaml"):
         assert (run / name).read_bytes() == (whole / name).read_bytes(), name
     names = ["model.safetensors"]

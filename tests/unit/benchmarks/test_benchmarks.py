@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import importlib
 import json
+import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+
+from tests.warm import run_warm
 
 pytest.importorskip("transformers")
 
@@ -147,9 +152,18 @@ def test_both_ways_of_cross_scoring_agree(benchmark, tmp_path):
     assert figures["moored"]["tokens"] == figures["concatenated"]["tokens"]
 
 
-def test_the_gradient_benchmark_keeps_every_measurement_with_its_command(benchmark, tmp_path):
+def test_the_gradient_benchmark_keeps_every_measurement_with_its_command(
+    benchmark, tmp_path, monkeypatch
+):
     script, out = benchmark("gradients"), tmp_path / "gradients.json"
     script.arms = lambda _: {"start": ["smoke", "rollout.max_response_tokens=8"]}
+
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        assert command[:3] == [sys.executable, "-c", script.ENTRY]
+        return run_warm(command[3:])
+
+    # The command is forked with torch imported.
+    monkeypatch.setattr(script, "subprocess", SimpleNamespace(run=run, PIPE=subprocess.PIPE))
     script.main(f"--groups 3 --group-size 2 --buckets 3 --params last-block --out {out}".split())
     record = json.loads(out.read_text())
     assert "benchmarks/" in record["command"] and record["cores"]

@@ -26,10 +26,10 @@ def toy_channel(rng, num_prompts: int):
 @pytest.mark.parametrize(("num_prompts", "least"), [(8, 0.80), (16, 0.86)])
 def test_intervals_cover_the_mean_estimate_near_their_nominal_95_percent(num_prompts, least):
     rng = np.random.default_rng(0)
-    fresh = [information(*toy_channel(rng, num_prompts), permutations=0) for _ in range(2000)]
+    fresh = [information(*toy_channel(rng, num_prompts), permutations=0) for _ in range(1000)]
     runs = [
         information(*toy_channel(rng, num_prompts), bootstrap=200, permutations=0)
-        for _ in range(600)
+        for _ in range(400)
     ]
     for metric in METRICS:
         truth = np.mean([getattr(report, metric) for report in fresh])

@@ -120,7 +120,7 @@ def test_mi_intervals_are_as_wide_as_fresh_draws_scatter():
     # A 95 % interval spans 3.92 standard errors. An interval that resamples rows alone spans 2.3
     # for MI per token and 3.1 per sequence, the full range of the draws about 5.5.
     rng = np.random.default_rng(14)
-    fresh = [information(*noisy_copies(rng, 8, 8)) for _ in range(400)]
+    fresh = [information(*noisy_copies(rng, 8, 8), permutations=0) for _ in range(400)]
     runs = [information(*noisy_copies(rng, 8, 8), bootstrap=200, permutations=0) for _ in range(80)]
     for metric in ("mi_estimate", "mi_seq_estimate"):
         intervals = [report.intervals[metric] for report in runs]
@@ -133,7 +133,10 @@ def test_retrieval_intervals_count_what_a_prompt_does_to_the_others():
     # Near-perfect retrieval: one close neighbour costs both prompts their hits. An interval that
     # resamples rows alone spans 0.73 of what it should.
     rng = np.random.default_rng(19)
-    fresh = [information(*noisy_copies(rng, 8, 8, 0.05)).retrieval_accuracy for _ in range(600)]
+    fresh = [
+        information(*noisy_copies(rng, 8, 8, 0.05), permutations=0).retrieval_accuracy
+        for _ in range(600)
+    ]
     runs = [
         information(*noisy_copies(rng, 8, 8, 0.05), bootstrap=200, permutations=0)
         for _ in range(150)

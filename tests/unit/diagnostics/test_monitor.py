@@ -259,16 +259,23 @@ def test_a_steady_run_raises_no_alarm():
     assert all(m.alarm is None for m in series(monitor("first_turn"), 4.0 * noise))
 
 
+RESUMED_VIEWS = ("first_turn", "trajectory", "positions", "chain")
+RESUMED = {"num_prompts": 3, "num_pairs": 9, "bootstrap": 10, "permutations": 10, "seed": 5}
+
+
+@pytest.fixture(scope="module")
+def unbroken():
+    return series(monitor(*RESUMED_VIEWS, **RESUMED), falling_gaps())
+
+
 @pytest.mark.parametrize("cut", [1, 4, 20, 35])
-def test_a_run_resumed_from_json_measures_what_an_unbroken_one_does(cut):
-    views = ("first_turn", "trajectory", "positions", "chain")
-    options = {"num_prompts": 3, "num_pairs": 9, "bootstrap": 10, "permutations": 10, "seed": 5}
+def test_a_run_resumed_from_json_measures_what_an_unbroken_one_does(cut, unbroken):
     gaps = falling_gaps()
-    expected = series(monitor(*views, **options), gaps)
-    begun, resumed = monitor(*views, **options), monitor(*views, **options)
+    begun, resumed = (monitor(*RESUMED_VIEWS, **RESUMED) for _ in range(2))
     first = series(begun, gaps[:cut])
     resumed.load_state_dict(json.loads(json.dumps(begun.state_dict())))
-    assert first + series(resumed, gaps[cut:], start=cut + 1) == expected
+    assert first == unbroken[:cut]
+    assert series(resumed, gaps[cut:], start=cut + 1) == unbroken[cut:]
     assert resumed.alarm is not None  # so that the alarm's own state was needed
 
 
