@@ -154,6 +154,8 @@ def cluster_here(is_needed: bool) -> Iterator[list[str]]:
     from ray.cluster_utils import Cluster as Nodes
 
     head: dict[str, Any] = {"num_cpus": 16, "object_store_memory": 100_000_000}
+    # Ray's own default is 15: whatever else runs on the machine would come first.
+    head["_system_config"] = {"worker_niceness": 0}
     nodes = Nodes(initialize_head=True, head_node_args=head)
     try:
         yield [f"engine.ray.address={nodes.address}"]

@@ -23,6 +23,12 @@ NOTE = (
 )
 
 
+ENVIRONMENTS = (
+    "environments run in the driver; those that compute for a millisecond a call or more, or hold "
+    "much memory, belong in processes of their own on CPU nodes: set engine.ray.env_actors"
+)
+
+
 def print_cluster(found: ClusterPlan, *, as_json: bool) -> None:
     """Everything as lines, or as JSON with what to do about a cluster that is too small."""
     from moored.plan.cluster_advice import cluster_remedy
@@ -102,6 +108,8 @@ def _size(parts: Mapping[str, int], part: str) -> str:
 
 
 def _verdict(found: ClusterPlan) -> list[str]:
+    from moored.plan.layouts import TOGETHER
+
     best = found.best
     lines = [f"{best.step_s:.2f} s a step; longest: {best.bound} ({_why(best)})"]
     if best.idle:
@@ -111,6 +119,8 @@ def _verdict(found: ClusterPlan) -> list[str]:
         lines.append(f"set {' '.join(words)}")
     barred = (layout for layout in found.layouts.values() if not layout.starts)
     lines += [f"{layout.name} cannot be started yet: {BAR}" for layout in barred]
+    if any(layout.name != TOGETHER for layout in found.layouts.values()):
+        lines.append(ENVIRONMENTS)
     return [*lines, NOTE]
 
 

@@ -10,9 +10,9 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -23,7 +23,8 @@ from moored.engine.checkpoint import load_checkpoint, save_checkpoint
 from moored.envs.mix import EnvMix
 from moored.errors import ConfigError, MooredError
 from moored.evaluate import evaluate
-from moored.rollout.pool import EnvPool
+from moored.rollout.calls import EnvCalls
+from moored.rollout.pool import make_pool
 from moored.runlog.log import RunLog, written_whole
 from moored.sft.options import SftConfig, dump_sft_config, engine_config, settle
 from moored.sft.samples import Batch, ReplyRenderer, encode, next_batch, weighted
@@ -54,7 +55,7 @@ class SftRun:
     mix: EnvMix
     """What the model is tried on."""
     log: RunLog
-    pool: EnvPool = field(default_factory=EnvPool)
+    pool: EnvCalls[Any]
     on_replies: Callable[[int, int], None] | None = None
     """Called while the model is tried, with the numbers of replies and of running episodes."""
     next_step: int = 1
@@ -88,7 +89,8 @@ def build_sft(config: SftConfig, folder: Path, *, resume: bool = False) -> SftRu
     with ExitStack() as stack:
         source = open_source(config)
         stack.callback(source.close)
-        engine = build_engine(engine_config(config))
+        settings = engine_config(config)
+        engine = build_engine(settings)
         stack.callback(engine.close)
         renderer = engine.renderer
         if not isinstance(renderer, ReplyRenderer):
@@ -105,6 +107,7 @@ def build_sft(config: SftConfig, folder: Path, *, resume: bool = False) -> SftRu
             source=source,
             mix=EnvMix(config.env),
             log=RunLog(folder, resume=resume),
+            pool=make_pool(engine, settings.rollout),
         )
         stack.pop_all()
     return run

@@ -7,6 +7,7 @@ to every replica. All nodes must see the run directory and the model under the s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,7 +62,7 @@ class RayEngine:
             require_packages("engine.sampler=vllm", ("vllm",))
         self._config = config
         self._renderer: Renderer | None = None
-        self.on_event = _ignore
+        self.on_event: Callable[[Event], None] = _ignore
         self._sampler: ReplicaSampler | None = None
         self._pool: ActorPool | None = None
         options = config.engine.ray

@@ -5,6 +5,7 @@ One that dies is started again, on a node with room. Meanwhile the others have i
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -20,10 +21,12 @@ from moored.envs.mix import EnvMix
 from moored.errors import EnvError, MooredError
 from moored.rollout.calls import Answer, Question
 
+logger = logging.getLogger(__name__)
+
 RETRY_S = 1.0
 """Pause before an actor that did not start is started again."""
 CLOSE_S = 10.0
-"""How long actors may take to close environments and what they share."""
+"""How long actors may take to close what environments share."""
 
 
 @dataclass(slots=True, eq=False)
@@ -214,8 +217,11 @@ class EnvActors:
         except (self.ray.exceptions.RayError, MooredError) as error:
             # A port may still be taken, or a node be gone: others may do.
             self.ray.kill(seat.actor)
+            why = str(error).strip().splitlines()[0]
+            if seat.retry_at_s == 0.0:
+                logger.warning("environment actor %d did not start again: %s", seat.number, why)
             seat.retry_at_s = time.monotonic() + RETRY_S
-            self._check_patience(f" ({str(error).strip().splitlines()[0]})")
+            self._check_patience(f" ({why})")
         else:
             self._mark_up(seat, about)
 
@@ -268,7 +274,8 @@ class EnvActors:
         """Close environments and what they share, then end the actors."""
         calls = [seat.actor.close.remote() for seat in self.up]
         if calls:
-            self.ray.wait(calls, num_returns=len(calls), timeout=CLOSE_S)
+            limit_s = self._config.rollout.env_timeout_s + CLOSE_S
+            self.ray.wait(calls, num_returns=len(calls), timeout=limit_s)
         for seat in self.seats:
             if seat.actor is not None:
                 self.ray.kill(seat.actor)

@@ -157,6 +157,7 @@ def test_a_plan_for_a_cluster_compares_layouts_and_shows_both_kinds_of_gpu(run):
     assert "policy                  2.66" in lines
     assert "weights                         14.19" in lines
     assert "no run on several GPUs was measured" in lines[-1]
+    assert lines[-2].endswith("on CPU nodes: set engine.ray.env_actors")
     # The options are those of a configuration.
     (options,) = (line.split()[1:] for line in lines if line.startswith("set "))
     config = load_config({}, [*options, "rollout.num_groups=64"])

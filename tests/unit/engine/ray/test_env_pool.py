@@ -138,7 +138,7 @@ def ask(pool: ActorPool, make: Callable[[], Any], replies: Sequence[str]) -> lis
     return [found[key] for key in range(len(replies))]
 
 
-@pytest.mark.parametrize("env", ["my_envs:Walk", "sokoban", "frozen_lake"])
+@pytest.mark.parametrize("env", ["my_envs:Walk", "sokoban", "code"])
 def test_rollouts_are_those_of_environments_in_the_driver(start, writer, env):
     with EnvPool() as here:
         expected = play(writer, here, env)
