@@ -86,6 +86,8 @@ class ShardedLearner(LocalLearner):
                 keep_residual_in_float(module)
             self._sharded[module] = Sharded(module, self._mesh, bf16=self.bf16)
             self._fill(module)
+        if self.reference is self.model:
+            self._sharded[self.model].settle()
         self._weights = None
 
     @torch.no_grad()

@@ -83,6 +83,14 @@ class Sharded:
         own = dict(self.root.module.named_parameters())
         return {name: sharded(own[name].detach()) for name in empty}
 
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Let FSDP2 fix what it does with gradients, while all that is trained says that it is.
+
+        It does so in the first pass; that of a reference is made with adapters switched off.
+        """
+        self.run(lambda: None)
+
     def run(self, compute: Callable[[], T]) -> T:
         """Compute with whole weights; a collective, once for each call on every rank."""
         result = self.root(compute)

@@ -19,6 +19,7 @@ from moored.engine.fsdp import checkpoint
 from moored.engine.fsdp.export import plain_twin
 from moored.engine.fsdp.learner import ShardedLearner
 from moored.engine.local.learner import LocalLearner
+from moored.engine.lora import add_lora
 from moored.errors import MooredError
 from moored.training.batch import LossSample, Sample
 from moored.types import Prompt, ScoreRequest
@@ -94,6 +95,18 @@ def test_a_sharded_update_is_that_of_one_process(dtype):
         assert found == pytest.approx(wanted, rel=1e-5 if dtype == "float32" else 0.05, abs=0.02)
     near = 1e-5 if dtype == "float32" else 0.02
     assert logprobs(one) == pytest.approx(logprobs(other), abs=near)
+
+
+def test_adapters_are_trained_when_the_first_pass_is_one_of_the_reference():
+    # With KL an update begins with the reference, which is the model with adapters switched off.
+    options = ["algorithm.kl_coef=0.1", "optimizer.lora_rank=4", "engine.dtype=bfloat16"]
+    config = load_config({"env": "bandit"}, options)
+    counts = dist.new_group(backend="gloo")
+    assert isinstance(counts, dist.ProcessGroup)
+    mesh = init_device_mesh("cpu", (1,))
+    learner = ShardedLearner(add_lora(make_model(), config), config, mesh=mesh, counts=counts)
+    (found,) = learner.step([[sample(3, 4)]])
+    assert found["grad_norm"] > 0.0
 
 
 def test_a_rank_without_samples_adds_nothing_but_takes_part():
