@@ -127,14 +127,14 @@ def test_a_late_reward_teaches_the_first_turn_when_the_template_rewrites_history
     rewriting_folder, tmp_path, advantage
 ):
     torch.set_num_threads(1)
-    late = ["env=tests.e2e.toys:Late", "rollout.num_groups=4", f"algorithm.advantage={advantage}"]
+    late = ["env=tests.e2e.toys:Late", "rollout.group_size=8", f"algorithm.advantage={advantage}"]
     late += [
         "num_steps=30",
-        "optimizer.lr=5e-3",
+        "optimizer.lr=1e-2",
         "optimizer.critic_lr=1.5e-2",
     ]
     rates = rates_until_solved(build_run(toy_config(rewriting_folder, *late), tmp_path))
     groups = read_groups(tmp_path / "rollouts" / "step_000001.parquet")
     # Each trajectory is in three pieces, unless a reply happens to begin like the rewritten one.
-    assert len(build_samples(groups)) > 0.98 * 4 * 16 * 3
+    assert len(build_samples(groups)) > 0.98 * 8 * 8 * 3
     assert np.mean(rates[:3]) < 0.3 and np.mean(rates[-5:]) > 0.9, rates

@@ -230,6 +230,7 @@ def test_positions_chain_and_intervals_are_measured_in_a_run(tmp_path):
             "num_steps=1",
             "evaluation.every=0",
             "rollout.num_groups=3",
+            "rollout.group_size=2",
             "collapse.num_pairs=12",
             "collapse.bootstrap=20",
             "collapse.permutations=20",

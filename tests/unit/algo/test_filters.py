@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moored.algo import loss_scale, preset, reward_variance, select, select_groups
@@ -277,6 +277,7 @@ scores_strategy = st.lists(st.one_of(st.just(0.0), st.floats(1e-3, 1e3)), min_si
 mass = st.one_of(st.just(0.0), st.floats(1e-300, 1.0))
 
 
+@settings(deadline=None)
 @given(scores_strategy, mass)
 def test_top_p_reaches_its_mass_and_needs_every_group_it_keeps(scores, value):
     values = np.array(scores)
@@ -290,23 +291,27 @@ def test_top_p_reaches_its_mass_and_needs_every_group_it_keeps(scores, value):
         assert rest.max() <= chosen.min()
 
 
+@settings(deadline=None)
 @given(scores_strategy, mass, st.floats(1e-6, 1e6))
 def test_top_p_does_not_depend_on_the_scale_of_scores(scores, value, scale):
     assert kept(scores, value=value) == kept(np.array(scores) * scale, value=value)
 
 
+@settings(deadline=None)
 @given(scores_strategy, mass, mass)
 def test_top_p_keeps_more_with_more_mass(scores, a, b):
     small, large = sorted((a, b))
     assert set(kept(scores, value=small)) <= set(kept(scores, value=large))
 
 
+@settings(deadline=None)
 @given(st.integers(1, 20), st.floats(0.01, 1.0))
 def test_equal_scores_are_kept_from_the_front(num, value):
     chosen = kept(np.ones(num), value=value)
     assert chosen == list(range(len(chosen)))
 
 
+@settings(deadline=None)
 @given(scores_strategy, st.randoms(use_true_random=False))
 def test_selected_scores_do_not_depend_on_group_order(scores, shuffler):
     order = list(range(len(scores)))
