@@ -166,7 +166,8 @@ def test_a_lost_node_changes_no_number(ray_cluster, toy_folder, tmp_path, undist
 def test_a_killed_driver_leaves_no_actor_and_is_resumed(
     ray_cluster, toy_folder, tmp_path, undisturbed
 ):
-    folder, config = tmp_path / "run", config_for(ray_cluster, toy_folder)
+    folder = tmp_path / "run"
+    config = config_for(ray_cluster, toy_folder, "engine.ray.env_actors=1")
     script = tmp_path / "drive.py"
     script.write_text(
         "import sys\n"
@@ -174,7 +175,8 @@ def test_a_killed_driver_leaves_no_actor_and_is_resumed(
         "from moored.train import build_run, start, train\n"
         "run = build_run(Config.model_validate_json(sys.argv[1]), sys.argv[2])\n"
         "start(run)\n"
-        "pids = [seat.about.pid for seat in run.engine.sampler.seats]\n"
+        "seats = [*run.engine.sampler.seats, *run.pool.actors.seats]\n"
+        "pids = [seat.about.pid for seat in seats]\n"
         "print(*run.engine.learner.team.pids, *pids, flush=True)\n"
         "train(run, lambda record: print(record.step, flush=True))\n"
     )
