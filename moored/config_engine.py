@@ -76,11 +76,15 @@ class VllmConfig(Section):
     the rest."""
     cache_gib: float = Field(default=1.0, gt=0.0)
     """Main memory for keys and values on a CPU."""
+    tensor_parallel: int = Field(default=1, ge=1)
+    """GPUs (on a CPU, processes) of one machine that vLLM divides a model over. Its weights then
+    come from files, as those of a server."""
     server: str | None = None
     """null: vLLM in the process of the run. `start`: a server of its own process, which the run
     starts and ends. http://host:8000: a server that runs already. Servers get weights as files."""
     folder: str | None = None
-    """Where weights for a server are written, which it has to see too; null: a temporary one."""
+    """Where weights for a server, or for the processes of tensor_parallel, are written, which they
+    have to see too; null: a temporary one."""
 
     @field_validator("server")
     @classmethod
@@ -104,7 +108,8 @@ class RayConfig(Section):
     replica_cpus: float = Field(default=1.0, gt=0.0)
     """CPUs of one replica."""
     replica_gpus: float | None = Field(default=None, ge=0.0)
-    """GPUs of one replica; null: 1 where the cluster has GPUs and engine.device is not cpu."""
+    """GPUs of one replica; null: 1, or engine.vllm.tensor_parallel, where the cluster has GPUs and
+    engine.device is not cpu."""
     learner_cpus: float = Field(default=1.0, gt=0.0)
     """CPUs of one learner rank."""
     learner_gpus: float | None = Field(default=None, ge=0.0)
@@ -159,3 +164,8 @@ class EngineConfig(Section):
     """For sampler `vllm`."""
     ray: RayConfig = RayConfig()
     """For kind `ray`."""
+
+    @property
+    def gpus_per_sampler(self) -> int:
+        """Those that one sampler divides its model over, where there are GPUs."""
+        return self.vllm.tensor_parallel if self.sampler == "vllm" else 1

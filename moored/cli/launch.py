@@ -154,7 +154,8 @@ def _check_places(config: Config, engine: EngineKind, resources: Resources) -> N
     if engine == "torchrun" or not resources.gpus_per_node or replicas == "auto":
         return
     ray, has = config.engine.ray, resources.nodes * resources.gpus_per_node
-    needs = ranks * _gpus(ray.learner_gpus) + replicas * _gpus(ray.replica_gpus)
+    each = config.engine.gpus_per_sampler if ray.replica_gpus is None else ray.replica_gpus
+    needs = ranks * _gpus(ray.learner_gpus) + replicas * each
     if needs > has:
         raise MooredError(
             f"engine.ray.learners = {ranks} and engine.ray.replicas = {replicas} need {needs:g} "

@@ -16,7 +16,6 @@ GIB = 2**30
 COLUMNS = ("learners", "samplers", "rollout", "learn", "publish", "step", "tokens/s", "bound by")
 WIDTHS = (9, 9, 9, 8, 8, 8, 11)
 NAME_WIDTH = 19
-BAR = "no engine starts samplers of several GPUs (tensor parallelism of vLLM)"
 NOTE = (
     "seconds of one GPU are from measurements on one H200; links between GPUs are from data "
     "sheets, and no run on several GPUs was measured; without environments and looks at collapse"
@@ -114,11 +113,8 @@ def _verdict(found: ClusterPlan) -> list[str]:
     lines = [f"{best.step_s:.2f} s a step; longest: {best.bound} ({_why(best)})"]
     if best.idle:
         lines.append(f"{best.idle} GPUs are left over: no whole replica fits on them")
-    if best.starts:
-        words = (f"{name}={str(value).lower()}" for name, value in best.options.items())
-        lines.append(f"set {' '.join(words)}")
-    barred = (layout for layout in found.layouts.values() if not layout.starts)
-    lines += [f"{layout.name} cannot be started yet: {BAR}" for layout in barred]
+    words = (f"{name}={str(value).lower()}" for name, value in best.options.items())
+    lines.append(f"set {' '.join(words)}")
     if any(layout.name != TOGETHER for layout in found.layouts.values()):
         lines.append(ENVIRONMENTS)
     return [*lines, NOTE]

@@ -182,7 +182,6 @@ class _Search:
         }
         return Layout(
             name=name,
-            starts=ways == 1,
             learners=learners,
             replicas=replicas,
             ways=ways,

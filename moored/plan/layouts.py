@@ -16,6 +16,8 @@ from moored.plan.sharded import LearnerMemory, SamplerMemory
 
 TOGETHER, IN_TURN, OVERLAPPED = "together", "apart, in turn", "apart, max_lag 1"
 LAYOUTS = (TOGETHER, IN_TURN, OVERLAPPED)
+ALONE_SHARE = 0.9
+"""Of the memory of a GPU for a vLLM that has it to itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +33,6 @@ class Layout:
     """GPUs that no whole replica fits on."""
     learner: LearnerMemory
     sampler: SamplerMemory
-    starts: bool
-    """Whether moored can start it: samplers have one GPU."""
     seconds: Mapping[str, float]
     """By phase."""
     update: Update
@@ -86,6 +86,12 @@ class Layout:
                 "engine.ray.replicas": self.replicas,
                 "rollout.max_lag": int(self.name == OVERLAPPED),
             }
+        if self.ways > 1:
+            places |= {
+                "engine.sampler": "vllm",
+                "engine.vllm.tensor_parallel": self.ways,
+                "engine.vllm.memory_share": ALONE_SHARE,
+            }
         return {
             **places,
             "engine.micro_batch_tokens": self.learner.micro_batch_tokens,
@@ -100,7 +106,6 @@ class Layout:
             "replicas": self.replicas,
             "tensor_parallel": self.ways,
             "idle_gpus": self.idle,
-            "starts": self.starts,
             "rows_at_a_time": self.sampler.rows,
             "micro_batch_tokens": self.learner.micro_batch_tokens,
             "gradient_checkpointing": self.learner.checkpointing,
@@ -138,8 +143,8 @@ class ClusterPlan:
 
     @cached_property
     def best(self) -> Layout:
-        """The shortest step, of what can be started if anything can."""
-        return min(self.layouts.values(), key=lambda layout: (not layout.starts, layout.step_s))
+        """The shortest step."""
+        return min(self.layouts.values(), key=lambda layout: layout.step_s)
 
     def record(self) -> dict[str, object]:
         """For JSON."""

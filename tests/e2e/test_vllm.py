@@ -145,8 +145,27 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(tmp_path):
         assert (tmp_path / "cut" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
 
 
-def test_a_server_takes_weights_over_as_files_and_ends_with_the_engine():
-    config = options("engine.vllm.server=start", "rollout.max_context=512")
+def test_two_processes_of_a_divided_model_write_what_one_does_and_take_weights_over(engine):
+    words = [f"rollout.temperature={TEMPERATURE}", "engine.vllm.tensor_parallel=2"]
+    (whole,) = write_replies(engine.sampler, [ask(engine, 5)], PARAMS)
+    with closing(LocalEngine(options(*words, "rollout.max_context=1024"))) as divided:
+        divided.sampler.load_weights(engine.learner.weights(), 0)
+        (reply,) = write_replies(divided.sampler, [ask(divided, 5)], PARAMS)
+        assert reply.token_ids.tolist() == whole.token_ids.tolist()
+        np.testing.assert_allclose(reply.logprobs, whole.logprobs, atol=1e-4)
+        with torch.no_grad():
+            for weight in divided.model.parameters():
+                weight.mul_(1.05)
+        divided.sampler.load_weights(divided.learner.weights(), 9)
+        request = ask(divided, 6)
+        (fresh,) = write_replies(divided.sampler, [request], PARAMS)
+        assert gap(divided, request.prompt, fresh) < 1e-3 and fresh.policy_version == 9
+
+
+@pytest.mark.parametrize("ways", [1, 2])
+def test_a_server_takes_weights_over_as_files_and_ends_with_the_engine(ways):
+    parallel = f"engine.vllm.tensor_parallel={ways}"
+    config = options("engine.vllm.server=start", "rollout.max_context=512", parallel)
     with closing(LocalEngine(config)) as engine:
         engine.check()
         with torch.no_grad():

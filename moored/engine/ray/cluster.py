@@ -84,8 +84,9 @@ class Cluster:
                     f"engine.device = {config.engine.device}, but the cluster has no GPU; add "
                     f"nodes with GPUs, or set engine.device to cpu"
                 )
-            self.replica = _needs(options.replica_cpus, options.replica_gpus, has_gpus)
-            self.learner = _needs(options.learner_cpus, options.learner_gpus, has_gpus)
+            ways = config.engine.gpus_per_sampler if has_gpus else 0
+            self.replica = _needs(options.replica_cpus, options.replica_gpus, ways)
+            self.learner = _needs(options.learner_cpus, options.learner_gpus, int(has_gpus))
             self._check_room(numbers)
         except BaseException:
             self.close()
@@ -192,8 +193,8 @@ class Cluster:
 REMEDY = "lower {}engine.ray.replicas or engine.ray.learners, or add nodes"
 
 
-def _needs(cpus: float, gpus: float | None, has_gpus: bool) -> Needs:
-    return Needs(cpus=cpus, gpus=float(has_gpus) if gpus is None else gpus)
+def _needs(cpus: float, gpus: float | None, default: int) -> Needs:
+    return Needs(cpus=cpus, gpus=float(default) if gpus is None else gpus)
 
 
 def num_placed(free: Sequence[Mapping[str, float]], asked: Sequence[Needs]) -> int:

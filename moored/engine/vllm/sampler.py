@@ -30,6 +30,7 @@ from moored.engine.base import (
     check_text_prompt,
 )
 from moored.engine.lora import plain_weights
+from moored.engine.vllm.files import FileWriter
 from moored.engine.vllm.server import ServerSampler
 from moored.engine.vllm.support import described, engine_options, import_vllm
 from moored.errors import MooredError
@@ -52,7 +53,8 @@ class VllmSampler:
     """Writes replies with vLLM; the same weights, prompt and seed give the same reply.
 
     Made of a folder in Hugging Face format it has the weights of the folder; of a model, none
-    until `load_weights`. `streams` as in `SlotSampler`.
+    until `load_weights`. `streams` as in `SlotSampler`. With `engine.vllm.tensor_parallel` above 1
+    every part of the model has a process of its own, and takes its weights from files.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class VllmSampler:
         self._num_requests = 0
         self._vllm_params: Any = import_vllm().SamplingParams
         self._has_own_group = not torch.distributed.is_initialized()
+        self._files: FileWriter | None = None
         with _model_folder(source) as folder:
             options = engine_options(config)
             if self.is_cuda and not self._has_own_group:
@@ -76,6 +79,11 @@ class VllmSampler:
             if not isinstance(source, Path):
                 options["load_format"] = "dummy"
             self._engine: Any = _make_engine(folder, options)
+        if config.engine.vllm.tensor_parallel > 1:
+            self._files = FileWriter(source, config)
+            # From now on weights come from files, also where there were none at first.
+            loads = {"load_config": {"load_format": "safetensors", "use_tqdm_on_load": False}}
+            self._engine.collective_rpc("update_config", args=(loads,))
         self._max_context = self._engine.model_config.max_model_len
         if not self._has_own_group:
             _leave_group_alone(self._engine)
@@ -107,13 +115,17 @@ class VllmSampler:
         if self._owners:
             raise MooredError("weights arrived while replies are under way; close the stream first")
         with torch.no_grad(), _explained("does not take over the learner's weights"):
-            if self.is_cuda:
+            if self._files is not None:
+                with self._files.written(weights) as folder:
+                    asked = {"weights_path": str(folder)}
+                    self._engine.collective_rpc("reload_weights", kwargs=asked)
+            elif self.is_cuda:
                 # Copied parameter by parameter, to where recorded graphs read them.
                 self._engine.apply_model(lambda model: model.load_weights(weights))
             else:
                 # Linear layers are packed for the processor, so that they are made anew.
-                asked = {"weights_iterator": iter(weights)}
-                self._engine.collective_rpc("reload_weights", kwargs=asked)
+                given = {"weights_iterator": iter(weights)}
+                self._engine.collective_rpc("reload_weights", kwargs=given)
         self._engine.reset_prefix_cache()
         self.version = version
 

@@ -24,10 +24,10 @@ import torch
 from moored.config import Config
 from moored.engine.base import Request, SamplingParams, check_params, check_text_prompt
 from moored.engine.endpoint.sampler import EndpointStream
+from moored.engine.vllm.files import file_dtype, write_weights
 from moored.engine.vllm.support import SETTINGS, described, engine_options, look_up_server
 from moored.errors import MooredError
 from moored.json_http import HttpError, JsonClient
-from moored.models.load import pick_device, uses_bf16
 from moored.runlog.log import written_whole
 from moored.types import Completion, FinishReason
 
@@ -52,7 +52,7 @@ class ServerSampler:
         self.has_answered = True
         """It was asked for its model before the first request."""
         self._config = config
-        self._bf16 = uses_bf16(config.engine.dtype, pick_device(config.engine.device))
+        self._dtype = file_dtype(config)
         self._described = described(model)
         self._has_own_folder = config.engine.vllm.folder is None
         self._folder = Path(config.engine.vllm.folder or tempfile.mkdtemp(prefix="moored-vllm-"))
@@ -69,7 +69,7 @@ class ServerSampler:
         """Write the weights to a folder and have the server read it."""
         folder = self._folder / f"weights_{version:06d}_{time.time_ns()}"
         with written_whole(folder) as place:
-            self._write(weights, place)
+            write_weights(weights, place, self._described, self._dtype)
         if self._client is None:
             self._connect(folder)
         # Also by a server that was started from this folder: so this way is checked before a run.
@@ -77,18 +77,6 @@ class ServerSampler:
         if self._weights is not None:
             shutil.rmtree(self._weights, ignore_errors=True)
         self._weights, self.version = folder, version
-
-    def _write(self, weights: Iterable[tuple[str, torch.Tensor]], folder: Path) -> None:
-        from safetensors.torch import save_file
-
-        dtype = torch.bfloat16 if self._bf16 else torch.float32
-        # Copies, because a tied output layer has to be there too: vLLM would keep the old one.
-        whole = {
-            name: tensor.detach().to("cpu", dtype, copy=True).contiguous()
-            for name, tensor in weights
-        }
-        save_file(whole, folder / "model.safetensors", metadata={"format": "pt"})
-        self._described.save_pretrained(folder)
 
     def _connect(self, folder: Path) -> None:
         url = self._config.engine.vllm.server

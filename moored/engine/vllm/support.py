@@ -47,18 +47,24 @@ def check_vllm(config: Config, *, in_ranks: bool = False) -> None:
             "every rank and replica has a vLLM of its own, in its process; leave out "
             "engine.vllm.server, or set engine.kind=local"
         )
+    ways = config.engine.vllm.tensor_parallel
     if server is not None and server != "start":
+        _refuse_ways(ways, f"the server at {server} divides its model as it was started")
         look_up_server(server)
         return
+    if config.engine.kind == "torchrun":
+        _refuse_ways(ways, "the vLLM of a rank has the GPU of the rank alone")
     require_packages("engine.sampler=vllm", ("vllm",))
     check_version(installed_version())
     if server is None:
         _check_device(config.engine.device)
     _check_memory(config)
+    _check_gpus(config)
     file = weights_folder(config.model) / "config.json"
     if file.is_file():
         described = json.loads(file.read_text(encoding="utf-8"))
         _check_length(described, config.rollout.max_context)
+        _check_heads(described, ways)
         _check_class(described.get("architectures") or [])
 
 
@@ -135,6 +141,10 @@ def engine_options(config: Config) -> dict[str, Any]:
         "disable_log_stats": True,
         "seed": 0,
     }
+    ways = config.engine.vllm.tensor_parallel
+    if ways > 1:
+        # Processes of this machine, also inside an actor of Ray.
+        options |= {"tensor_parallel_size": ways, "distributed_executor_backend": "mp"}
     if device.type != "cuda":
         options |= {
             "kv_cache_memory_bytes": int(config.engine.vllm.cache_gib * 2**30),
@@ -150,6 +160,35 @@ def described(model: Any) -> Any:
     config = copy.deepcopy(plain.config)
     config.architectures = [type(plain).__name__]
     return config
+
+
+def _refuse_ways(ways: int, why: str) -> None:
+    if ways > 1:
+        raise MooredError(f"engine.vllm.tensor_parallel = {ways}, but {why}; leave it out")
+
+
+def _check_gpus(config: Config) -> None:
+    """Each part of a model needs a GPU of its own."""
+    ways = config.engine.vllm.tensor_parallel
+    if ways == 1 or pick_device(config.engine.device).type != "cuda":
+        return
+    import torch
+
+    found = torch.cuda.device_count()
+    if found < ways:
+        raise MooredError(
+            f"engine.vllm.tensor_parallel = {ways} needs as many GPUs, but {found} are visible; "
+            f"lower it, or give each replica more with engine.ray.replica_gpus"
+        )
+
+
+def _check_heads(described: dict[str, Any], ways: int) -> None:
+    heads = described.get("num_attention_heads")
+    if isinstance(heads, int) and heads % ways:
+        raise MooredError(
+            f"engine.vllm.tensor_parallel = {ways} does not divide the {heads} attention heads of "
+            f"this model; choose a number that does"
+        )
 
 
 def _check_device(device: str) -> None:

@@ -31,6 +31,7 @@ def run(monkeypatch, capsys, tmp_path):
 
 
 CONFIG = ["sokoban", "grpo", "rollout.num_groups=16"]
+VLLM = ["engine.sampler=vllm", "engine.vllm.tensor_parallel=2"]
 POD = ["--image", "registry.example/moored:1", "--claim", "runs:/shared", "--run", "/shared/x"]
 
 
@@ -87,6 +88,10 @@ def test_a_job_can_be_written_to_a_file(run, tmp_path):
         (["--on", "ray", "engine.ray.learners=17"], "17 ranks share 16 groups, so some would have"),
         (
             ["--on", "slurm", "engine.ray.learners=4", "engine.ray.replicas=6"],
+            "need 10 GPUs, but 1 x 8 are 8; `moored plan --gpus 8` divides them",
+        ),
+        (
+            ["--on", "slurm", "engine.ray.learners=4", "engine.ray.replicas=3", *VLLM],
             "need 10 GPUs, but 1 x 8 are 8; `moored plan --gpus 8` divides them",
         ),
         (["--on", "ray"], "--run 'runs/sokoban-grpo' is relative, but the job runs in a folder of"),

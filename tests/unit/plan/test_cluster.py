@@ -89,15 +89,11 @@ def test_no_other_split_of_the_same_gpus_is_faster():
     assert min(steps.values()) == steps[best.learners] == best.step_s
 
 
-def test_what_cannot_be_started_yet_is_best_only_where_nothing_else_fits():
-    # Ranks load their own part of 61 GiB of weights, so that the quickest layout can be started.
+def test_ranks_need_no_more_memory_at_the_start_than_later():
+    # They load their own part of 61 GiB of weights, so that the layout with the shortest step fits.
     found = planned("Qwen/Qwen2.5-32B", 64)
-    assert all(layout.starts for layout in found.layouts.values())
     assert found.best is found.layouts[TOGETHER]
-    # Samplers of two GPUs.
-    largest = planned("meta-llama/Llama-3.1-70B", 64)
-    assert not any(layout.starts for layout in largest.layouts.values())
-    assert largest.best.step_s == min(layout.step_s for layout in largest.layouts.values())
+    assert found.best.learner.peak_bytes < 139 * 2**30
 
 
 def test_samplers_have_one_gpu_unless_that_is_too_small():

@@ -6,7 +6,7 @@ import pytest
 
 from moored.config import load_config
 from moored.engine.build import build_engine
-from moored.engine.ray.cluster import Needs, Node, num_placed, pick_env_nodes
+from moored.engine.ray.cluster import Cluster, Needs, Node, num_placed, pick_env_nodes
 from moored.errors import MooredError
 
 pytestmark = pytest.mark.cluster
@@ -120,3 +120,16 @@ def test_environment_actors_are_spread_over_nodes_without_gpus_first():
     assert pick_env_nodes(nodes, CPU, 5) == ["a", "b", "a", "b", "gpu"]
     assert pick_env_nodes(nodes, CPU, 1, taken=["a", "a"]) == ["b"]
     assert pick_env_nodes(nodes[1:], CPU, 9) == ["a", "b", "a", "b"]
+
+
+def test_a_replica_takes_a_gpu_for_each_part_of_its_model(monkeypatch):
+    pytest.importorskip("ray")
+    monkeypatch.setattr(Cluster, "_init", lambda self, options: None)
+    monkeypatch.setattr(Cluster, "totals", lambda self: {"CPU": 64.0, "GPU": 8.0})
+    monkeypatch.setattr(Cluster, "_check_room", lambda self, numbers: None)
+    words = ["engine.kind=ray", "engine.sampler=vllm", "engine.vllm.tensor_parallel=2"]
+    cluster = Cluster(load_config({}, words), num_learners=1)
+    assert cluster.replica.bundle() == {"CPU": 1.0, "GPU": 2.0}
+    assert cluster.learner.bundle() == {"CPU": 1.0, "GPU": 1.0}
+    chosen = Cluster(load_config({}, [*words, "engine.ray.replica_gpus=4"]), num_learners=1)
+    assert chosen.replica.gpus == 4.0

@@ -18,7 +18,8 @@ STATE: dict[str, Any] = {"weights": 0.0, "names": [], "calls": []}
 def read(folder: str) -> None:
     from safetensors.numpy import load_file
 
-    found = load_file(Path(folder) / "model.safetensors")
+    (file,) = Path(folder).glob("*.safetensors")
+    found = load_file(file)
     assert (Path(folder) / "config.json").is_file()
     STATE["weights"] = float(sum(float(tensor.sum()) for tensor in found.values()))
     STATE["names"] = sorted(found)

@@ -6,10 +6,12 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 from moored.engine.vllm.support import SETTINGS
 
@@ -44,6 +46,9 @@ class FakeEngine:
         self.asked: list[tuple[list[int], FakeParams]] = []
         self.calls: list[str] = []
         self.weights: list[dict[str, Any]] = []
+        self.folders: list[Path] = []
+        """That weights were read from."""
+        self.updates: list[tuple[Any, ...]] = []
         self.factor = -0.5
         self.finish_reason: str | None = None
 
@@ -85,9 +90,19 @@ class FakeEngine:
         self.calls.append("reset")
         return True
 
-    def collective_rpc(self, method: str, kwargs: Mapping[str, Any]) -> None:
+    def collective_rpc(
+        self, method: str, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> None:
         self.calls.append(method)
-        self.weights.append(dict(kwargs["weights_iterator"]))
+        asked = kwargs or {}
+        if "weights_iterator" in asked:
+            self.weights.append(dict(asked["weights_iterator"]))
+        elif "weights_path" in asked:
+            self.folders.append(Path(asked["weights_path"]))
+            files = sorted(self.folders[-1].glob("*.safetensors"))
+            self.weights.append({k: t for file in files for k, t in load_file(file).items()})
+        else:
+            self.updates.append(args)
 
     def apply_model(self, function: Callable[[Any], object]) -> None:
         self.calls.append("load_weights")

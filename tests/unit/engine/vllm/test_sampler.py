@@ -227,6 +227,27 @@ def test_a_folder_brings_its_weights(llm, tmp_path):
     assert llm.made[0].model == str(tmp_path) and "load_format" not in llm.made[0].options
 
 
+def test_processes_of_tensor_parallelism_read_weights_from_a_folder_that_goes_away(
+    llm, monkeypatch, tmp_path
+):
+    monkeypatch.setattr("moored.engine.vllm.files.FILE_BYTES", 1000)
+    words = ["engine.vllm.tensor_parallel=2", f"engine.vllm.folder={tmp_path}"]
+    sampler, engine = make_sampler(*words)
+    options = llm.made[0].options
+    assert options["tensor_parallel_size"] == 2
+    assert options["distributed_executor_backend"] == "mp"
+    given = {"a": torch.arange(3.0), "b": torch.ones(300), "tied": torch.ones(300)}
+    given["tied"] = given["b"]
+    sampler.load_weights(given.items(), 3)
+    (read,) = engine.weights
+    assert read.keys() == given.keys() and torch.equal(read["a"], given["a"])
+    assert engine.folders[0].parent == tmp_path and not any(tmp_path.iterdir())
+    ((loads,),) = engine.updates
+    assert loads["load_config"]["load_format"] == "safetensors"
+    assert engine.calls == ["update_config", "reload_weights", "reset"]
+    assert sampler.version == 3
+
+
 def test_closing_ends_vllm_once(llm):
     sampler, engine = make_sampler()
     sampler.close()

@@ -122,7 +122,7 @@ def test_a_server_with_too_short_a_context_is_refused(running):
 
 
 def test_weights_that_the_server_does_not_see_are_told(running, monkeypatch):
-    monkeypatch.setattr(ServerSampler, "_write", lambda self, weights, folder: None)
+    monkeypatch.setattr("moored.engine.vllm.server.write_weights", lambda *_: None)
     with pytest.raises(MooredError, match=r"did not take the weights .*\(engine\.vllm\.folder\)"):
         vllm_sampler(tiny_model(), options(f"engine.vllm.server={running}"))
 

@@ -68,6 +68,35 @@ def test_a_context_longer_than_the_models_is_refused_unless_its_angles_are_scale
     check(f"model={tmp_path}", "rollout.max_context=1025")
 
 
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["engine.vllm.tensor_parallel=3"], "does not divide the 4 attention heads of this model"),
+        (
+            ["engine.vllm.tensor_parallel=2", "engine.kind=torchrun"],
+            "the vLLM of a rank has the GPU of the rank alone; leave it out",
+        ),
+        (
+            ["engine.vllm.tensor_parallel=2", "engine.vllm.server=http://127.0.0.1:9"],
+            "divides its model as it was started; leave it out",
+        ),
+    ],
+)
+def test_tensor_parallelism_that_cannot_be_is_refused(monkeypatch, words, why):
+    install(monkeypatch)
+    with pytest.raises(MooredError, match=why):
+        check("model=nano", *words)
+
+
+def test_fewer_gpus_than_parts_of_a_model_are_refused(monkeypatch):
+    install(monkeypatch)
+    monkeypatch.setattr(support, "pick_device", lambda name: SimpleNamespace(type="cuda"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (80, 80))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(MooredError, match="= 2 needs as many GPUs, but 1 are visible; lower it"):
+        check("model=nano", "engine.vllm.tensor_parallel=2")
+
+
 def test_another_gpu_than_the_first_is_refused(monkeypatch):
     install(monkeypatch)
     with pytest.raises(MooredError, match=r"set CUDA_VISIBLE_DEVICES=1 and engine\.device"):
