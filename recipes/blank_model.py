@@ -1,6 +1,7 @@
 """A model that knows nothing yet: tokenizer, architecture and random weights.
 
     python recipes/blank_model.py nano --out blank/nano
+    python recipes/blank_model.py nano --recipe recipes/search.yaml --out blank/search
 
 `moored sft` trains it from there. The same seed gives the same files, byte for byte.
 """
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recipes.tokenizer import END, MAX_POSITIONS, PAD, build_tokenizer
+from recipes.tokenizer import END, MAX_POSITIONS, PAD, RECIPE, build_tokenizer
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
@@ -67,9 +68,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Write a model with random weights.")
     parser.add_argument("name", choices=sorted(SIZES))
     parser.add_argument("--out", type=Path, required=True, help="folder of the model")
+    parser.add_argument(
+        "--recipe", type=Path, default=RECIPE, help="dialogues the tokenizer is made for"
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    tokenizer = build_tokenizer()
+    tokenizer = build_tokenizer(options.recipe)
     model = build_model(SIZES[options.name], tokenizer, options.seed)
     model.save_pretrained(options.out)
     tokenizer.save_pretrained(options.out)

@@ -4,12 +4,13 @@ Text that never changes in the prompts of an environment is one token per phrase
 costs few tokens; the parts of a task (grid symbols, digits, brackets, actions) are one token each;
 all other words are BPE. Any text can be encoded and decodes exactly.
 
-    python recipes/tokenizer.py        prints what prompts and replies cost
+    python recipes/tokenizer.py [RECIPE]        prints what prompts and replies cost
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -75,12 +76,12 @@ class Dialogue:
     messages: tuple[Message, ...]
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Train the tokenizer and wrap it for transformers."""
+def build_tokenizer(recipe: Path = RECIPE) -> PreTrainedTokenizerFast:
+    """Train the tokenizer of a recipe and wrap it for transformers."""
     from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast(
-        tokenizer_object=train_bpe(sample_dialogues()),
+        tokenizer_object=train_bpe(sample_dialogues(recipe)),
         chat_template=CHAT_TEMPLATE,
         eos_token=END,
         pad_token=PAD,
@@ -91,9 +92,9 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def sample_dialogues() -> list[Dialogue]:
+def sample_dialogues(recipe: Path = RECIPE) -> list[Dialogue]:
     """The dialogues the tokenizer is trained on, about as many of each environment."""
-    config = load_sft_config(RECIPE)
+    config = load_sft_config(recipe)
     num_specs = Counter(spec.name for spec in config.env)
     dialogues = []
     for spec in config.env:
@@ -167,13 +168,13 @@ def count_tokens(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message]
     return len(render(tokenizer, messages))
 
 
-def print_costs() -> None:
+def print_costs(recipe: Path) -> None:
     """Tokens of first prompts and replies, by environment and options."""
-    tokenizer = build_tokenizer()
-    dialogues = sample_dialogues()
+    tokenizer = build_tokenizer(recipe)
+    dialogues = sample_dialogues(recipe)
     print(f"{len(tokenizer)} tokens, {len(constant_phrases(dialogues))} of them phrases")
     print(f"{'system':>6} {'prompt':>6} {'reply':>6}  task")
-    for spec in load_sft_config(RECIPE).env:
+    for spec in load_sft_config(recipe).env:
         prompts = [d.messages for d in dialogues if d.spec == spec]
         system = count_tokens(tokenizer, prompts[0][:1])
         prompt = mean(count_tokens(tokenizer, messages[:2]) for messages in prompts)
@@ -182,4 +183,4 @@ def print_costs() -> None:
 
 
 if __name__ == "__main__":
-    print_costs()
+    print_costs(Path(sys.argv[1]) if len(sys.argv) > 1 else RECIPE)

@@ -259,7 +259,7 @@ def _parse_action(answer: str | None) -> tuple[str, str] | None:
 
 
 def _sentences(text: str) -> list[str]:
-    return re.findall(r"[^.]+\.", text.replace("\n", " "))
+    return [found.strip() for found in re.findall(r"[^.]+\.", text.replace("\n", " "))]
 
 
 def _is_sayable(query: str) -> bool:

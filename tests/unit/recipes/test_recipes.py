@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -170,6 +171,35 @@ def test_training_the_tokenizer_again_gives_the_same_file(dialogues):
     assert train_bpe(dialogues).to_str() == train_bpe(dialogues).to_str()
 
 
+def test_a_recipe_of_ones_own_gives_a_tokenizer_for_its_task(tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    import recipes.tokenizer
+
+    monkeypatch.setattr(recipes.tokenizer, "NUM_SAMPLES", 300)
+    recipe = tmp_path / "search.yaml"
+    options = "{num_hops: 1, num_passages: 1, max_turns: 2}"
+    recipe.write_text(f"env: {{name: search, options: {options}}}", encoding="utf-8")
+    (spec,) = load_sft_config(recipe).env
+    prompt = make_env("search", **spec.options).reset(0)
+    # The rules alone cost 182 tokens of the embedded models.
+    assert count_tokens(recipes.tokenizer.build_tokenizer(recipe), prompt[:1]) <= 32
+
+
+def test_copying_dialogues_repeat_every_sentence_of_a_passage_of_another_world():
+    from moored.envs.search.world import make_world
+    from recipes.copying import WORLD_SEEDS, copying_dialogues
+
+    assert 0 not in WORLD_SEEDS  # the world of the environment
+    dialogues = list(copying_dialogues([1], seed=0))
+    first = make_world(1).passages[0]
+    assert len(dialogues) == len(make_world(1).passages)
+    assert dialogues[0]["prompt"] == f"[1] {first.title}\n{first.text}"
+    assert dialogues[0]["completion"] != first.text
+    assert sorted(re.findall(r"[A-Z][^.]*\.", dialogues[0]["completion"])) == sorted(
+        re.findall(r"[A-Z][^.]*\.", first.text)
+    )
+
+
 def test_a_blank_model_is_taught_by_sft_and_gets_a_card(tokenizer, tmp_path, monkeypatch, capsys):
     pytest.importorskip("torch")
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -177,7 +207,7 @@ def test_a_blank_model_is_taught_by_sft_and_gets_a_card(tokenizer, tmp_path, mon
     from moored.sft.loop import build_sft, run_sft, start_sft
     from recipes import blank_model, card
 
-    monkeypatch.setattr(blank_model, "build_tokenizer", lambda: tokenizer)
+    monkeypatch.setattr(blank_model, "build_tokenizer", lambda recipe: tokenizer)
     monkeypatch.setitem(blank_model.SIZES, "nano", blank_model.Size(16, 1, 2, 32))
     blank, run, out = (tmp_path / name for name in ("blank", "run", "out"))
     monkeypatch.setattr(sys, "argv", ["blank_model.py", "nano", "--out", str(blank)])

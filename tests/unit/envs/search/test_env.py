@@ -16,6 +16,7 @@ from moored.envs.resources import SharedResources
 from moored.envs.search.corpus import Passage
 from moored.envs.search.env import Search
 from moored.envs.search.retriever import Hit, Retriever
+from moored.envs.teaching import Reasons
 from moored.errors import EnvError
 
 PASSAGES = [
@@ -205,6 +206,16 @@ def test_reasoning_quotes_the_sentence_that_leads_to_the_answer(env):
     assert env.reasoning("finish[Kirham]", rng) in {
         f"Edda Calbach was born in Kirham. {so} Kirham." for so in ("So the answer is", "That is")
     }
+
+
+def test_a_quoted_sentence_begins_without_the_space_before_it():
+    with open_env("search", num_hops=1) as env:
+        for task_seed in range(10):
+            env.reset(task_seed)
+            act(env, env.oracle())
+            assert isinstance(env, Reasons)
+            reasoning = env.reasoning(env.oracle(), random.Random(0))
+            assert reasoning == reasoning.strip()
 
 
 def test_a_guess_is_an_action_with_words_of_the_question(env):
