@@ -22,6 +22,8 @@ os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # No test cuts the power: waiting for the disk after every file is most of the time of some of them.
 os.fsync = os.fstat  # type: ignore[assignment]
+# What is imported and collected stays: looking for garbage in it takes a second in every process.
+gc.disable()
 # A test run in the background inherits an ignored Ctrl-C, and so would every process it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -40,8 +42,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Leave what was imported and collected out of garbage collection: it stays to the end."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

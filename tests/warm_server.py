@@ -124,10 +124,12 @@ def run_and_leave(code: str) -> NoReturn:
 
 
 if __name__ == "__main__":
+    gc.disable()
     import_what_commands_need(is_slim=sys.argv[2] == "slim")
     os.fsync = os.fstat  # type: ignore[assignment]  # as in `conftest.py`
     # A collection in a fork would copy every page of what is imported.
     gc.freeze()
+    gc.enable()
     request, files = serve(socket.socket(fileno=int(sys.argv[1])))
     for number, file in enumerate(files):
         os.dup2(file, number)

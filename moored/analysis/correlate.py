@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
 import numpy as np
 
@@ -224,12 +223,9 @@ def _at_lag(
 
 def _within(run: RunCurves, name: str, lag: int) -> float:
     """Spearman of a diagnostic at its looks with success around each look's step plus `lag`."""
-    pairs = []
-    for step, value in run.diagnostics[name].items():
-        # The success of one step is noisy: mean over the step and two on either side.
-        near = [run.success[s] for s in range(step + lag - 2, step + lag + 3) if s in run.success]
-        if len(near) == 5:
-            pairs.append((value, fmean(near)))
+    success = run.smooth_success
+    looks = run.diagnostics[name].items()
+    pairs = [(value, success[step + lag]) for step, value in looks if step + lag in success]
     if len(pairs) < MIN_LOOKS:
         return float("nan")
     x, y = np.array(pairs).T

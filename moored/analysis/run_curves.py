@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -36,7 +37,7 @@ STEP_DIAGNOSTICS = {name: key for name, key in STEP_CURVES.items() if name != "s
 ByStep = Mapping[int, float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RunCurves:
     """One run: success by step, and each diagnostic by the step of its look."""
 
@@ -58,6 +59,16 @@ class RunCurves:
     def final_success(self) -> float:
         last = max(self.success)
         return fmean(v for step, v in self.success.items() if step > last - LAST)
+
+    @cached_property
+    def smooth_success(self) -> ByStep:
+        """Mean over a step, which alone is noisy, and two on either side, where all five are."""
+        near = {step: range(step - 2, step + 3) for step in self.success}
+        return {
+            step: fmean(self.success[s] for s in steps)
+            for step, steps in near.items()
+            if all(s in self.success for s in steps)
+        }
 
 
 def read_all(sources: Sequence[Path]) -> tuple[list[RunCurves], dict[str, str]]:
