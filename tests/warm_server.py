@@ -27,7 +27,6 @@ SLIM = (
     "moored.envs.sokoban.env",
     "moored.evaluate",
     "moored.files.tables",
-    "numpy.testing",
     "rich.table",
     "yaml",
 )

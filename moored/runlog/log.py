@@ -202,6 +202,11 @@ def _to_line(record: Mapping[str, object]) -> str:
 
 def _plain(value: object) -> object:
     """JSON types only: numpy scalars unpacked, numbers that are not finite as null."""
+    # Most values, and quicker than to ask which classes they belong to.
+    if type(value) is float:
+        return value if math.isfinite(value) else None
+    if type(value) in (int, str, bool):
+        return value
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

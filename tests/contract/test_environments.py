@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from moored.envs.describe import describe_env, playable_names
 from moored.envs.mix import EnvMix, make_env, open_env, option_defaults
 from moored.reply import format_reply
 from tests.contract.registered import every_environment, has_bubblewrap, needs_bubblewrap
+from tests.warm import run_script
 
 ROOT = Path(__file__).parents[2]
 PLAYABLE = playable_names()
@@ -104,6 +103,5 @@ def test_all_environments_can_be_mixed() -> None:
 
 @needs_bubblewrap
 def test_the_documentation_pages_are_fresh() -> None:
-    command = [sys.executable, ROOT / "docs" / "build_env_pages.py", "--check"]
-    result = subprocess.run(command, capture_output=True, text=True)
+    result = run_script(ROOT / "docs" / "build_env_pages.py", "--check", slim=True)
     assert result.returncode == 0, result.stderr
