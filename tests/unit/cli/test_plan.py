@@ -171,6 +171,7 @@ def test_a_model_that_fits_no_gpu_has_samplers_of_several(run):
     (options,) = (line.split()[1:] for line in lines if line.startswith("set "))
     config = load_config({}, [*options, "rollout.num_groups=64"])
     assert config.engine.gpus_per_sampler == 2
+    assert isinstance(config.engine.ray.replicas, int)
     assert config.engine.ray.learners + 2 * config.engine.ray.replicas <= 64
     # 141 GB of weights over two GPUs of 140 GiB.
     assert config.engine.vllm.memory_share == 0.9
