@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from tests.warm import WarmProcess
 
 
 @contextmanager
-def serve_env(
-    *arguments: str, port: int = 0, token: str = ""
-) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def serve_env(*arguments: str, port: int = 0, token: str = "") -> Iterator[tuple[str, WarmProcess]]:
     """The server's address, and its process; port 0 takes a free one."""
-    command = [sys.executable, "-c", "from moored.cli.main import main; main()", "serve-env"]
-    process = subprocess.Popen(
-        [*command, *arguments, f"--port={port}"],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "MOORED_ENV_TOKEN": token},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
+    words = ["serve-env", *arguments, f"--port={port}"]
+    process = WarmProcess(words, env={"MOORED_ENV_TOKEN": token}, slim=True)
     try:
         yield process.stdout.readline().split(" at ")[1].split()[0], process
     finally:
         process.send_signal(signal.SIGCONT)
         process.kill()
-        process.wait()
-        process.stdout.close()
+        process.communicate()

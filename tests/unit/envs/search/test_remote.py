@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,11 +26,10 @@ from moored.errors import EnvError
 from moored.rollout.episodes import Task, roll_out
 from moored.rollout.pool import EnvPool
 from moored.types import Completion, FinishReason, StopReason, content_text
+from tests.warm import WarmProcess
 
-ROOT = Path(__file__).parents[4]
 HIT = {"document": {"id": "3", "contents": '"Kirham"\nKirham is a town.'}, "score": 2.5}
 GOOD = {"result": [[HIT]]}
-COMMAND = [sys.executable, "-c", "from moored.cli.main import main; main()", "serve-search"]
 Answer = Callable[[dict, int], tuple[int, bytes]]
 
 
@@ -180,16 +175,10 @@ def test_an_open_circuit_fails_at_once_and_asks_nothing():
 
 
 @contextmanager
-def serve_search(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def serve_search(*words: str) -> Iterator[tuple[WarmProcess, str]]:
     """`moored serve-search` as a process of its own, and its address."""
-    process = subprocess.Popen(
-        [*COMMAND, "--port", "0", *words],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    process = WarmProcess(["serve-search", "--port", "0", *words], slim=True)
     try:
-        assert process.stdout is not None
         told = process.stdout.readline()
         assert "/retrieve" in told, told
         yield process, told.split()[-1].removesuffix("/retrieve")
@@ -200,7 +189,7 @@ def serve_search(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[tuple[subprocess.Popen[str], str]]:
+def server() -> Iterator[tuple[WarmProcess, str]]:
     with serve_search() as found:
         yield found
 
