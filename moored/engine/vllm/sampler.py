@@ -12,7 +12,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +32,19 @@ from moored.engine.base import (
 from moored.engine.lora import plain_weights
 from moored.engine.vllm.files import FileWriter
 from moored.engine.vllm.server import ServerSampler
-from moored.engine.vllm.support import described, engine_options, import_vllm
+from moored.engine.vllm.support import (
+    deaf_to_interrupts,
+    described,
+    engine_options,
+    import_vllm,
+)
 from moored.errors import MooredError
 from moored.models.load import pick_device
 from moored.types import Completion, FinishReason
 
 MORE_CACHE = "raise engine.vllm.memory_share (cache_gib on a CPU), or lower rollout.max_context"
 LESS_CACHE = "lower engine.vllm.memory_share (cache_gib on a CPU), or end what else takes memory"
+DO_WITHOUT = "set engine.sampler=auto to do without vLLM"
 REMEDIES = {
     "KV cache is needed": MORE_CACHE,
     "memory for the cache blocks": MORE_CACHE,
@@ -157,7 +163,9 @@ class VllmSampler:
 
     def step(self) -> None:
         """Compute one step of all replies under way, and give finished ones to their streams."""
-        for output in self._engine.step():
+        with _explained("stopped", "resume the run") if self._files else nullcontext():
+            outputs = self._engine.step()
+        for output in outputs:
             if not output.finished:
                 continue
             stream, session = self._owners.pop(output.request_id)
@@ -275,7 +283,8 @@ def _model_folder(source: Path | torch.nn.Module) -> Iterator[Path]:
 
 def _make_engine(folder: Path, options: dict[str, Any]) -> Any:
     make = import_vllm().LLM
-    with warnings.catch_warnings(), _explained("does not take this model"):
+    alone = nullcontext() if "tensor_parallel_size" not in options else deaf_to_interrupts()
+    with alone, warnings.catch_warnings(), _explained("does not take this model"):
         warnings.simplefilter("ignore")
         return make(model=str(folder), **options).llm_engine
 
@@ -288,7 +297,7 @@ def _leave_group_alone(engine: Any) -> None:
 
 
 @contextmanager
-def _explained(what: str) -> Iterator[None]:
+def _explained(what: str, otherwise: str = DO_WITHOUT) -> Iterator[None]:
     """One sentence for what vLLM raises about a model, its length or the memory."""
     try:
         yield
@@ -299,5 +308,4 @@ def _explained(what: str) -> Iterator[None]:
         why = next((line for line in lines if line.startswith("Value error, ")), " ".join(lines))
         why = why.removeprefix("Value error, ").split(". ")[0].rstrip(".")
         remedy = next((r for words, r in REMEDIES.items() if words in why), "")
-        remedy = remedy or "set engine.sampler=auto to do without vLLM"
-        raise MooredError(f"vLLM {what}: {why}; {remedy}") from error
+        raise MooredError(f"vLLM {what}: {why}; {remedy or otherwise}") from error

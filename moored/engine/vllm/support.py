@@ -8,9 +8,12 @@ import importlib.metadata
 import json
 import os
 import re
+import signal
+import threading
 import warnings
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from multiprocessing import resource_tracker
 from typing import Any
 
 from moored.config import Config
@@ -76,6 +79,24 @@ def import_vllm() -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return importlib.import_module("vllm")
+
+
+@contextmanager
+def deaf_to_interrupts() -> Iterator[None]:
+    """Processes that are started inside the block do not hear Ctrl-C, which means the run.
+
+    They inherit which signals are held back; here one that comes meanwhile is heard afterwards.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    # It stops holding signals back when it starts.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def installed_version() -> str | None:

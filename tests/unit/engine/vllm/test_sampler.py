@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -246,6 +247,32 @@ def test_processes_of_tensor_parallelism_read_weights_from_a_folder_that_goes_aw
     assert loads["load_config"]["load_format"] == "safetensors"
     assert engine.calls == ["update_config", "reload_weights", "reset"]
     assert sampler.version == 3
+
+
+def test_processes_of_tensor_parallelism_do_not_hear_ctrl_c(llm, monkeypatch):
+    held_back = []
+    make = llm.__init__
+
+    def note(self, model, **options):
+        held_back.append(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+        make(self, model, **options)
+
+    monkeypatch.setattr(llm, "__init__", note)
+    make_sampler()
+    make_sampler("engine.vllm.tensor_parallel=2")
+    assert held_back == [False, True]
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_a_lost_process_of_tensor_parallelism_is_one_sentence(llm):
+    sampler, engine = make_sampler("engine.vllm.tensor_parallel=2")
+
+    def fail():
+        raise RuntimeError("cancelled")
+
+    engine.step = fail
+    with pytest.raises(MooredError, match=r"^vLLM stopped: cancelled; resume the run$"):
+        write_replies(sampler, [request(1, 10)], PARAMS)
 
 
 def test_closing_ends_vllm_once(llm):
