@@ -177,8 +177,12 @@ def test_a_server_that_does_not_start_tells_its_last_errors(started, monkeypatch
 def test_a_killed_server_ends_the_rollout_with_a_sentence(started):
     sampler = vllm_sampler(tiny_model(), options("engine.vllm.server=start"))
     assert isinstance(sampler, ServerSampler)
+    pid = started[0].pid
+    watched = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     started[0].kill()
     started[0].wait()
+    for child in watched:
+        os.kill(int(child), signal.SIGKILL)
     with pytest.raises(MooredError, match=r"the vLLM server ended with code -9"):
         sampler.take(support.HttpError("connection refused", is_unreachable=True), 1)
     sampler.close()
