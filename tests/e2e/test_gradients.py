@@ -169,9 +169,10 @@ def test_a_schedule_that_cannot_be_met_is_refused_with_the_configuration():
 def test_an_engine_without_gradients_is_refused_before_the_first_step(
     toy_folder, tmp_path, monkeypatch
 ):
-    blind = SimpleNamespace(learner=object())
+    closed: list[str] = []
+    blind = SimpleNamespace(learner=object(), close=lambda: closed.append("engine"))
     monkeypatch.setattr("moored.train.build_engine", lambda _: blind)
     config = toy_config(toy_folder, *OPTIONS, *MEASURED)
     with pytest.raises(MooredError, match=r"cannot measure gradients; use engine\.kind=local"):
         build_run(config, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
+    assert closed == ["engine"] and not (tmp_path / "run").exists()
