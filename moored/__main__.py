@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from moored.cli.main import main
 from moored.engine.workers.ranks import started_rank
 
@@ -16,10 +18,11 @@ def run() -> None:
     try:
         main()
     except SystemExit as end:
-        if rank is not None and not end.code:
-            from moored.engine.workers.torchrun import dismiss_followers
+        # A command that was refused at once does not wait for torch to be imported.
+        if rank is not None and (not end.code or "torch" in sys.modules):
+            from moored.engine.workers.torchrun import end_driver
 
-            dismiss_followers()
+            end_driver(end.code)
         raise
 
 

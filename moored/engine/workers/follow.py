@@ -5,14 +5,12 @@ They print nothing. What one raises is told to the driver, which prints it and e
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
 import time
 import traceback
 from typing import NoReturn
 
-from moored.engine.workers.lines import Lines, meet, part
+from moored.engine.workers.lines import Lines, leave, meet, part
 from moored.engine.workers.ranks import Rank
 from moored.engine.workers.torchrun import END, GRACE_S, STOP_SIGNALS, Worker
 from moored.errors import MooredError
@@ -24,7 +22,7 @@ TURN_S = 1.0
 def follow(rank: Rank) -> NoReturn:
     """Serve the driver; the process ends here."""
     if not meet(rank):
-        _leave(0)
+        leave(0)
     lines = Lines(rank)
     watchers = lines.watch(_end_soon)
     stop = _StopWish()
@@ -33,16 +31,16 @@ def follow(rank: Rank) -> NoReturn:
         try:
             method, args = lines.hand_out()
         except RuntimeError:
-            _leave(1)  # the driver has gone
+            leave(1)  # the driver has gone
         if method == END:
             part(lines, watchers)
-            _leave(0)
+            leave(0)
         try:
             result = worker.run(method, args)
             lines.collect((result, stop.is_made))
         except Exception as error:
             _tell(lines, error)
-            _leave(1)
+            leave(1)
 
 
 def _tell(lines: Lines, error: Exception) -> None:
@@ -64,14 +62,7 @@ def _tell(lines: Lines, error: Exception) -> None:
 def _end_soon(driver: int, why: str) -> None:
     """The driver is lost; a pass that waits for it never ends by itself."""
     time.sleep(GRACE_S)
-    _leave(1)
-
-
-def _leave(code: int) -> NoReturn:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Other threads may wait for lines that are gone.
-    os._exit(code)
+    leave(1)
 
 
 class _StopWish:
@@ -84,5 +75,5 @@ class _StopWish:
 
     def _on_signal(self, number: int, _: object) -> None:
         if self.is_made and number == signal.SIGTERM:
-            _leave(128 + number)
+            leave(128 + number)
         self.is_made = True

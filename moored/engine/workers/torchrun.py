@@ -20,7 +20,7 @@ from moored.config import Config
 from moored.engine.local.engine import LocalEngine
 from moored.engine.vllm.support import check_vllm
 from moored.engine.workers.engine import TeamEngine
-from moored.engine.workers.lines import LEAVE, Lines, has_met, meet, part
+from moored.engine.workers.lines import LEAVE, Lines, has_met, leave, meet, part
 from moored.engine.workers.ranks import (
     Rank,
     check_gpus,
@@ -77,7 +77,16 @@ class OnlyRank(LocalEngine):
         self._signals.close()
 
 
-def dismiss_followers() -> None:
+def end_driver(code: object) -> None:
+    """What is left to do when the command of rank 0 ends with an exit code."""
+    if not code:
+        _dismiss_followers()
+    elif has_met() and isinstance(code, int):
+        atexit._run_exitfuncs()
+        leave(code)
+
+
+def _dismiss_followers() -> None:
     """Let the other ranks go when a command that needs no engine has ended."""
     rank = started_rank()
     if rank is not None and rank.size > 1 and not has_met():
