@@ -23,8 +23,9 @@ NOTE = (
 
 
 ENVIRONMENTS = (
-    "environments run in the driver; those that compute for a millisecond a call or more, or hold "
-    "much memory, belong in processes of their own on CPU nodes: set engine.ray.env_actors"
+    "environments run in the driver; those that compute much or hold much memory, such as "
+    "sandboxes and indexes, belong in processes of their own on CPU nodes: set "
+    "engine.ray.env_actors"
 )
 
 
