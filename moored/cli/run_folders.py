@@ -63,3 +63,14 @@ def start_or_stop(stop: StopRequest, start: Callable[[], T]) -> T:
         raise typer.Exit(stop.exit_code) from None
     stop.wait_for_step()
     return made
+
+
+def stopped_at_once(folder: Path) -> str:
+    """Why a run ended that did not wait for its step, and from where it goes on."""
+    from moored.engine.checkpoint import checkpoint_step, newest_checkpoint
+
+    try:
+        step = checkpoint_step(newest_checkpoint(folder))
+    except RunLogError:
+        return "stopped at once; there is no checkpoint yet, so it begins again"
+    return f"stopped at once; it goes on after the checkpoint of step {step}"

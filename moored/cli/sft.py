@@ -17,7 +17,12 @@ import typer
 
 from moored.cli.console import make_console, print_line
 from moored.cli.options import AsJson, split_words
-from moored.cli.run_folders import check_is_run, new_folder, start_or_stop
+from moored.cli.run_folders import (
+    check_is_run,
+    new_folder,
+    start_or_stop,
+    stopped_at_once,
+)
 from moored.cli.stopping import StopRequest
 from moored.engine.workers.ranks import typed_command
 from moored.errors import ConfigError
@@ -143,6 +148,7 @@ def _run_loop(run: SftRun, stop: StopRequest, console: Console, *, as_json: bool
     from moored.cli.sft_progress import SftProgress, comparison_lines, header_lines, summarize
     from moored.sft.loop import SftRecord, run_sft
 
+    is_cut = False
     with ExitStack() as stack:
         stack.callback(run.close)
         print_line(console, "\n".join(header_lines(run)))
@@ -157,8 +163,7 @@ def _run_loop(run: SftRun, stop: StopRequest, console: Console, *, as_json: bool
         try:
             reason = run_sft(run, on_step)
         except KeyboardInterrupt:
-            reason = "stopped at once; the step in flight is lost"
-    is_done = run.next_step > run.config.num_steps
+            is_cut, reason = True, stopped_at_once(run.log.path)
     result = summarize(run, reason)
     print_line(console, "\n".join([reason, *comparison_lines(result)]))
     if result.model is not None:
@@ -166,6 +171,6 @@ def _run_loop(run: SftRun, stop: StopRequest, console: Console, *, as_json: bool
     print_line(console, f"run directory: {result.run}")
     if as_json:
         print(json.dumps(asdict(result), indent=2))
-    if stop.is_made and not is_done:
+    if is_cut or (stop.is_made and run.next_step <= run.config.num_steps):
         print_line(console, f"go on with: {typed_command()} sft --resume {quote(result.run)}")
         raise typer.Exit(stop.exit_code)

@@ -78,7 +78,8 @@ def header_lines(run: SftRun) -> list[str]:
     lessons = f"dialogues of {config.dialogues}" if config.dialogues else f"episodes of {envs}"
     rate = f"learning rate {config.optimizer.lr:g}"
     first, last = run.next_step, config.num_steps
-    tried = f", tried on {config.evaluation.num_tasks} tasks before and after" if envs else ""
+    num_tasks = config.evaluation.num_tasks if envs else 0
+    tried = f", tried on {num_tasks} tasks before and after" if num_tasks else ""
     return [
         f"model: {config.model}, {run.engine.describe()}",
         f"each step: up to {config.batch_tokens:,} tokens of {lessons} ({rate})",

@@ -17,7 +17,12 @@ import typer
 from moored.cli.console import make_console, print_line
 from moored.cli.options import ConfigWords, check_config, read_config, split_words
 from moored.cli.report import write_or_explain
-from moored.cli.run_folders import check_is_run, new_folder, start_or_stop
+from moored.cli.run_folders import (
+    check_is_run,
+    new_folder,
+    start_or_stop,
+    stopped_at_once,
+)
 from moored.cli.stopping import StopRequest
 from moored.engine.workers.ranks import typed_command
 from moored.errors import ConfigError
@@ -154,7 +159,7 @@ def _run_loop(run: Run, stop: StopRequest) -> None:
     from moored.train import train
 
     console = make_console()
-    tables = []
+    is_cut, tables = False, []
     with ExitStack() as stack:
         stack.callback(run.close)
         print_line(console, "\n".join(header_lines(run)))
@@ -173,11 +178,11 @@ def _run_loop(run: Run, stop: StopRequest) -> None:
         try:
             reason = f"{train(run, on_step)}\nmodel: {run.log.path / 'model'}"
         except KeyboardInterrupt:
-            reason = "stopped at once; the step in flight is lost"
+            is_cut, reason = True, stopped_at_once(run.log.path)
     for table in tables:
         console.print(table)
     print_line(console, f"{reason}\nrun directory: {run.log.path}")
-    if stop.is_made and run.next_step <= run.config.num_steps:
+    if is_cut or (stop.is_made and run.next_step <= run.config.num_steps):
         again = f"{typed_command()} train --resume {quote(str(run.log.path))}"
         print_line(console, f"go on with: {again}")
         raise typer.Exit(stop.exit_code)

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from moored.runlog.log import read_records
-from tests.warm import WarmProcess
+from tests.warm import WarmProcess, run_warm
 
 TINY = ["rollout.group_size=2", "rollout.max_response_tokens=8", "evaluation.every=0"]
 TINY += ["filter.rule=none", "stop.low_variance=0", "collapse.every=2"]
@@ -119,7 +119,7 @@ def test_a_second_signal_does_not_wait_for_the_step(tmp_path, number, code):
         assert process.poll() is None
     process.send_signal(number)
     shown, _ = finish(process, expect=code)
-    assert "stopped at once; the step in flight is lost\n" in shown
+    assert "stopped at once; there is no checkpoint yet, so it begins again\n" in shown
     assert shown.endswith("go on with: moored train --resume runs/smoke\n")
 
 
@@ -132,3 +132,62 @@ def test_a_signal_while_the_model_is_loaded_leaves_nothing_behind(tmp_path):
     _, said = finish(process, expect=143)
     assert said == "stopped before the first step\n"
     assert not list((tmp_path / "runs").iterdir())
+
+
+TWO_SIGNALS = """
+import os, signal
+import {module} as stopped
+
+def stop_at_once(*_, **__):
+    for _ in range(2):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+stopped.{name} = stop_at_once
+from moored.cli.main import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "lost"),
+    [
+        ("moored.train", "_export", "it goes on after the checkpoint of step 2"),
+        ("moored.train", "save_checkpoint", "there is no checkpoint yet, so it begins again"),
+    ],
+)
+def test_two_signals_after_the_last_step_do_not_pass_for_a_finished_run(
+    tmp_path, toy_folder, module, name, lost
+):
+    words = ["train", "smoke", *TINY, f"model={toy_folder}", "env=tests.e2e.toys:Echo"]
+    done = run_warm(
+        [*words, "num_steps=2", "--run", "run"],
+        code=TWO_SIGNALS.format(module=module, name=name),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 143, done.stdout
+    assert f"stopped at once; {lost}\n" in done.stdout
+    assert done.stdout.endswith("go on with: moored train --resume run\n")
+    assert not (tmp_path / "run" / "model").exists()
+    finish(launch(tmp_path, "--resume", "run"))
+    assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("name", "lost"),
+    [
+        ("written_whole", "it goes on after the checkpoint of step 2"),
+        ("save_checkpoint", "there is no checkpoint yet, so it begins again"),
+    ],
+)
+def test_two_signals_after_the_last_step_of_a_warm_start_do_not_pass_for_its_end(
+    tmp_path, toy_folder, name, lost
+):
+    words = ["sft", toy_folder, "env=bandit", "num_steps=2", "batch_tokens=64", "--run", "run"]
+    words += ["evaluation.num_tasks=0", "evaluation.num_dialogues=0"]
+    code = TWO_SIGNALS.format(module="moored.sft.loop", name=name)
+    done = run_warm(words, code=code, cwd=tmp_path)
+    assert done.returncode == 143, done.stdout
+    assert f"stopped at once; {lost}\n" in done.stdout
+    assert done.stdout.endswith("go on with: moored sft --resume run\n")
+    assert run_warm(["sft", "--resume", "run"], cwd=tmp_path).returncode == 0
+    assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
