@@ -7,6 +7,7 @@ a row cannot be used; readers turn it into a `BadRow`, and callers decide what t
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,7 @@ Row = Mapping[str, Any]
 Chat = Sequence[Mapping[str, object]]
 PromptLike = str | Chat | np.ndarray
 """Text, messages for a chat template, or token ids."""
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 ROLES = ("prompt", "response", "messages", "step", "group", "env", "success")
 """What `--columns` can name: `messages` is a whole dialogue, replies included."""
 
@@ -236,13 +238,17 @@ def _read_prompt(row: Row, name: str) -> PromptLike:
     value = _value(row, name)
     if _is_chat(value):
         return [_plain_message(name, message) for message in value]
+    if value == "":
+        raise Unusable(f"has an empty {name!r}: a reply needs a prompt to be scored under")
     return _text_or_ids(name, value)
 
 
 def _reply_text(name: str, message: Row, tags: Tags) -> str:
     text = str(_plain_message(name, message)["content"])
     reasoning = message.get("reasoning_content")
-    return text if not reasoning else format_think(str(reasoning), tags) + text
+    if not reasoning:
+        return text
+    return _checked_text(name, format_think(str(reasoning), tags) + text)
 
 
 def read_think(row: Row, response: str | np.ndarray, options: ReadOptions) -> Span | None:
@@ -280,13 +286,23 @@ def _plain_message(name: str, message: Row) -> dict[str, object]:
         if any(part.get("type") != "text" for part in content):
             raise Unusable(f"holds images in {name!r}; only text can be scored")
         content = "".join(part["text"] for part in content)
+    _checked_text(name, content)
     given = {key: value for key, value in message.items() if value is not None}
     return {**given, "content": content}
 
 
+def _checked_text(name: str, text: str) -> str:
+    if not text.isascii() and _HALF_CHARACTER.search(text):
+        raise Unusable(
+            f"has a {name!r} with half a character, which no tokenizer can encode (a lone "
+            f"surrogate: the text was cut inside a character)"
+        )
+    return text
+
+
 def _text_or_ids(name: str, value: object) -> str | np.ndarray:
     if isinstance(value, str):
-        return value
+        return _checked_text(name, value)
     if (
         isinstance(value, list)
         and value

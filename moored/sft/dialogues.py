@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import cast, get_args
 
+from moored.envs.base import encodable
 from moored.errors import MooredError
 from moored.types import Message, Role
 
@@ -99,5 +100,10 @@ def _message(item: object, where: str) -> Message:
         raise MooredError(
             f"{where}: a message needs a role ({', '.join(get_args(Role))}) and a text as content, "
             f"got {json.dumps(item)[:80]}"
+        )
+    if encodable(content) != content:
+        raise MooredError(
+            f"{where}: a message holds half a character, which no tokenizer can encode (a lone "
+            f"surrogate: the text was cut inside a character), got {json.dumps(item)[:80]}"
         )
     return Message(cast(Role, role), content)

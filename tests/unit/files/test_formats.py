@@ -266,6 +266,10 @@ def test_a_torn_last_line_is_marked_and_a_broken_one_is_named(tmp_path):
         ({"prompt": [{"role": "user", "content": [{"type": "image"}]}], "response": "y"}, "images"),
         ({"prompt": "x", "response": [{"role": "user", "content": "y"}]}, "no assistant message"),
         (["prompt"], "not a JSON object"),
+        ({"prompt": "", "response": "y"}, "has an empty 'prompt'"),
+        ({"prompt": "x\ud83d", "response": "y"}, "'prompt' with half a character"),
+        ({"prompt": "x", "response": "\ude00y"}, "'response' with half a character"),
+        ({"prompt": "x", "response": [{"role": "assistant", "content": "\ud83d"}]}, "half a char"),
     ],
 )
 def test_a_row_that_cannot_be_used_says_why(tmp_path, row, why):

@@ -48,6 +48,7 @@ def test_messages_and_pairs_of_prompt_and_completion_are_read(tmp_path):
         ({"messages": [PAIR[0], *PAIR]}, "must alternate, got user, user, assistant"),
         ({"messages": [{"role": "tool", "content": ""}]}, "a message needs a role (system, user"),
         ({"messages": [{"role": "user", "content": None}]}, "and a text as content"),
+        ({"prompt": "q\ud83d", "completion": "r"}, "line 2: a message holds half a character"),
     ],
 )
 def test_a_line_that_is_no_dialogue_is_named(tmp_path, line, why):
