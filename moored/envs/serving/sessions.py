@@ -1,27 +1,29 @@
 """The sessions of a server of environments: one environment each, a time limit for every call.
 
 A call runs in a thread of its own. One that takes too long is given up: its session is over, and
-counts towards the limit until the thread ends, so that a hanging environment cannot use up the
-machine.
+counts towards the limit until the thread has ended and the environment is closed, so that a hanging
+environment cannot use up the machine.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from moored.envs.base import Environment, StepResult
-from moored.envs.resources import SharedResources
+from moored.envs.resources import OpenResource, SharedResources
 from moored.errors import EnvError, EnvTimeoutError, MooredError
 from moored.types import Message
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,8 @@ class Session:
 
     id: str
     env: Environment
+    uses: tuple[OpenResource, ...] = ()
+    """What the environment shares with others, each with a bound on the calls at a time."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held during a call, so that the calls of a session come one after another."""
     used_s: float = field(default_factory=time.monotonic)
@@ -76,6 +80,11 @@ class Sessions:
         """Sessions that are being opened, and given-up ones whose call still runs."""
         self._resources = SharedResources()
         self._making = asyncio.Lock()
+        self._attaching = threading.Lock()
+        self._freed = asyncio.Condition()
+        """Told when a call that used a resource has ended."""
+        self._ending: set[asyncio.Task[None]] = set()
+        """Wait for calls that were given up."""
 
     @property
     def num_open(self) -> int:
@@ -91,10 +100,10 @@ class Sessions:
         self._num_reserved += 1
         try:
             async with self._making:  # the resources are opened by the first
-                env = await self._run(self._make)
+                env, uses = await self._run(self._make, left=_made_env)
         finally:
             self._num_reserved -= 1
-        session = Session(secrets.token_urlsafe(16), env)
+        session = Session(secrets.token_urlsafe(16), env, uses)
         self._open[session.id] = session
         return session
 
@@ -108,6 +117,7 @@ class Sessions:
     async def reset(self, session: Session, task_seed: int, episode_seed: int) -> list[Message]:
         """Begin an episode."""
         async with session.lock:
+            session.is_over = True
             messages = await self._call(session, session.env.reset, task_seed, episode_seed)
             session.num_turns, session.is_over, session.last_step = 0, False, None
             return messages
@@ -141,34 +151,74 @@ class Sessions:
     async def close_idle(self) -> None:
         """Close the sessions that nobody has used for `idle_timeout_s`."""
         oldest_s = time.monotonic() - self.limits.idle_timeout_s
-        for session in list(self._open.values()):
-            if session.used_s < oldest_s and not session.lock.locked():
-                await self.close(session)
+        await self._close_each(
+            session
+            for session in self._open.values()
+            if session.used_s < oldest_s and not session.lock.locked()
+        )
 
     async def close_all(self) -> None:
         """Close every session and what they share."""
-        for session in list(self._open.values()):
-            await self.close(session)
+        await self._close_each(self._open.values())
         self._resources.close()
 
-    def _make(self) -> Environment:
+    async def _close_each(self, sessions: Iterable[Session]) -> None:
+        """Close sessions; one that fails is logged and keeps no other open."""
+        closed = list(sessions)
+        for session in closed:
+            del self._open[session.id]
+        await asyncio.gather(*(self._close_env(session.env) for session in closed))
+
+    async def _close_env(self, env: Environment) -> None:
+        try:
+            await self._run(env.close)
+        except Exception as error:
+            logger.warning("%s could not be closed: %s: %s", env.name, type(error).__name__, error)
+
+    def _make(self) -> tuple[Environment, tuple[OpenResource, ...]]:
         env = self._make_env()
-        self._resources.attach(env)
-        return env
+        # One that was given up may still be opening a resource.
+        with self._attaching:
+            return env, self._resources.attach(env)
 
     async def _call(self, session: Session, function: Callable[..., T], *arguments: Any) -> T:
-        if session.id not in self._open:
-            raise UnknownSessionError("the session was closed")
-        try:
-            return await self._run(function, *arguments)
-        except EnvTimeoutError:
-            self._open.pop(session.id, None)
-            raise
-        finally:
-            session.used_s = time.monotonic()
+        async with self._room(session.uses):
+            if session.id not in self._open:
+                raise UnknownSessionError("the session was closed")
+            try:
+                return await self._run(function, *arguments, left=lambda _: session.env)
+            except EnvTimeoutError:
+                self._open.pop(session.id, None)
+                raise
+            finally:
+                session.used_s = time.monotonic()
 
-    async def _run(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a function in a thread; EnvTimeoutError when it takes too long."""
+    @asynccontextmanager
+    async def _room(self, uses: tuple[OpenResource, ...]) -> AsyncIterator[None]:
+        """Wait until resources have room for one more call, and take it for the block."""
+        async with self._freed:
+            await self._freed.wait_for(lambda: all(shared.has_room for shared in uses))
+            for shared in uses:
+                shared.num_calls += 1
+        try:
+            yield
+        finally:
+            for shared in uses:
+                shared.num_calls -= 1
+            async with self._freed:
+                self._freed.notify_all()
+
+    async def _run(
+        self,
+        function: Callable[..., T],
+        *arguments: Any,
+        left: Callable[[Any], Environment | None] | None = None,
+    ) -> T:
+        """Call a function in a thread; EnvTimeoutError when it takes too long.
+
+        `left` says which environment a call that was given up leaves behind, from its result (None
+        where it raised an error).
+        """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
 
@@ -186,13 +236,26 @@ class Sessions:
             return await asyncio.wait_for(asyncio.shield(done), limit_s)
         except TimeoutError:
             self._num_reserved += 1
-            done.add_done_callback(self._release)
+            task = loop.create_task(self._end(done, left))
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
             raise EnvTimeoutError(f"the call took over {limit_s:g} s and was given up") from None
 
-    def _release(self, done: asyncio.Future[Any]) -> None:
-        """A given-up call has ended after all: its place is free."""
-        self._num_reserved -= 1
-        done.exception()  # asyncio logs exceptions that nobody asked for
+    async def _end(
+        self, done: asyncio.Future[Any], left: Callable[[Any], Environment | None] | None
+    ) -> None:
+        """Once a given-up call has ended, close what it leaves behind, and free its place."""
+        try:
+            await asyncio.wait([done])
+            env = left(None if done.exception() else done.result()) if left else None
+            if env is not None:
+                await self._close_env(env)
+        finally:
+            self._num_reserved -= 1
+
+
+def _made_env(made: tuple[Environment, object] | None) -> Environment | None:
+    return None if made is None else made[0]
 
 
 def _settle(done: asyncio.Future[Any], outcome: object) -> None:
