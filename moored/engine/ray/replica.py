@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
@@ -13,6 +15,7 @@ import numpy as np
 from moored.config import Config
 from moored.engine.base import Request, Sampler, SamplingParams, Stream
 from moored.engine.ray.weights import Packed, unpack_weights
+from moored.engine.workers.team import WorkerLost
 from moored.types import Completion, FinishReason, Prompt
 
 if TYPE_CHECKING:
@@ -94,13 +97,19 @@ class Replica:
 
     def load(self, weights: Packed | None, version: int) -> About:
         """Take over weights; None stands for those that the model was loaded with."""
-        self.end_stream(self._number)
-        if weights is not None:
-            self._sampler.load_weights(unpack_weights(weights), version)
+        sampler = self._sampler
+        with _die_of_losses():
+            self.end_stream(self._number)
+            if weights is not None:
+                sampler.load_weights(unpack_weights(weights), version)
         return self.about()
 
     def work(self, order: Order) -> list[Reply] | None:
         """Write on; replies that are finished, or None when the weights are not those asked for."""
+        with _die_of_losses():
+            return self._work(order)
+
+    def _work(self, order: Order) -> list[Reply] | None:
         if self._sampler.version != order.version:
             return None
         if order.stream != self._number or self._stream is None:
@@ -118,6 +127,16 @@ class Replica:
         if self._stream is not None and number == self._number:
             self._stream.close()
             self._stream = None
+
+
+@contextmanager
+def _die_of_losses() -> Iterator[None]:
+    """End the actor where its sampler has lost a process of its own: Ray starts a whole one."""
+    try:
+        yield
+    except WorkerLost as error:
+        print(f"a sampler replica ends: {error}", file=sys.stderr, flush=True)
+        os._exit(1)
 
 
 def make_sampler(config: Config) -> OwnSampler:

@@ -24,6 +24,8 @@ RETRY_S = 1.0
 """Pause before a replica that did not come back is asked again."""
 ASK_S = 0.5
 """How long to wait for replicas at a time while none is up."""
+MAX_LOSSES = 10
+"""Times that replicas die over requests before one of them has written a reply."""
 
 
 @dataclass(slots=True, eq=False)
@@ -70,6 +72,7 @@ class ReplicaSampler:
         self._numbers = itertools.count()
         self._streams = itertools.count()
         self._weights: Any = None
+        self._num_losses = 0
         self.version = 0
         self.seats: list[Seat] = []
         fixed = self._options.replicas
@@ -210,7 +213,17 @@ class ReplicaSampler:
         left = [*seat.under_way.values(), *seat.outbox]
         seat.call, seat.under_way, seat.outbox = None, {}, []
         self._mark_down(seat, len(left))
+        self._num_losses += 1
+        if self._num_losses >= MAX_LOSSES:
+            raise MooredError(
+                f"sampler replicas died {self._num_losses} times in a row without a reply (out of "
+                f"memory?); see what they printed, also in Ray's logs, then go on with --resume"
+            )
         return left
+
+    def note_replies(self) -> None:
+        """Replies were written: what died before is past."""
+        self._num_losses = 0
 
     def _mark_down(self, seat: Seat, num_requests: int = 0) -> None:
         was_up = seat.down_since_s == 0.0

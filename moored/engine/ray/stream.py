@@ -112,6 +112,8 @@ class ReplicaStream:
                 self._place(request)
             return []
         finished = [to_completion(reply) for reply in found]
+        if finished:
+            self._sampler.note_replies()
         for session, _ in finished:
             seat.under_way.pop(session, None)
         return finished

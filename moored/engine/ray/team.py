@@ -123,13 +123,22 @@ class RayTeam:
     def _wait_for_room(self) -> None:
         patience_s = self._config.engine.ray.patience_s
         deadline_s = time.monotonic() + patience_s
-        while not self._group.wait(timeout_seconds=min(ROOM_S, patience_s)):
+        while not self._has_room(min(ROOM_S, patience_s)):
             if time.monotonic() > deadline_s:
                 raise MooredError(
                     f"the cluster had no room for {counted(self.size, 'learner rank')} within "
                     f"{patience_s:g} s; see `ray status`, add nodes, then go on with --resume"
                 )
             self.make_room()
+
+    def _has_room(self, wait_s: float) -> bool:
+        try:
+            return self._group.wait(timeout_seconds=wait_s)
+        except Exception as error:  # Ray raises no kind of its own here
+            why = str(error).strip().splitlines()[0]
+            raise MooredError(
+                f"the Ray cluster is gone ({why}); start it again, then go on with --resume"
+            ) from error
 
     def restart(self) -> None:
         """All ranks anew, at the weights that the model was loaded with."""

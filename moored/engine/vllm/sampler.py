@@ -38,6 +38,7 @@ from moored.engine.vllm.support import (
     engine_options,
     import_vllm,
 )
+from moored.engine.workers.team import WorkerLost
 from moored.errors import MooredError
 from moored.models.load import pick_device
 from moored.types import Completion, FinishReason
@@ -53,6 +54,8 @@ REMEDIES = {
     "max_model_len": "lower rollout.max_context",
 }
 """What to do about words in vLLM's messages."""
+NOTICE_S = 2.0
+"""How long vLLM may take to notice that one of its processes died."""
 
 
 class VllmSampler:
@@ -120,7 +123,7 @@ class VllmSampler:
         """
         if self._owners:
             raise MooredError("weights arrived while replies are under way; close the stream first")
-        with torch.no_grad(), _explained("does not take over the learner's weights"):
+        with torch.no_grad(), self._watched("does not take over the learner's weights"):
             if self._files is not None:
                 with self._files.written(weights) as folder:
                     asked = {"weights_path": str(folder)}
@@ -163,7 +166,7 @@ class VllmSampler:
 
     def step(self) -> None:
         """Compute one step of all replies under way, and give finished ones to their streams."""
-        with _explained("stopped", "resume the run") if self._files else nullcontext():
+        with self._watched("stopped") if self._files else nullcontext():
             outputs = self._engine.step()
         for output in outputs:
             if not output.finished:
@@ -178,6 +181,20 @@ class VllmSampler:
             del self._owners[name]
         if names:
             self._engine.abort_request(list(names))
+
+    @contextmanager
+    def _watched(self, what: str) -> Iterator[None]:
+        """One sentence for an error of vLLM; `WorkerLost` where a part of the model is gone."""
+        try:
+            with _explained(what):
+                yield
+        except MooredError as error:
+            if self._files is None or not _has_lost_part(self._engine):
+                raise
+            raise WorkerLost(
+                f"vLLM lost a process of engine.vllm.tensor_parallel ({error.__cause__}); resume "
+                f"the run"
+            ) from error
 
     def close(self) -> None:
         """End vLLM and give its memory back; in a rank, that happens with the process."""
@@ -287,6 +304,15 @@ def _make_engine(folder: Path, options: dict[str, Any]) -> Any:
     with alone, warnings.catch_warnings(), _explained("does not take this model"):
         warnings.simplefilter("ignore")
         return make(model=str(folder), **options).llm_engine
+
+
+def _has_lost_part(engine: Any) -> bool:
+    """Did a process end that has a part of the model? vLLM notices within a moment."""
+    executor = engine.engine_core.engine_core.model_executor
+    deadline_s = time.monotonic() + NOTICE_S
+    while not executor.is_failed and time.monotonic() < deadline_s:
+        time.sleep(NOTICE_S / 100)
+    return executor.is_failed
 
 
 def _leave_group_alone(engine: Any) -> None:

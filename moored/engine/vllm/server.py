@@ -26,6 +26,7 @@ from moored.engine.base import Request, SamplingParams, check_params, check_text
 from moored.engine.endpoint.sampler import EndpointStream
 from moored.engine.vllm.files import file_dtype, write_weights
 from moored.engine.vllm.support import SETTINGS, described, engine_options, look_up_server
+from moored.engine.workers.team import WorkerLost
 from moored.errors import MooredError
 from moored.json_http import HttpError, JsonClient
 from moored.runlog.log import written_whole
@@ -102,7 +103,7 @@ class ServerSampler:
                     return
                 except HttpError as error:
                     if self._process.poll() is not None:
-                        raise self._ended() from None
+                        raise MooredError(self._why_ended()) from None
                     if time.monotonic() > deadline:
                         raise MooredError(
                             f"the vLLM server has not started within {START_S:g} s: {error}; see "
@@ -125,7 +126,7 @@ class ServerSampler:
             self._client.tell("/reset_prefix_cache", {})
         except HttpError as error:
             if self._has_ended():
-                raise self._ended() from None
+                raise WorkerLost(self._why_ended()) from None
             raise MooredError(
                 f"the vLLM server did not take the weights of {str(folder)!r} over: {error}; it "
                 f"has to see this folder (engine.vllm.folder) and serve the same model"
@@ -158,7 +159,7 @@ class ServerSampler:
         if not isinstance(outcome, HttpError):
             raise outcome
         if self._has_ended():
-            raise self._ended()
+            raise WorkerLost(self._why_ended())
         if outcome.is_unreachable or not outcome.is_transient:
             raise MooredError(f"the vLLM server refuses a request: {outcome.with_remedy()}")
         nothing = np.zeros(0, np.int64), np.zeros(0, np.float32)
@@ -167,11 +168,11 @@ class ServerSampler:
     def _has_ended(self) -> bool:
         return self._process is not None and self._process.poll() is not None
 
-    def _ended(self) -> MooredError:
+    def _why_ended(self) -> str:
         assert self._process is not None
         lines = (self._folder / LOG).read_text(errors="replace").splitlines()
         told = [line.strip() for line in lines if "Error" in line][-LAST_LINES:]
-        return MooredError(
+        return (
             f"the vLLM server ended with code {self._process.returncode}: "
             f"{' | '.join(told) or 'it named no error'}; then resume the run"
         )

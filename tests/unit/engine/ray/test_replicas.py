@@ -16,6 +16,8 @@ from moored.engine.base import Event, Request, SamplingParams, new_session, writ
 from moored.engine.ray.cluster import Cluster
 from moored.engine.ray.replica import MakeSampler
 from moored.engine.ray.replicas import ReplicaSampler
+from moored.engine.workers.team import WorkerLost
+from moored.errors import MooredError
 from moored.types import Prompt
 
 pytest.importorskip("ray")
@@ -126,6 +128,41 @@ def test_the_only_replica_is_waited_for_and_has_the_newest_weights_again(start, 
     assert same(found, expected)
     assert [reply.policy_version for reply in found] == [3, 3]
     assert [event.kind for event in events] == ["replica_lost", "replica_back"]
+
+
+def losing(toy, flag: Path, *, times: int) -> MakeSampler:
+    """A sampler that loses a process of its own in its first calls, also as another actor."""
+
+    def make(config):
+        sampler = toy.ToySampler(config)
+        write = sampler.generate
+
+        def generate(requests, params):
+            done = len(list(flag.iterdir()))
+            if done < times:
+                (flag / str(done)).touch()
+                raise WorkerLost("a part of the model died")
+            return write(requests, params)
+
+        sampler.generate = generate
+        return sampler
+
+    return make
+
+
+def test_a_replica_whose_sampler_lost_a_process_is_replaced(start, toy, tmp_path):
+    asked = requests(3)
+    expected = write_replies(toy.ToySampler(load_config({})), asked, PARAMS)
+    sampler, events = start(1, losing(toy, tmp_path, times=1))
+    assert same(write_replies(sampler, asked, PARAMS), expected)
+    assert [event.kind for event in events] == ["replica_lost", "replica_back"]
+
+
+def test_replicas_that_die_over_every_reply_end_the_run(start, toy, tmp_path, monkeypatch):
+    monkeypatch.setattr("moored.engine.ray.replicas.MAX_LOSSES", 2)
+    sampler, _ = start(1, losing(toy, tmp_path, times=99))
+    with pytest.raises(MooredError, match=r"^sampler replicas died 2 times in a row without"):
+        write_replies(sampler, requests(1), PARAMS)
 
 
 def test_a_replica_that_joins_under_auto_is_used(start, toy, ray_cluster):

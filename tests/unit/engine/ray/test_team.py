@@ -76,3 +76,13 @@ def test_all_ranks_gather_weights_and_rank_0_alone_packs_them():
         packed = host.packed_weights()[1]
         assert (packed is not None) == (rank == 0)
     assert gathered == ["a", "a"]
+
+
+def test_a_cluster_that_is_gone_is_told_in_one_sentence():
+    def wait(timeout_seconds):
+        raise Exception("Placement group 7 does not exist.\nTraceback …")
+
+    team = object.__new__(RayTeam)
+    team._group = SimpleNamespace(wait=wait)
+    with pytest.raises(MooredError, match=r"is gone \(Placement group 7 does not exist.\); start"):
+        team._has_room(0.1)

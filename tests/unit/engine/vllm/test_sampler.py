@@ -21,6 +21,7 @@ from moored.engine.base import (  # noqa: E402
     write_replies,
 )
 from moored.engine.vllm.sampler import VllmSampler, VllmStream  # noqa: E402
+from moored.engine.workers.team import WorkerLost  # noqa: E402
 from moored.errors import MooredError  # noqa: E402
 from moored.types import FinishReason, Prompt  # noqa: E402
 from tests.unit.engine.vllm.fake_vllm import FakeEngine, install  # noqa: E402
@@ -264,15 +265,25 @@ def test_processes_of_tensor_parallelism_do_not_hear_ctrl_c(llm, monkeypatch):
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
-def test_a_lost_process_of_tensor_parallelism_is_one_sentence(llm):
+def test_a_lost_process_of_tensor_parallelism_is_one_sentence(llm, monkeypatch):
     sampler, engine = make_sampler("engine.vllm.tensor_parallel=2")
 
-    def fail():
-        raise RuntimeError("cancelled")
+    def fail(*args, **kwargs):
+        raise RuntimeError("Executor failed.")
 
-    engine.step = fail
-    with pytest.raises(MooredError, match=r"^vLLM stopped: cancelled; resume the run$"):
+    engine.step = engine.collective_rpc = fail
+    executor = SimpleNamespace(is_failed=True)
+    engine.engine_core.engine_core = SimpleNamespace(model_executor=executor)
+    lost = r"^vLLM lost a process of engine.vllm.tensor_parallel \(Executor failed.\); resume the"
+    with pytest.raises(WorkerLost, match=lost):
         write_replies(sampler, [request(1, 10)], PARAMS)
+    sampler.drop(["0"])
+    with pytest.raises(WorkerLost, match=lost):
+        sampler.load_weights([("a", torch.zeros(2))], 1)
+    monkeypatch.setattr("moored.engine.vllm.sampler.NOTICE_S", 0.01)
+    executor.is_failed = False
+    with pytest.raises(MooredError, match=r"^vLLM does not take over the learner's weights: Exec"):
+        sampler.load_weights([("a", torch.zeros(2))], 2)
 
 
 def test_closing_ends_vllm_once(llm):

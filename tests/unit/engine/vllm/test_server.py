@@ -24,6 +24,7 @@ from moored.engine.base import Request, SamplingParams, write_replies  # noqa: E
 from moored.engine.vllm import server, support, watch  # noqa: E402
 from moored.engine.vllm.sampler import vllm_sampler  # noqa: E402
 from moored.engine.vllm.server import ServerSampler  # noqa: E402
+from moored.engine.workers.team import WorkerLost  # noqa: E402
 from moored.errors import MooredError  # noqa: E402
 from moored.types import FinishReason, Prompt  # noqa: E402
 from tests.unit.engine.vllm import fake_server  # noqa: E402
@@ -183,7 +184,7 @@ def test_a_killed_server_ends_the_rollout_with_a_sentence(started):
     started[0].wait()
     for child in watched:
         os.kill(int(child), signal.SIGKILL)
-    with pytest.raises(MooredError, match=r"the vLLM server ended with code -9"):
+    with pytest.raises(WorkerLost, match=r"the vLLM server ended with code -9"):
         sampler.take(support.HttpError("connection refused", is_unreachable=True), 1)
     sampler.close()
 
