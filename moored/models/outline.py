@@ -6,7 +6,7 @@ and shapes are compared with the headers of the files, so that a whole load is n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,6 +45,16 @@ class Outline:
 
     model: PreTrainedModel
     places: Mapping[str, Place]
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Names and tensors, read one at a time; tied ones come under each of their names."""
+        from safetensors import safe_open
+
+        tied = self.model.all_tied_weights_keys
+        for name, weight in self.model.state_dict().items():
+            place = self.places[tied.get(name, name)]
+            with safe_open(place.file, framework="pt") as opened:
+                yield name, opened.get_tensor(place.name).to(weight.dtype)
 
 
 def read_outline(name: str, *, exact: bool) -> Outline | None:

@@ -142,21 +142,13 @@ def _die_of_losses() -> Iterator[None]:
 def make_sampler(config: Config) -> OwnSampler:
     """The sampler that `engine` of a configuration asks for, over weights of its own."""
     # Only here: the driver needs no torch for its replicas.
-    import torch
-
     from moored.engine.local.engine import make_sampler as make_local
     from moored.models.load import load_model, pick_device, uses_bf16
 
     device = pick_device(config.engine.device)
     is_bf16 = uses_bf16(config.engine.dtype, device)
     if config.engine.sampler == "vllm":
-        from moored.engine.vllm.sampler import vllm_sampler
-        from moored.engine.vllm.support import check_vllm
-
-        check_vllm(config, in_ranks=True)
-        # It makes a copy on its own device.
-        whole = load_model(config.model, torch.device("cpu"), exact=not is_bf16).model
-        return vllm_sampler(whole, config)
+        return _vllm_sampler(config, exact=not is_bf16)
     return make_local(
         load_model(config.model, device, exact=not is_bf16).model,
         bf16=is_bf16,
@@ -164,3 +156,19 @@ def make_sampler(config: Config) -> OwnSampler:
         kind=config.engine.sampler,
         copies=True,
     )
+
+
+def _vllm_sampler(config: Config, *, exact: bool) -> OwnSampler:
+    """Weights go from their files to vLLM one at a time, where they can be read so."""
+    import torch
+
+    from moored.engine.vllm.sampler import vllm_sampler
+    from moored.engine.vllm.support import check_vllm
+    from moored.models.load import load_model
+    from moored.models.outline import read_outline
+
+    check_vllm(config, in_ranks=True)
+    outline = read_outline(config.model, exact=exact)
+    if outline is not None:
+        return vllm_sampler(outline.model, config, outline.weights())
+    return vllm_sampler(load_model(config.model, torch.device("cpu"), exact=exact).model, config)

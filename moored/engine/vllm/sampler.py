@@ -206,12 +206,16 @@ class VllmSampler:
             importlib.import_module("vllm.distributed").cleanup_dist_env_and_memory()
 
 
-def vllm_sampler(model: torch.nn.Module, config: Config) -> VllmSampler | ServerSampler:
-    """A sampler with the weights that a whole model has now."""
+def vllm_sampler(
+    model: torch.nn.Module,
+    config: Config,
+    weights: Iterable[tuple[str, torch.Tensor]] | None = None,
+) -> VllmSampler | ServerSampler:
+    """A sampler with the weights that a model has now, or with those given."""
     kind = VllmSampler if config.engine.vllm.server is None else ServerSampler
     sampler = kind(model, config)
     try:
-        sampler.load_weights(plain_weights(model), 0)
+        sampler.load_weights(plain_weights(model) if weights is None else weights, 0)
     except BaseException:
         sampler.close()
         raise

@@ -135,3 +135,16 @@ def test_a_tied_pair_that_is_stored_twice_is_left_to_the_loader(tmp_path):
 
 def test_embedded_models_can_be_read_in_parts():
     assert all(read_outline(name, exact=True) for name in embedded_models())
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_weights_that_are_read_one_at_a_time_are_those_of_a_whole_load(tmp_path, kind, exact):
+    name = save(tmp_path, CONFIGS[kind], shard="2KB", dtype=torch.bfloat16)
+    outline = read_outline(name, exact=exact)
+    assert outline is not None
+    found, wanted = dict(outline.weights()), load_model(name, CPU, exact=exact).model.state_dict()
+    assert list(found) == list(wanted)
+    for key, weight in wanted.items():
+        assert found[key].dtype == weight.dtype
+        assert torch.equal(found[key], weight)

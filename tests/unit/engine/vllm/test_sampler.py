@@ -20,9 +20,11 @@ from moored.engine.base import (  # noqa: E402
     SamplingParams,
     write_replies,
 )
+from moored.engine.ray.replica import make_sampler as make_replica_sampler  # noqa: E402
 from moored.engine.vllm.sampler import VllmSampler, VllmStream  # noqa: E402
 from moored.engine.workers.team import WorkerLost  # noqa: E402
 from moored.errors import MooredError  # noqa: E402
+from moored.models.load import load_model  # noqa: E402
 from moored.types import FinishReason, Prompt  # noqa: E402
 from tests.unit.engine.vllm.fake_vllm import FakeEngine, install  # noqa: E402
 
@@ -327,3 +329,17 @@ def test_what_vllm_refuses_is_told_in_one_sentence(llm, refusal, told):
     with pytest.raises(MooredError) as caught:
         make_sampler()
     assert str(caught.value) == f"vLLM does not take this model: {told}"
+
+
+def test_a_replica_of_ray_gives_vllm_weights_without_a_whole_model(llm, monkeypatch):
+    def no_loading(*args, **kwargs):
+        raise AssertionError("a whole model was loaded")
+
+    wanted = load_model("nano", torch.device("cpu")).model.state_dict()
+    monkeypatch.setattr("moored.models.load.load_model", no_loading)
+    config = load_config({"model": "nano"}, ["engine.device=cpu", "engine.sampler=vllm"])
+    sampler = make_replica_sampler(config)
+    assert sampler.version == 0
+    (found,) = llm.made[0].llm_engine.weights
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], weight) for name, weight in wanted.items())
