@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recipes.tokenizer import END, MAX_POSITIONS, PAD, RECIPE, build_tokenizer
+from recipes.tokenizer import END, MAX_POSITIONS, PAD, RECIPE, VOCAB_SIZE, build_tokenizer
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
@@ -71,9 +71,10 @@ def main() -> None:
     parser.add_argument(
         "--recipe", type=Path, default=RECIPE, help="dialogues the tokenizer is made for"
     )
+    parser.add_argument("--num-tokens", type=int, default=VOCAB_SIZE, help="of the tokenizer")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    tokenizer = build_tokenizer(options.recipe)
+    tokenizer = build_tokenizer(options.recipe, options.num_tokens)
     model = build_model(SIZES[options.name], tokenizer, options.seed)
     model.save_pretrained(options.out)
     tokenizer.save_pretrained(options.out)

@@ -76,12 +76,12 @@ class Dialogue:
     messages: tuple[Message, ...]
 
 
-def build_tokenizer(recipe: Path = RECIPE) -> PreTrainedTokenizerFast:
+def build_tokenizer(recipe: Path = RECIPE, num_tokens: int = VOCAB_SIZE) -> PreTrainedTokenizerFast:
     """Train the tokenizer of a recipe and wrap it for transformers."""
     from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast(
-        tokenizer_object=train_bpe(sample_dialogues(recipe)),
+        tokenizer_object=train_bpe(sample_dialogues(recipe), num_tokens),
         chat_template=CHAT_TEMPLATE,
         eos_token=END,
         pad_token=PAD,
@@ -105,7 +105,7 @@ def sample_dialogues(recipe: Path = RECIPE) -> list[Dialogue]:
     return dialogues
 
 
-def train_bpe(dialogues: Sequence[Dialogue]) -> Tokenizer:
+def train_bpe(dialogues: Sequence[Dialogue], num_tokens: int = VOCAB_SIZE) -> Tokenizer:
     """Train BPE on what is left of the dialogues when phrases and tags are cut out."""
     phrases = constant_phrases(dialogues)
     added = [*TAGS, "√", *phrases]
@@ -118,7 +118,7 @@ def train_bpe(dialogues: Sequence[Dialogue]) -> Tokenizer:
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE - len(added),
+        vocab_size=num_tokens - len(added),
         special_tokens=[PAD, START, END],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,

@@ -168,7 +168,8 @@ class WebShop:
     def oracle(self) -> str:
         if self._over:
             raise EnvError("webshop: the episode is over or was not begun; call reset first")
-        return str(next_action(self.walk, self._visit, self.goal))
+        num_turns = self.max_turns - self._turn
+        return str(next_action(self.walk, self._visit, self.goal, num_turns))
 
     def reasoning(self, answer: str, rng: random.Random) -> str:
         """What is wanted, and what of it the page shows."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from moored.envs.webshop.matching import is_close, normalize_colour
 from moored.envs.webshop.products import Goal, Product
@@ -10,12 +10,15 @@ from moored.envs.webshop.score import purchase_score
 from moored.envs.webshop.visit import BACK, BUY, NEXT, PREV, Action, Visit, Walk
 
 
-def next_action(walk: Walk, visit: Visit, goal: Goal) -> Action:
-    """What to do on this page to buy something of full score, or the goal's own product."""
+def next_action(walk: Walk, visit: Visit, goal: Goal, num_turns: int) -> Action:
+    """What to do on this page to buy something of full score, or the goal's own product.
+
+    `num_turns` is how many actions are left, this one included.
+    """
     if visit.place == "search":
-        return Action("search", _best_query(walk, goal))
+        return Action("search", _best_query(walk, goal, num_turns))
     if visit.place == "results":
-        return _from_results(walk, visit, goal)
+        return _from_results(walk, visit, goal, num_turns)
     product = walk.product(visit)
     if not _is_target(product, goal):
         return Action("click", BACK)
@@ -46,23 +49,30 @@ def earns_full_score(product: Product, goal: Goal) -> bool:
     return purchase_score(product, goal, options, product.price).is_full
 
 
-def _best_query(walk: Walk, goal: Goal) -> str:
-    """Words of the instruction, or the title where they do not lead to the first page."""
-    words = " ".join((*goal.attributes, goal.query, *goal.options))
-    seen = walk.shown(Visit(place="results", hits=walk.catalogue.search(words)))
-    is_found = any(_is_target(walk.catalogue[asin], goal) for asin in seen)
-    return words if is_found else goal.title
+def _best_query(walk: Walk, goal: Goal, num_turns: int) -> str:
+    """Words of the instruction, or the title where they do not lead to a purchase in time."""
+    words = " ".join((goal.query, *goal.attributes, *goal.options))
+    place = _find_target(walk, walk.catalogue.search(words), goal)
+    # A search, a click on the product, one for each option, and the purchase.
+    num_spare = num_turns - 3 - len(goal.options)
+    is_near = place is not None and place // walk.results_per_page <= max(0, num_spare)
+    return words if is_near else goal.title
 
 
-def _from_results(walk: Walk, visit: Visit, goal: Goal) -> Action:
-    targets = (place for place, x in enumerate(visit.hits) if _is_target(walk.catalogue[x], goal))
-    place = next(targets, None)
+def _from_results(walk: Walk, visit: Visit, goal: Goal, num_turns: int) -> Action:
+    place = _find_target(walk, visit.hits, goal)
     if place is None:
-        return Action("search", _best_query(walk, goal))
+        return Action("search", _best_query(walk, goal, num_turns))
     page = place // walk.results_per_page
     if page == visit.page:
         return Action("click", visit.hits[place])
     return Action("click", NEXT if page > visit.page else PREV)
+
+
+def _find_target(walk: Walk, hits: Sequence[str], goal: Goal) -> int | None:
+    """Where the first product of full score stands among the hits."""
+    targets = (place for place, x in enumerate(hits) if _is_target(walk.catalogue[x], goal))
+    return next(targets, None)
 
 
 def _is_target(product: Product, goal: Goal) -> bool:

@@ -42,6 +42,11 @@ def sub_page_lines(product: Product, place: str) -> list[str]:
     return [shorten(" ".join(line.split()), share) for line in lines if line.strip()]
 
 
+def product_line(product: Product) -> str:
+    """A product on a page of results."""
+    return f"[{product.asin}] {shorten(product.title, MAX_TITLE_CHARS)}, {product.price_tag}"
+
+
 def _search_page(walk: Walk, visit: Visit) -> str:
     return "Search page. Nothing is shown before you search."
 
@@ -52,10 +57,7 @@ def _results_page(walk: Walk, visit: Visit) -> str:
         return f"No results for {query!r}."
     first = visit.page * walk.results_per_page
     shown = [walk.catalogue[asin] for asin in walk.shown(visit)]
-    lines = [
-        f"[{product.asin}] {shorten(product.title, MAX_TITLE_CHARS)}, {product.price_tag}"
-        for product in shown
-    ]
+    lines = [product_line(product) for product in shown]
     count = f"{first + 1} to {first + len(shown)} of {len(visit.hits)}"
     place = f"page {visit.page + 1} of {walk.num_pages(visit)}"
     return "\n".join([f"Results for {query!r}, {count}, {place}:", *lines])

@@ -5,25 +5,32 @@ from __future__ import annotations
 import random
 
 from moored.envs.teaching import fill
-from moored.envs.webshop.products import Goal
+from moored.envs.webshop.oracle import fitting_options
+from moored.envs.webshop.products import Goal, Product
 from moored.envs.webshop.visit import BUY, Action, Visit, Walk
 
 
 def explain(walk: Walk, visit: Visit, goal: Goal, action: Action, rng: random.Random) -> str:
-    """What is wanted, what of it the page shows, and so what to do."""
-    facts = ", ".join((goal.query, *goal.attributes, *goal.options))
-    wanted = f"{fill('{Wanted|I need}', rng)}: {facts}."
+    """What of the goal this page shows or asks for, and so what to do."""
     if action.verb == "search":
-        return f"{wanted} {fill('{I search for it|First a search}', rng)}."
+        facts = ", ".join((goal.query, *goal.attributes, *goal.options))
+        return f"{fill('{Wanted|I need}', rng)}: {facts}."
     if visit.place == "results" and action.argument in walk.shown(visit):
-        product = walk.catalogue[action.argument]
-        return f"{wanted} {action.argument} is {product.title}, ${product.price:.2f}."
+        return _describe(walk.catalogue[action.argument], goal)
     if visit.place == "item" and action.argument == BUY:
-        chosen = ", ".join(visit.chosen.values()) or "nothing to choose"
-        return f"{wanted} Chosen: {chosen}. {fill('{That is all|Now I buy it}', rng)}."
+        chosen = ", ".join(visit.chosen.values()) or "nothing"
+        return f"Chosen: {chosen}. {fill('{That is all|Now I buy it}', rng)}."
     if visit.place == "item" and _is_option(walk, visit, action.argument):
-        return f"{wanted} {action.argument} is {fill('{asked for|still to choose}', rng)}."
-    return f"{wanted} {fill('{It is not here|This page does not show it}', rng)}."
+        wanted = fitting_options(walk.product(visit), goal).items()
+        missing = [value for name, value in wanted if visit.chosen.get(name) != value]
+        return f"{fill('{To choose|Still to choose}', rng)}: {', '.join(missing) or 'nothing'}."
+    return f"{fill('{It is not here|This page does not show it}', rng)}."
+
+
+def _describe(product: Product, goal: Goal) -> str:
+    """What of the goal the line of a product names, and its price."""
+    named = [fact for fact in goal.attributes if fact in product.title.lower()]
+    return f"{product.asin}: {', '.join([*named, product.price_tag])}."
 
 
 def guess(walk: Walk, visit: Visit, goal: Goal, rng: random.Random) -> Action:

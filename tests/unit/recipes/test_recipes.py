@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import sys
 from pathlib import Path
@@ -187,10 +188,10 @@ def test_a_recipe_of_ones_own_gives_a_tokenizer_for_its_task(tmp_path, monkeypat
 
 def test_copying_dialogues_repeat_every_sentence_of_a_passage_of_another_world():
     from moored.envs.search.world import make_world
-    from recipes.copying import WORLD_SEEDS, copying_dialogues
+    from recipes.copying import SEEDS, passage_dialogues
 
-    assert 0 not in WORLD_SEEDS  # the world of the environment
-    dialogues = list(copying_dialogues([1], seed=0))
+    assert 0 not in SEEDS  # the world of the environment
+    dialogues = list(passage_dialogues([1], random.Random(0)))
     first = make_world(1).passages[0]
     assert len(dialogues) == len(make_world(1).passages)
     assert dialogues[0]["prompt"] == f"[1] {first.title}\n{first.text}"
@@ -200,6 +201,43 @@ def test_copying_dialogues_repeat_every_sentence_of_a_passage_of_another_world()
     )
 
 
+@pytest.fixture
+def small_shops(monkeypatch):
+    import recipes.copying
+
+    monkeypatch.setattr(recipes.copying, "NUM_PRODUCTS", 60)
+    return recipes.copying
+
+
+def searched_words(dialogue: dict[str, str]) -> list[str]:
+    return dialogue["completion"].partition("search[")[2].removesuffix("]</answer>").split()
+
+
+def test_copying_lines_repeats_them_and_searches_for_what_is_wanted(small_shops):
+    dialogues = list(small_shops.line_dialogues([1], random.Random(0)))
+    pages, goals = dialogues[:20], dialogues[20:]
+    assert len(goals) == 60
+    for page in pages:
+        lines = page["prompt"].split("\n")
+        assert len(lines) == 3 and all(line.startswith("[B0") for line in lines)
+        assert sorted(page["completion"].split("\n")) == sorted(lines)
+    assert all(word in goal["prompt"] for goal in goals for word in searched_words(goal))
+
+
+def test_copying_clicks_presses_products_of_shops_that_no_task_is_about(small_shops):
+    from moored.envs.webshop.env import WebShop
+
+    dialogues = list(small_shops.click_dialogues([1], random.Random(0)))
+    clicks = [x for x in dialogues if "click[" in x["completion"]]
+    assert (len(clicks), len(dialogues)) == (60, 80)
+    for dialogue in clicks:
+        number = dialogue["prompt"][1:11]
+        assert dialogue["completion"].startswith(f"<think>{number}: $")
+        assert dialogue["completion"].endswith(f"<answer>click[{number}]</answer>")
+    own = {product.asin for product in WebShop().catalogue.products}
+    assert not own & {dialogue["prompt"][1:11] for dialogue in clicks}
+
+
 def test_a_blank_model_is_taught_by_sft_and_gets_a_card(tokenizer, tmp_path, monkeypatch, capsys):
     pytest.importorskip("torch")
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -207,7 +245,7 @@ def test_a_blank_model_is_taught_by_sft_and_gets_a_card(tokenizer, tmp_path, mon
     from moored.sft.loop import build_sft, run_sft, start_sft
     from recipes import blank_model, card
 
-    monkeypatch.setattr(blank_model, "build_tokenizer", lambda recipe: tokenizer)
+    monkeypatch.setattr(blank_model, "build_tokenizer", lambda recipe, num_tokens: tokenizer)
     monkeypatch.setitem(blank_model.SIZES, "nano", blank_model.Size(16, 1, 2, 32))
     blank, run, out = (tmp_path / name for name in ("blank", "run", "out"))
     monkeypatch.setattr(sys, "argv", ["blank_model.py", "nano", "--out", str(blank)])

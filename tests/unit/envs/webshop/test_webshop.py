@@ -84,6 +84,29 @@ def test_the_oracle_finds_back_from_any_page() -> None:
     assert env.oracle() == "click[Back to Search]"
 
 
+def test_the_oracle_searches_by_what_the_instruction_says_where_turns_allow_to_leaf_on() -> None:
+    env = WebShop(results_per_page=1, max_turns=10)
+    num_next, num_titles = 0, 0
+    for seed in SPLIT_SEEDS["train"][:60]:
+        env.reset(seed)
+        while True:
+            action = env.oracle()
+            num_titles += env.goal.title in action
+            num_next += action == "click[Next >]"
+            if (result := act(env, action)).is_over:
+                break
+        assert result.success
+    assert num_next >= 10 and num_titles == 0
+
+
+def test_with_no_turn_to_spare_the_oracle_searches_by_the_title() -> None:
+    env = WebShop(results_per_page=1, max_turns=5)
+    queries = [(env.reset(seed), env.oracle(), env.goal)[1:] for seed in SPLIT_SEEDS["train"][:60]]
+    titles = [goal for query, goal in queries if query == f"search[{goal.title}]"]
+    assert 5 <= len(titles) <= 30
+    assert all(play_oracle(env, seed).success for seed in SPLIT_SEEDS["train"][:60])
+
+
 def test_the_goals_of_a_product_are_in_one_split() -> None:
     env = WebShop()
     found = {}
