@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -306,6 +308,57 @@ def test_an_environment_that_raises_ends_its_episode_only(renderer, workers, cap
     )
     assert any("the ice broke" in message for message in messages)
     assert any("finite" in message for message in messages)
+
+
+def wrong_result(**changes: Any) -> StepResult:
+    given = {"observation": "on", "reward": 0.0, "terminated": False}
+    return StepResult(**{**given, **changes})
+
+
+@pytest.mark.parametrize(
+    ("messages", "result", "why"),
+    [
+        ([], None, r"reset must return a list of messages, got \[\]"),
+        ((Message("user", "go"),), None, "reset must return a list of messages, got"),
+        ([{"role": "user", "content": "go"}], None, "reset must return Message objects, got"),
+        (None, ("on", 0.0), "step must return a StepResult, got tuple"),
+        (None, wrong_result(observation=None), "text or a list of parts, got None"),
+        (None, wrong_result(observation=[{"type": "text"}]), "must be a text or an image, got"),
+        (None, wrong_result(metrics={"depth": "deep"}), "metric 'depth' must be a number, got"),
+    ],
+)
+def test_an_answer_that_is_none_costs_its_episode_and_not_the_rollout(
+    renderer, caplog, messages, result, why
+):
+    class Odd(Walk):
+        def reset(self, task_seed: int, episode_seed: int = 0) -> Any:
+            known = super().reset(task_seed, episode_seed)
+            return known if messages is None else messages
+
+        def step(self, reply: str) -> Any:
+            return result
+
+    envs = iter([Odd({}), Walk({})])
+    with caplog.at_level(logging.WARNING, logger="moored.rollout.episodes"):
+        (group,) = play(tasks_of(lambda: next(envs), [1], 2), FakeSampler(renderer, say("on")))
+    assert [t.stop for t in group.trajectories] == [StopReason.ENV_ERROR, StopReason.DONE]
+    assert re.search(why, caplog.records[0].getMessage())
+
+
+def test_half_a_character_in_an_observation_is_replaced_before_it_is_encoded(renderer):
+    class Cut(Walk):
+        def reset(self, task_seed: int, episode_seed: int = 0) -> list[Message]:
+            return [*super().reset(task_seed, episode_seed), Message("user", "go \ud83d")]
+
+        def step(self, reply: str) -> StepResult:
+            result = super().step(reply)
+            return replace(result, observation=[{"type": "text", "text": "√ \ude00"}])
+
+    (group,) = play(tasks_of(lambda: Cut({}), [1], 1), FakeSampler(renderer, say("on")))
+    (trajectory,) = group.trajectories
+    assert trajectory.stop is StopReason.DONE
+    seen = [turn.seen for turn in trajectory.turns]
+    assert seen == ["go ?", *[[{"type": "text", "text": "√ ?"}]] * 2]
 
 
 def test_a_sampler_that_raises_ends_the_rollout_and_its_sessions(renderer):
