@@ -170,6 +170,22 @@ def moments(grouped: Grouped) -> GroupMoments:
     return GroupMoments(count_P, mean_P, deviation_PG, grouped.values_PG)
 
 
+def cap_malformed(
+    task_rewards: np.ndarray, is_valid: np.ndarray, success: np.ndarray
+) -> np.ndarray:
+    """(G,) rewards of a group, without penalties, by which a filter tells its members apart.
+
+    A malformed reply also escapes what a failed one costs, e.g. the price of each move: a failure
+    with malformed replies therefore counts at most as much as the worst trajectory without any, and
+    does not make a group of failures look informative.
+    """
+    is_whole = is_valid & np.isfinite(task_rewards)
+    if not is_whole.any():
+        return task_rewards
+    worst = task_rewards[is_whole].min()
+    return np.where(~is_whole & ~success, np.minimum(task_rewards, worst), task_rewards)
+
+
 ScoreFunction = Callable[[GroupMoments, int], np.ndarray]
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from moored.algo.groups import cap_malformed
 from moored.analysis.excerpts import Excerpts
 from moored.errors import MooredError
 from moored.files.formats import read_records
@@ -98,6 +99,7 @@ class _Seen:
     rewards: array[float] = field(default_factory=lambda: array("d"))
     group_of: array[int] = field(default_factory=lambda: array("q"))
     success: array[float] = field(default_factory=lambda: array("d"))
+    is_valid: array[int] = field(default_factory=lambda: array("b"))
     behaviours: array[int] = field(default_factory=lambda: array("q"))
     index: dict[bytes, int] = field(default_factory=dict)
     steps: list[int] = field(default_factory=list)
@@ -119,6 +121,7 @@ class _Seen:
         self.group_of.append(group)
         self.rewards.append(record.reward)
         self.success.append(record.success)
+        self.is_valid.append(record.is_valid)
         if record.response is not None:
             self.behaviours.append(hash(find_answer(_text(record.response))))
 
@@ -130,6 +133,8 @@ class _Seen:
         if missing:
             self.notes.append(f"{missing} of {len(rewards)} rewards are missing and take no part")
         success = np.array(self.success)
+        if not all(self.is_valid):
+            rewards = self._without_penalties(rewards, success > 0.5)
         is_told = bool(np.isfinite(success).all())
         knows_behaviour = len(self.behaviours) == len(rewards)
         # Trainers sum rewards in float32 and store them as doubles; as float32 they are compared
@@ -146,6 +151,19 @@ class _Seen:
             behaviours=np.array(self.behaviours) if knows_behaviour else None,
             notes=tuple(self.notes),
         )
+
+    def _without_penalties(self, rewards: np.ndarray, success: np.ndarray) -> np.ndarray:
+        """What the filter scores, group by group, where replies were malformed."""
+        self.notes.append(
+            "penalties for malformed replies are left out, as filter.reward=task does; --reward "
+            "trajectory_reward takes all that was earned"
+        )
+        is_valid, group_of = np.array(self.is_valid, dtype=bool), np.array(self.group_of)
+        found = rewards.copy()
+        order = np.argsort(group_of, kind="stable")
+        for members in np.split(order, np.flatnonzero(np.diff(group_of[order])) + 1):
+            found[members] = cap_malformed(rewards[members], is_valid[members], success[members])
+        return found
 
 
 def _text(value: Any) -> str:

@@ -8,6 +8,7 @@ first hold one reply per row, as Parquet, JSON lines or CSV. A new format is one
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import groupby
@@ -45,8 +46,10 @@ OWN_SHARED = (
 )
 OWN_IDS = ("prompt_ids", "completion_ids")
 OWN_FOR_REPLIES = (*OWN_SHARED, "images", *OWN_IDS, "think_start", "think_end")
-OWN_FOR_REWARDS = (*OWN_SHARED, "observation")
+OWN_FOR_REWARDS = (*OWN_SHARED, "observation", "turn_reward", "turn_penalty", "is_valid")
 OWN_REWARDS = {"trajectory_reward": 1.0}
+TASK_REWARDS = {"task_reward": 1.0}
+"""What the filter of a run scores: rewards without penalties, made of the turns of an episode."""
 
 
 class Format(Protocol):
@@ -101,7 +104,8 @@ class OwnRollouts:
     """What `log.rollouts_every` writes: Parquet with one row per turn of an episode.
 
     When replies are scored, a record is one turn of an episode. When only rewards are compared, it
-    is a whole episode, with the answers of all its turns.
+    is a whole episode, with the answers of all its turns; unless rewards are named, its reward is
+    the one that the filter of a run scores.
     """
 
     def fits(self, table: Table) -> bool:
@@ -139,18 +143,26 @@ def _checked(rows: Rows) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _episodes(rows: Iterator[tuple[str, Row]]) -> Rows:
-    """The first row of each episode, with the answers of all its turns."""
-    for _, turns in groupby(rows, lambda r: (r[1]["step"], r[1]["group_id"], r[1]["episode"])):
-        (where, first), *later = turns
-        replies = (first["reply"], *(turn["reply"] for _, turn in later))
-        answers = "\n".join(find_answer(reply or "") for reply in replies)
-        yield where, {**first, "answers": answers}
+    """The first row of each episode, with answers, reward and validity of all its turns."""
+    for _, members in groupby(rows, lambda r: (r[1]["step"], r[1]["group_id"], r[1]["episode"])):
+        found = list(members)
+        where, first = found[0]
+        turns = [row for _, row in found if row["turn"] is not None]
+        earned = math.fsum(turn["turn_reward"] - turn["turn_penalty"] for turn in turns)
+        facts = {
+            "answers": "\n".join(find_answer(row["reply"] or "") for _, row in found),
+            "task_reward": None if first["trajectory_reward"] is None else earned,
+            "is_valid": all(turn["is_valid"] for turn in turns),
+        }
+        yield where, {**first, **facts}
 
 
 def _own_record(row: Row, *, options: ReadOptions, read: Callable[[Row], dict[str, Any]]) -> Record:
+    usual = TASK_REWARDS if options.only_rewards else OWN_REWARDS
     return Record(
         step=row["step"],
-        rewards=weighted_rewards(row, options.rewards or OWN_REWARDS),
+        rewards=weighted_rewards(row, options.rewards or usual),
+        is_valid=bool(options.rewards) or not options.only_rewards or row["is_valid"],
         group=str(row[options.columns.get("group", "group_id")]),
         env=row["env"],
         success=read_number(row, "success"),

@@ -46,6 +46,8 @@ class Record:
     """Environments are measured apart; None where the file does not name any."""
     success: float = math.nan
     """1 or 0; NaN where it is not known."""
+    is_valid: bool = True
+    """False where the rewards leave out penalties, and a reply of the trajectory was malformed."""
     text: str | None = None
     """What `response` decodes to where it is ids: shows whether the tokenizer is another one."""
 

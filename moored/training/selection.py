@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from moored.algo import select_groups, select_trajectories
-from moored.algo.groups import Quantity, load_score
+from moored.algo.groups import Quantity, cap_malformed, load_score
 from moored.config import Config, FilterConfig
 from moored.names import FilterReward
 from moored.training.batch import Sample, build_samples
@@ -47,18 +47,16 @@ def _scored(options: FilterConfig, group: Group, quantity: Quantity) -> np.ndarr
 def filter_rewards(group: Group, kind: FilterReward) -> np.ndarray:
     """(G,) the rewards by which the filter tells the trajectories of a group apart.
 
-    `task` leaves out penalties. A malformed reply also escapes what a failed one costs, e.g. the
-    price of each move: a failure with malformed replies therefore counts at most as much as the
-    worst trajectory without any, and does not make a group of failures look informative.
+    `task` leaves out penalties for malformed replies, see `cap_malformed`.
     """
     if kind == "total":
         return group.rewards
-    rewards = np.array([t.task_reward for t in group.trajectories])
-    is_valid = np.array([t.is_valid for t in group.trajectories]) & np.isfinite(rewards)
-    if not is_valid.any():
-        return rewards
-    is_malformed = ~is_valid & ~np.array([t.success for t in group.trajectories])
-    return np.where(is_malformed, np.minimum(rewards, rewards[is_valid].min()), rewards)
+    members = group.trajectories
+    return cap_malformed(
+        np.array([t.task_reward for t in members]),
+        np.array([t.is_valid for t in members]),
+        np.array([t.success for t in members]),
+    )
 
 
 def _of_tokens(trajectory: Trajectory, quantity: Quantity) -> float:

@@ -156,6 +156,54 @@ def test_own_rollouts_are_one_trajectory_an_episode(tmp_path):
     assert batch.behaviours[0] == batch.behaviours[3] != batch.behaviours[1]
 
 
+def test_rewards_of_own_rollouts_are_those_that_the_filter_of_the_run_scores(tmp_path):
+    pytest.importorskip("pyarrow")
+    from moored.runlog.rollouts import write_groups
+    from moored.training.selection import filter_rewards
+    from moored.types import Group, Prompt, StopReason, Trajectory, Turn
+
+    def turn(reward: float, penalty: float = 0.0) -> Turn:
+        return Turn(
+            prompt=Prompt(np.zeros(2, dtype=np.int64)),
+            completion_ids=np.zeros(1, dtype=np.int64),
+            logprobs=np.zeros(1, dtype=np.float32),
+            reply="",
+            reward=reward,
+            penalty=penalty,
+            is_valid=penalty == 0.0,
+        )
+
+    def episode(*turns: Turn, stop=StopReason.DONE, success=False) -> Trajectory:
+        return Trajectory(
+            env="toy", task_seed=0, episode_seed=0, turns=turns, stop=stop, success=success
+        )
+
+    malformed = turn(-0.1, -0.1)
+    failures = episode(turn(-0.2)), episode(turn(-0.2)), episode(malformed), episode(malformed)
+    mixed = (
+        episode(malformed, turn(1.0), success=True),
+        episode(turn(-0.3)),
+        episode(malformed, stop=StopReason.ENV_ERROR),
+        episode(stop=StopReason.CONTEXT_LIMIT),
+    )
+    groups = [
+        Group(group_id=k, env="toy", task_seed=0, trajectories=members)
+        for k, members in enumerate((failures, mixed))
+    ]
+    file = tmp_path / "step_000001.parquet"
+    write_groups(file, groups, step=1, kept=[True, True])
+    batch = read_rewards([file])
+    # A malformed reply does not make a group of failures vary: it counts as the worst of them.
+    np.testing.assert_equal(batch.rewards, [-0.2] * 4 + [1.0, -0.3, math.nan, 0.0])
+    np.testing.assert_equal(
+        batch.rewards, np.concatenate([filter_rewards(group, "task") for group in groups])
+    )
+    assert "--reward trajectory_reward takes all that was earned" in batch.notes[-1]
+    total = read_rewards([file], ReadOptions(rewards={"trajectory_reward": 1.0}))
+    np.testing.assert_equal(total.rewards, [-0.2, -0.2, -0.1, -0.1, 0.9, -0.3, math.nan, 0.0])
+    assert total.notes == ("1 of 8 rewards are missing and take no part",)
+
+
 def test_groups_of_different_files_and_steps_are_different(tmp_path):
     rows = [{"group": 0, "reward": r} for r in (0, 1)]
     one, two = (write_lines(tmp_path / name, rows) for name in ("1.jsonl", "2.jsonl"))
