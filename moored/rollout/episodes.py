@@ -332,7 +332,7 @@ class _Episode:
             episode_seed=self.seed,
             turns=tuple(self.turns),
             stop=self.stop,
-            success=self.success,
+            success=self.success and not self.stop.is_error,
             metrics={name: float(value) for name, value in {**self.metrics, **own}.items()},
         )
 

@@ -310,6 +310,17 @@ def test_an_environment_that_raises_ends_its_episode_only(renderer, workers, cap
     assert any("finite" in message for message in messages)
 
 
+def test_an_episode_that_ends_in_an_error_did_not_succeed(renderer):
+    class Early(Walk):
+        def step(self, reply: str) -> StepResult:
+            return replace(super().step(reply), success=True)
+
+    plans = iter([{2: "raise"}, {}])
+    (group,) = play(tasks_of(lambda: Early(next(plans)), [1], 2), FakeSampler(renderer, say("on")))
+    assert [t.stop for t in group.trajectories] == [StopReason.ENV_ERROR, StopReason.DONE]
+    assert [t.success for t in group.trajectories] == [False, True]
+
+
 def wrong_result(**changes: Any) -> StepResult:
     given = {"observation": "on", "reward": 0.0, "terminated": False}
     return StepResult(**{**given, **changes})
