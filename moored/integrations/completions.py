@@ -97,12 +97,19 @@ def make_turn(
     )
 
 
-def group_episodes(env: str, episodes: Iterable[tuple[Prompt, tuple[Turn, ...]]]) -> list[Group]:
-    """One group per distinct first prompt, in order of first appearance."""
+def group_episodes(
+    env: str, episodes: Iterable[tuple[Prompt, tuple[Turn, ...]]], *, first_id: int = 0
+) -> list[Group]:
+    """One group per distinct first prompt, in order of first appearance, with ids from `first_id`.
+
+    Groups that are measured together need different ids: equal ones count as one task.
+    """
     by_prompt: dict[Prompt, list[tuple[Turn, ...]]] = {}
     for prompt, turns in episodes:
         by_prompt.setdefault(prompt, []).append(turns)
-    return [_group(env, index, members) for index, members in enumerate(by_prompt.values())]
+    return [
+        _group(env, index, members) for index, members in enumerate(by_prompt.values(), first_id)
+    ]
 
 
 def _group(env: str, index: int, members: Sequence[tuple[Turn, ...]]) -> Group:

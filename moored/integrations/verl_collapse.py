@@ -107,7 +107,10 @@ def batch_groups(
         _check_spans(row, spans, len(response))
         members = episodes.setdefault(str(sources[row]), [])
         members.append((Prompt(prompt), _turns(prompt, response, spans)))
-    return [group for env, members in episodes.items() for group in group_episodes(env, members)]
+    groups: list[Group] = []
+    for env, members in episodes.items():
+        groups += group_episodes(env, members, first_id=len(groups))
+    return groups
 
 
 def score_with(

@@ -254,4 +254,6 @@ def test_rows_of_two_data_sources_are_two_environments():
     batch.non_tensor_batch["data_source"] = np.array(["gsm8k", "math"] * 6, dtype=object)
     groups = batch_groups(batch, tags=None)
     assert {group.env for group in groups} == {"gsm8k", "math"}
+    # Looks over both take groups of one id for one task.
+    assert len({group.group_id for group in groups}) == len(groups)
     assert {group.env for group in batch_groups(make_batch(), tags=None)} == {"verl"}
