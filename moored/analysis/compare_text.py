@@ -11,9 +11,14 @@ from moored.analysis.compare import Arm, Comparison, Figure
 def figure_cell(figure: Figure | None) -> str:
     if figure is None:
         return "–"
-    start = "" if figure.start is None else f"{figure.start:.3f} → "
+    start = "" if figure.start is None else f"{_number(figure.start)} → "
     spread = "" if figure.half_width is None else f" ± {figure.half_width:.3f}"
-    return f"{start}{figure.end:.3f}{spread}"
+    return f"{start}{_number(figure.end)}{spread}"
+
+
+def _number(value: float) -> str:
+    """Three decimals, without a minus sign before zero."""
+    return f"{round(value, 3) + 0.0:.3f}"
 
 
 def verdicts_of(arm: Arm) -> str:
@@ -33,7 +38,8 @@ def explanation(found: Comparison) -> list[str]:
     """What is averaged, and what the intervals are over."""
     averaged = sorted({run.num_averaged for arm in found.arms for run in arm.runs})
     num = str(averaged[0]) if len(averaged) == 1 else f"{averaged[0]} to {averaged[-1]}"
-    lines = [f"Means over the first and the last {num} steps of each run, and the looks in them."]
+    steps = "step" if averaged == [1] else f"{num} steps"
+    lines = [f"Means over the first and the last {steps} of each run, and the looks in them."]
     over = {arm.interval_over for arm in found.arms if _has_interval(arm)}
     if "seeds" in over:
         lines.append("± is half of the 95 % interval over seeds.")
@@ -43,11 +49,11 @@ def explanation(found: Comparison) -> list[str]:
             f"± is half of the 95 % interval over steps{which}. Steps of one run are not "
             f"independent, so it is too narrow; repeat with other seeds for one that is not."
         )
-    steps = found.last_steps
-    if len(steps) > 1:
+    ends = found.last_steps
+    if len(ends) > 1:
         lines.append(
-            f"The runs end at different steps, from {min(steps)} to {max(steps)}; --until "
-            f"{min(steps)} compares all of them there."
+            f"The runs end at different steps, from {min(ends)} to {max(ends)}; --until "
+            f"{min(ends)} compares all of them there."
         )
     return lines
 

@@ -72,18 +72,16 @@ KINDS = {
     Verdict.COLLAPSED: Kind.BAD,
     Verdict.CANNOT_TELL: Kind.WARNING,
 }
-WIDE = 112
-"""Columns a terminal needs for all of a curve."""
-REMEDIES = {
-    Regime.TEMPLATE_COLLAPSE: "Its entropy has not fallen, so entropy alone shows nothing. Go back "
-    "to a checkpoint before the fall, and filter by reward variance, with less KL and entropy "
-    "bonus.",
-    Regime.LOW_ENTROPY_COLLAPSE: "It hardly varies either. Go back to a checkpoint before the "
-    "fall, and filter by reward variance.",
+MEDIUM, WIDE = 72, 112
+"""Columns a terminal needs for most of a curve, and for all of it."""
+MEANINGS = {
+    Regime.TEMPLATE_COLLAPSE: "It varies all the same, so entropy does not show it.",
+    Regime.LOW_ENTROPY_COLLAPSE: "It hardly varies either.",
     Regime.COMPRESSED: "It varies little and is still tied to its prompt, which is often fine late "
     "in training.",
 }
-"""What to do about the last look, where there is something to say."""
+"""What the regime of the last look means, where there is something to say."""
+TEACH_FIRST = "Teach the model to reason about its prompt first: moored sft, or another model."
 
 
 def headline(diagnosis: Diagnosis) -> Finding:
@@ -119,25 +117,38 @@ def _state(series: Series) -> str:
 
 
 def explanation(diagnosis: Diagnosis) -> list[Finding]:
-    """Why, with intervals and p-values; one line for each environment."""
+    """Why, with intervals and p-values, and what to do; one line for each environment."""
     found = []
     for series in diagnosis.series:
-        last = series.looks[-1]
         env = f"{series.env}: " if len(diagnosis.series) > 1 else ""
-        text = f"{env}{last.why} {_remedy(last)}".strip()
+        text = f"{env}{series.looks[-1].why} {_remedy(series)}".strip()
         found.append(Finding(text, KINDS[series.verdict]))
     return found
 
 
-def _remedy(look: Look) -> str:
-    if look.regime is None:
-        return ""
-    if look.verdict is Verdict.COLLAPSED and look.watched.has_nothing_to_lose:
+def _remedy(series: Series) -> str:
+    last = series.looks[-1]
+    if _is_foreign(series):
         return (
-            f"{NOTHING_TO_LOSE}. Teach the model to reason about its prompt first: moored sft, or "
-            f"another model."
+            f"But H(Z|X) is {last.report.conditional_entropy_est:.1f} nats per token: this model "
+            f"would not have written these reasonings. Score with the one that did."
         )
-    return REMEDIES.get(look.regime, "")
+    if last.regime is None:
+        return ""
+    meaning = MEANINGS.get(last.regime, "")
+    if last.verdict is not Verdict.COLLAPSED:
+        return meaning
+    if last.watched.has_nothing_to_lose:
+        return f"{NOTHING_TO_LOSE}. {TEACH_FIRST}"
+    if series.alarm is None and all(look.verdict is not Verdict.HEALTHY for look in series.looks):
+        return f"{meaning} No look shows it healthy. {TEACH_FIRST}"
+    return f"{meaning} Go back to a checkpoint before the fall, and filter by reward variance."
+
+
+def _is_foreign(series: Series) -> bool:
+    """True where a model scores texts that it would not have written; in training it wrote them."""
+    entropy = series.looks[-1].report.conditional_entropy_est
+    return series.view not in VIEWS and entropy > FOREIGN_NATS
 
 
 def notes(diagnosis: Diagnosis) -> list[Finding]:
@@ -149,15 +160,15 @@ def notes(diagnosis: Diagnosis) -> list[Finding]:
         env = f"{series.env}: " if len(diagnosis.series) > 1 else ""
         found += [Finding(f"{env}{each.text}", each.kind) for each in _series_notes(series)]
     if diagnosis.num_bad_rows:
-        found.append(Finding(f"{diagnosis.num_bad_rows} bad row(s) skipped"))
+        found.append(Finding(f"bad rows skipped: {diagnosis.num_bad_rows}"))
     if diagnosis.num_torn_rows:
-        found.append(Finding(f"{diagnosis.num_torn_rows} torn last line(s) skipped"))
+        found.append(Finding(f"torn last lines skipped: {diagnosis.num_torn_rows}"))
     return found
 
 
 def _series_notes(series: Series) -> list[Finding]:
     last = series.looks[-1]
-    report, rewards, share = last.report, last.rewards, last.valid_thinking_rate
+    rewards, share = last.rewards, last.valid_thinking_rate
     found = [_sizes(last), *_views(series)]
     if share is not None:
         of = "" if last.num_rows is None else f" of {last.num_rows}"
@@ -171,12 +182,6 @@ def _series_notes(series: Series) -> list[Finding]:
         found.append(Finding(text))
     if len(series.looks) > 1:
         found.append(_alarm(series))
-    if report.conditional_entropy_est > FOREIGN_NATS:
-        text = (
-            f"H(Z|X) of {report.conditional_entropy_est:.1f} nats per token: this model would not "
-            f"have written these reasonings; score with the one that did"
-        )
-        found.append(Finding(text, Kind.WARNING))
     lines = [f"step {steps} not measured: {why}" for steps, why in series.skipped.items()]
     lines += [f"turn {turn} not measured: {why}" for turn, why in series.skipped_turns.items()]
     return found + [Finding(line) for line in lines]
@@ -276,19 +281,19 @@ class Column:
 
     name: str
     cell: Callable[[CollapseReport], str]
-    is_wide: bool = False
-    """Left out where there is little room."""
+    needs: int = 0
+    """Columns of a terminal below which it is left out."""
 
 
 MEASURED = (
     Column("MI/token", lambda report: number(report.mi_estimate)),
-    Column("95 %", lambda report: interval(report, "mi_estimate"), is_wide=True),
-    Column("p", lambda report: p_value(report.p_values.get("mi_estimate"))),
+    Column("95 %", lambda report: interval(report, "mi_estimate"), WIDE),
+    Column("p", lambda report: p_value(report.p_values.get("mi_estimate")), MEDIUM),
     Column("retrieval", lambda report: number(report.retrieval_accuracy)),
-    Column("95 %", lambda report: interval(report, "retrieval_accuracy"), is_wide=True),
-    Column("p", lambda report: p_value(report.p_values.get("retrieval_accuracy"))),
-    Column("chance", lambda report: number(1 / report.num_prompts)),
-    Column("H(Z|X)", lambda report: number(report.conditional_entropy_est)),
+    Column("95 %", lambda report: interval(report, "retrieval_accuracy"), WIDE),
+    Column("p", lambda report: p_value(report.p_values.get("retrieval_accuracy")), MEDIUM),
+    Column("chance", lambda report: number(1 / report.num_prompts), MEDIUM),
+    Column("H(Z|X)", lambda report: number(report.conditional_entropy_est), MEDIUM),
 )
 
 
@@ -300,9 +305,9 @@ class Grid:
     rows: tuple[tuple[str, ...], ...]
 
 
-def curve_grid(series: Series, *, wide: bool = True) -> Grid:
+def curve_grid(series: Series, *, width: int = WIDE) -> Grid:
     """One row per look, its verdict last."""
-    columns = [column for column in MEASURED if wide or not column.is_wide]
+    columns, wide = [column for column in MEASURED if width >= column.needs], width >= WIDE
     rows = []
     for look in series.looks:
         cells = [look.label, *(column.cell(look.report) for column in columns)]
@@ -315,9 +320,9 @@ def named(name: Verdict | Regime) -> str:
     return name.replace("_", " ")
 
 
-def turn_grid(series: Series, *, wide: bool = True) -> Grid:
+def turn_grid(series: Series, *, width: int = WIDE) -> Grid:
     """One row per turn position of the last look."""
-    columns = [column for column in MEASURED if wide or not column.is_wide]
+    columns = [column for column in MEASURED if width >= column.needs]
     rows = tuple(
         (
             str(look.turn),
@@ -329,16 +334,17 @@ def turn_grid(series: Series, *, wide: bool = True) -> Grid:
     return Grid(("turn", "M", *(column.name for column in columns)), rows)
 
 
-def step_table(look: Look) -> Table:
-    """Every metric of one look."""
-    return _table(METRIC_COLUMNS, metric_rows(look.report))
+def step_table(look: Look, width: int) -> Table:
+    """Every metric of one look; on a narrow terminal without intervals, p-values and chance."""
+    shown = len(METRIC_COLUMNS) if width >= MEDIUM else 2
+    return _table(METRIC_COLUMNS[:shown], [row[:shown] for row in metric_rows(look.report)])
 
 
 def curve_table(series: Series, width: int) -> Table:
-    """One row per look; a terminal narrower than `WIDE` gets the figures without intervals."""
+    """One row per look; narrower terminals get fewer columns."""
     from rich.text import Text
 
-    grid = curve_grid(series, wide=width >= WIDE)
+    grid = curve_grid(series, width=width)
     table = _table(grid.header)
     for look, (*cells, verdict) in zip(series.looks, grid.rows, strict=True):
         judged = Text(verdict, STYLES[KINDS[look.verdict]])
@@ -350,7 +356,7 @@ def curve_table(series: Series, width: int) -> Table:
 
 def turn_table(series: Series, width: int) -> Table:
     """One row per turn position."""
-    grid = turn_grid(series, wide=width >= WIDE)
+    grid = turn_grid(series, width=width)
     return _table(grid.header, grid.rows)
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from moored.analysis.rewards import RewardGroups
 
 BAR_WIDTH = 40
+"""Longest bar of the histogram, where the terminal has room for it."""
 
 
 def advise_command(
@@ -47,7 +48,7 @@ def advise_command(
     examples: Annotated[int, typer.Option(help="Prompts shown for each cause.", min=0)] = 2,
     as_json: AsJson = False,
 ) -> None:
-    """Say from the rewards of a rollout batch whether filtering pays, and why."""
+    """Say from the rewards of rollouts whether filtering pays."""
     from moored.analysis.advice import advise_batch
     from moored.analysis.rewards import read_rewards
     from moored.files.records import ReadOptions, parse_columns, parse_weights
@@ -137,7 +138,7 @@ def _show(console: Console, advice: BatchAdvice, batch: RewardGroups, examples: 
     for note in batch.notes:
         print_line(console, f"note: {note}", style="yellow")
     console.print("\nReward variance of a group", style="bold")
-    for line in _bars(advice.histogram):
+    for line in _bars(advice.histogram, console.width):
         console.print(line)
     low, high = advice.std_over_mean_interval
     console.print(
@@ -173,7 +174,7 @@ def _sizes(advice: BatchAdvice, batch: RewardGroups) -> str:
     return f"{len(batch.rewards):,} trajectories, {advice.num_groups:,} groups of {size}, {steps}"
 
 
-def _bars(histogram: Histogram) -> list[str]:
+def _bars(histogram: Histogram, width: int) -> list[str]:
     """One line per bin, with a bar relative to the fullest."""
     rows = [("0", histogram.num_zero)]
     for low, high, count in zip(
@@ -181,10 +182,12 @@ def _bars(histogram: Histogram) -> list[str]:
     ):
         rows.append((f"{low:.3g} – {high:.3g}", int(count)))
     fullest = max(count for _, count in rows)
-    width = max(len(label) for label, _ in rows)
-    bars = ("█" * round(BAR_WIDTH * count / fullest) or "▏" * (count > 0) for _, count in rows)
+    label_width = max(len(label) for label, _ in rows)
+    longest = max(1, min(BAR_WIDTH, width - label_width - len(f"   {fullest} ")))
+    bars = ("█" * round(longest * count / fullest) or "▏" * (count > 0) for _, count in rows)
     return [
-        f"  {label:>{width}} {bar} {count}" for (label, count), bar in zip(rows, bars, strict=True)
+        f"  {label:>{label_width}} {bar} {count}"
+        for (label, count), bar in zip(rows, bars, strict=True)
     ]
 
 
@@ -214,7 +217,7 @@ def _show_causes(console: Console, advice: BatchAdvice, batch: RewardGroups, num
     for cause in CAUSES:
         count = len(getattr(advice.triage, cause))
         if count or cause in always:
-            name = cause.replace("_", " ")
+            name = "reward-blind" if cause == "reward_blind" else cause.replace("_", " ")
             unknown = cause == "reward_blind" and batch.behaviours is None
             share = (
                 "unknown, the file has no responses"

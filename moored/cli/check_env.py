@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from moored.cli.console import make_console, print_line
+from moored.cli.console import counted, make_console, print_line
 from moored.cli.options import AsJson, EnvName, EnvOptions, parse_options
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ MARKS = {"passed": ("✓", "green"), "failed": ("✗", "red"), "skipped": ("–"
 
 
 def check_env_command(name: EnvName, option: EnvOptions = None, as_json: AsJson = False) -> None:
-    """Check that an environment keeps the rules training relies on."""
+    """Check that an environment keeps the rules of training."""
     from moored.envs.check.runner import check_env
 
     with make_console(stderr=True).status("checking") as status:
@@ -59,7 +59,7 @@ def _report_dict(report: CheckReport) -> dict[str, object]:
 def _verdict(report: CheckReport) -> str:
     if not report.ok:
         names = ", ".join(check.name for check in report.failed)
-        return f"{report.env} breaks {len(report.failed)} rule(s): {names}."
+        return f"{report.env} breaks {counted(len(report.failed), 'rule')}: {names}."
     skipped = sum(check.status == "skipped" for check in report.checks)
     note = f" ({skipped} could not be checked)" if skipped else ""
     return f"{report.env} keeps the rules{note}."

@@ -39,7 +39,7 @@ def compare_command(
     replies: Replies = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare the ends of runs; runs that differ in their seed only are put together."""
+    """Compare start and end of runs; seeds are put together."""
     from moored.analysis.compare import compare_runs
     from moored.analysis.replies import shared_replies
 

@@ -26,7 +26,7 @@ Words = Annotated[
 
 
 def config_command(what: Words = None, as_json: AsJson = False) -> None:
-    """Print a configuration in full, as `moored train` would run it, or explain an option.
+    """Print a configuration in full, or explain an option.
 
     Alone it lists all options with their defaults. `moored config sokoban grpo filter.value=0.8`
     checks and prints what these come to; `moored config filter.value` explains one option.

@@ -34,6 +34,11 @@ def make_console(*, stderr: bool = False) -> Console:
     )
 
 
+def counted(count: int, what: str) -> str:
+    """1 episode, 2 episodes."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
 def print_line(console: Console, text: str | Text, *, style: StyleType | None = None) -> None:
     """Print a line that may hold a path or a command: never broken, so that it can be copied."""
     console.print(text, style=style, markup=False, emoji=False, soft_wrap=True)

@@ -125,7 +125,7 @@ def diagnose_command(
     check: Check = False,
     as_json: AsJson = False,
 ) -> None:
-    """Tell from a run or from rollouts whether reasoning still depends on its prompt."""
+    """Tell whether reasoning still depends on its prompt."""
     from moored.analysis.models import Device
     from moored.analysis.reading import DrawOptions
     from moored.analysis.scoring import Size
@@ -191,9 +191,12 @@ def _show(found: Diagnosis) -> None:
         if len(found.series) > 1:
             console.print(f"\n{series.env}", style="bold")
         several = len(series.looks) > 1
-        console.print(
-            curve_table(series, console.width) if several else step_table(series.looks[0])
+        table = (
+            curve_table(series, console.width)
+            if several
+            else step_table(series.looks[0], console.width)
         )
+        console.print(table)
         if series.turns:
             console.print(turn_table(series, console.width))
     for line in lines(notes(found)):

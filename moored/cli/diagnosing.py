@@ -37,7 +37,7 @@ from moored.analysis.scoring import (
     predict_seconds,
 )
 from moored.analysis.stored import followed_views, has_looks, read_diagnosis
-from moored.cli.console import make_console, print_line
+from moored.cli.console import counted, make_console, print_line
 from moored.errors import ConfigError, MooredError
 from moored.files.records import ReadOptions, parse_columns, parse_weights
 from moored.files.tables import expand, is_run
@@ -238,8 +238,8 @@ def _progress(plan: Plan, scorers: Scorers, base: Scorer) -> Iterator[Callable[[
 
     console = make_console(stderr=True)
     seconds = predict_seconds(plan, base)
-    looks = f"{plan.num_looks} looks" if plan.num_looks > 1 else "1 look"
-    looks += f" and {plan.num_turns} other turn(s) of the last" if plan.num_turns else ""
+    looks = counted(plan.num_looks, "look")
+    looks += f" and {counted(plan.num_turns, 'other turn')} of the last" if plan.num_turns else ""
     prompts = max(series.num_prompts for series in plan.series)
     pairs = max(len(each.pairs) for each in plan.pair_sets)
     print_line(

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from moored.envs.describe import EnvInfo
 
+EXTRAS = "Extras, some for single options only: pip install 'moored[NAME]'."
 NARROW = 70
 """Columns below which a table of environments cannot be read."""
 
@@ -38,6 +39,7 @@ def print_envs(console: Console, infos: Sequence[EnvInfo]) -> None:
 
     if console.width >= NARROW:
         console.print(_envs_table(infos))
+        console.print(EXTRAS)
         return
     for info in infos:
         turns = (
@@ -46,9 +48,10 @@ def print_envs(console: Console, infos: Sequence[EnvInfo]) -> None:
             else f"{info.max_turns or 'the server decides on the'} turns"
         )
         console.print(Text.assemble((info.name, "bold"), f" · {turns}"))
-        needs = ["Needs: " + ", ".join(map(_short_extra, info.extras))] if info.extras else []
-        for text in (info.summary, f"Reward: {info.reward}", *needs):
+        extras = ["Extras: " + ", ".join(map(_short_extra, info.extras))] if info.extras else []
+        for text in (info.summary, f"Reward: {info.reward}", *extras):
             console.print(Padding(Text(text), (0, 0, 0, 2)))
+    console.print(EXTRAS)
 
 
 def _short_extra(extra: str) -> str:
@@ -62,7 +65,7 @@ def _envs_table(infos: Sequence[EnvInfo]) -> Table:
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, header_style="bold")
-    for column, share in (("name", 0), ("turns", 0), ("task", 4), ("reward", 5), ("needs", 0)):
+    for column, share in (("name", 0), ("turns", 0), ("task", 4), ("reward", 5), ("extras", 0)):
         table.add_column(column, ratio=share or None, no_wrap=not share)
     for info in infos:
         extras = "\n".join(map(_short_extra, info.extras))
@@ -81,7 +84,7 @@ def _info_dict(info: EnvInfo) -> dict[str, object]:
         "is_stochastic": info.is_stochastic,
         "summary": info.summary,
         "reward": info.reward,
-        "needs": list(info.extras),
+        "extras": list(info.extras),
         "options": {
             name: None if default is REQUIRED else default for name, default in info.options.items()
         },

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from moored.cli.console import counted
 from moored.cli.options import AsJson, Concurrency, Endpoint, KeyVariable, Timeout
 from moored.engine.workers.ranks import kind_here
 from moored.errors import MooredError
@@ -169,12 +170,13 @@ def _summary(found: Evaluation) -> str:
     length = "" if found.mean_reply_tokens is None else f" of {found.mean_reply_tokens:.0f} tokens"
     lines = [
         f"success {found.success_rate:.1%} (95% interval {low:.1%} to {high:.1%}) on "
-        f"{found.num_tasks} tasks, {found.num_samples} episode(s) each",
+        f"{counted(found.num_tasks, 'task')}, {counted(found.num_samples, 'episode')} each",
         f"reward {found.reward_mean:.3f}, well-formed turns {found.validity_rate:.1%}, "
         f"{found.mean_turns:.2f} turns{length}",
     ]
     if found.num_samples > 1:
         lines.append(", ".join(f"pass@{k} {rate:.1%}" for k, rate in found.pass_at.items()))
     if found.num_errors:
-        lines.append(f"{found.num_errors} episode(s) ended in an error and count as failures")
+        errors = counted(found.num_errors, "episode")
+        lines.append(f"{errors} ended in an error, which counts as a failure")
     return "\n".join(lines)

@@ -74,7 +74,7 @@ def gradients_command(
     out: Output = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure gradients of the task and of its regularisers by reward variance.
+    """Measure task and regulariser gradients by reward variance.
 
     Rolls out fresh groups, ranks them by reward variance (RV), and compares the gradient of every
     term of the loss between buckets: norm, noise, cosines. Nothing is trained.

@@ -79,10 +79,10 @@ def launch_command(
     claim: ClaimText = None,
     memory: Memory = None,
 ) -> None:
-    """Write the job that trains a configuration on a cluster; submitting it is yours.
+    """Write the job that trains a configuration on a cluster.
 
     `moored launch sokoban grpo qwen2.5-7b --on slurm --nodes 4 > job.sh`. Torchrun lines, `ray job
-    submit`, sbatch scripts, and RayJob manifests for KubeRay.
+    submit`, sbatch scripts, and RayJob manifests for KubeRay. It submits nothing.
     """
     from moored.launch import Resources
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 DEFAULT_GPU = "h200"
 CLUSTER_KINDS = ("torchrun", "ray")
 NAME_WIDTH, NUMBER_WIDTH = 18, 9
-LEFT_OUT = "without environments, looks at collapse, evaluations and logging"
+LEFT_OUT = "not counted: environments, looks at collapse, evaluations, logging"
 
 
 Gpus = Annotated[int | None, typer.Option(help="Plan for a cluster of so many GPUs.", min=1)]
@@ -58,7 +58,9 @@ def plan_command(
     what: ConfigWords = None,
     gpu: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="h200, h100, a100-40, rtx-4090, …; default: that here."),
+        typer.Option(
+            metavar="NAME", help="h200, h100, a100-40, rtx-4090, …; default: the one here."
+        ),
     ] = None,
     memory_gib: Annotated[float | None, typer.Option(help="Memory of the GPU.")] = None,
     tflops: Annotated[float | None, typer.Option(help="Its dense bfloat16 rate.")] = None,
@@ -81,7 +83,7 @@ def plan_command(
     publish: Publish = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a run needs of a GPU: memory by part, seconds by phase; nothing is downloaded.
+    """Plan the memory and seconds of a run; nothing is downloaded.
 
     Takes a configuration as `moored train` does: `moored plan sokoban ppo qwen2.5-3b --gpu h100`.
     With `--gpus N`, how to divide a cluster between samplers and learners. Exit code 1 when it does
@@ -251,7 +253,7 @@ def _head(found: Plan, note: str) -> list[str]:
     setup, lengths, memory = found.setup, found.lengths, found.memory
     size = setup.shape.num_parameters
     text = f"{size / 1e9:.2f} billion" if size >= 1e9 else f"{size / 1e6:.1f} million"
-    again = ", activations computed twice" if found.checkpointing else ""
+    again = ", with gradient checkpointing" if found.checkpointing else ""
     lines = [
         f"model: {found.config.model}, {text} parameters, "
         f"{'bfloat16' if setup.bf16 else 'float32'}",
@@ -282,12 +284,12 @@ def _memory_table(found: Plan) -> list[str]:
         sizes = [own.get(part) for own in phases.values()]
         lines.append(_line(part, ["" if s is None else f"{s / 2**30:.2f}" for s in sizes]))
     totals = (sum(own.values()) / 2**30 for own in phases.values())
-    return [*lines, _line("together", [f"{total:.2f}" for total in totals])]
+    return [*lines, _line("total", [f"{total:.2f}" for total in totals])]
 
 
 def _seconds_table(found: Plan) -> list[str]:
     if not found.fits:
-        return ["seconds: only of what fits"]
+        return ["seconds: planned only for what fits"]
     if found.seconds is None:
         return [f"seconds: the rates of {found.gpu.name} are not known; name one with --gpu"]
     lines = [_line("seconds", [])]

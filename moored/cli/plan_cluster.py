@@ -18,14 +18,13 @@ WIDTHS = (9, 9, 9, 8, 8, 8, 11)
 NAME_WIDTH = 19
 NOTE = (
     "seconds of one GPU are from measurements on one H200; links between GPUs are from data "
-    "sheets, and no run on several GPUs was measured; without environments and looks at collapse"
+    "sheets, and no run on several GPUs was measured; not counted: environments, looks at collapse"
 )
 
 
 ENVIRONMENTS = (
-    "environments run in the driver; those that compute much or hold much memory, such as "
-    "sandboxes and indexes, belong in processes of their own on CPU nodes: set "
-    "engine.ray.env_actors"
+    "environments run in the driver; with Ray, engine.ray.env_actors puts those that compute much "
+    "or hold much memory, such as sandboxes and indexes, into processes on CPU nodes"
 )
 
 
@@ -91,7 +90,7 @@ def _layout_line(name: str, layout: Layout) -> str:
 def _memory(best: Layout) -> list[str]:
     """Of both kinds of GPU of the best layout, side by side."""
     learner, sampler = best.learner.peak, best.sampler.parts
-    again = ", activations computed twice" if best.learner.checkpointing else ""
+    again = ", with gradient checkpointing" if best.learner.checkpointing else ""
     lines = [
         f"best: {best.name}; micro-batches of {best.learner.micro_batch_tokens:,} tokens{again}; "
         f"{best.sampler.rows} episodes at a time on a replica",
@@ -100,7 +99,7 @@ def _memory(best: Layout) -> list[str]:
     for part in dict.fromkeys([*learner, *sampler]):
         lines.append(f"{part:<{NAME_WIDTH}}{_size(learner, part)}{_size(sampler, part)}".rstrip())
     totals = (sum(own.values()) / GIB for own in (learner, sampler))
-    return [*lines, f"{'together':<{NAME_WIDTH}}" + "".join(f"{total:>9.2f}" for total in totals)]
+    return [*lines, f"{'total':<{NAME_WIDTH}}" + "".join(f"{total:>9.2f}" for total in totals)]
 
 
 def _size(parts: Mapping[str, int], part: str) -> str:

@@ -33,7 +33,10 @@ def play_command(
     ] = None,
     option: EnvOptions = None,
 ) -> None:
-    """Play an environment with the text the model gets; `help` says how, `quit` leaves."""
+    """Play an environment with the text that the model gets.
+
+    `help` says how, `quit` leaves.
+    """
     from moored.cli.episode import ask_in_terminal, new_game_folder, play_episode
     from moored.envs.mix import open_env
 

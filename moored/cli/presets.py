@@ -16,7 +16,10 @@ TITLES = {
 
 
 def presets_command(as_json: AsJson = False) -> None:
-    """List the presets by kind; one of each may be given: `moored train sokoban grpo`."""
+    """List the presets: tasks, algorithms, filters, models, runs.
+
+    One of each kind may be given: `moored train sokoban grpo`.
+    """
     from moored.presets import describe_presets, preset_kinds
 
     found, kinds = describe_presets(), preset_kinds()

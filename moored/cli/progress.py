@@ -20,12 +20,14 @@ from rich.progress import (
 )
 from rich.table import Column
 
+from moored.analysis.findings import number
 from moored.cli.console import make_console
 from moored.diagnostics.alarm import NOTHING_TO_LOSE
+from moored.diagnostics.report import Verdict
 
 if TYPE_CHECKING:
     from moored.config import Config
-    from moored.diagnostics.look import EnvironmentLook
+    from moored.diagnostics.look import EnvironmentLook, Measurement
     from moored.train import Run, StepRecord
 
 TIMED_STEPS = 3
@@ -99,6 +101,7 @@ class StepProgress(StepBar):
         super().__init__(console, config.num_steps, done)
         self._config = config
         self._first: list[StepRecord] = []
+        self._last_look: Measurement | None = None
 
     def show(self, record: StepRecord) -> None:
         """Take in a finished step."""
@@ -113,11 +116,17 @@ class StepProgress(StepBar):
         description = f"{text}  [dim]{times}[/]"
         self._bar.update(self._task, completed=record.step, description=description)
         look = record.collapse
+        self._last_look = look or self._last_look
         if not self._console.is_terminal and look is None:
             self._console.print(f"step {record.step}: {text}  {times}", markup=False)
         if look is not None:
             self._console.print(f"step {record.step}: {text}  {_look_text(record)}", markup=False)
         self._say_time_left(record)
+
+    @property
+    def has_collapsed(self) -> bool:
+        """By the last look."""
+        return self._last_look is not None and self._last_look.verdict is Verdict.COLLAPSED
 
     def _say_time_left(self, record: StepRecord) -> None:
         """Once, as soon as it is known."""
@@ -177,7 +186,7 @@ def _environment_text(look: EnvironmentLook) -> str:
     regime = "" if look.regime is None else f" ({_words(look.regime)})"
     text = (
         f"retrieval {report.retrieval_accuracy:.2f} (chance {1 / report.num_prompts:.2f})  "
-        f"MI {report.mi_estimate:.3f}  H(Z|X) {report.conditional_entropy_est:.2f}  "
+        f"MI {number(report.mi_estimate)}  H(Z|X) {report.conditional_entropy_est:.2f}  "
         f"{_words(look.verdict)}{regime}"
     )
     if look.alarm is not None:

@@ -46,10 +46,11 @@ def report_command(
     markdown: AsMarkdown = False,
     until: Until = None,
 ) -> None:
-    """Show a run, or compare several, on one page: verdict, curves, rewards, trajectories.
+    """Show a run, or compare several, on one HTML page.
 
-    The page holds everything it needs and opens offline. Nothing is measured again, so no model is
-    needed. Runs that cannot be read are named on the page; the exit code is then 1.
+    It has the verdict, curves, rewards and trajectories, holds everything it needs and opens
+    offline. Nothing is measured again, so no model is needed. Runs that cannot be read are named on
+    the page; the exit code is then 1.
     """
     from moored.analysis.report import check_folders
     from moored.analysis.report_page import check_can_draw, write_report

@@ -35,7 +35,7 @@ def serve_env_command(
         typer.Option(metavar="NAME", help="Variable with the token that clients must give."),
     ] = TOKEN_VARIABLE,
 ) -> None:
-    """Serve an environment over HTTP and OpenEnv's WebSocket; Ctrl-C stops."""
+    """Serve an environment to other processes; Ctrl-C stops."""
     require_packages("serve-env", ("starlette", "uvicorn", "websockets"))
     import uvicorn
 

@@ -37,7 +37,10 @@ def serve_search_command(
         int, typer.Option(help="Requests that may wait; more are refused with 503.", min=1)
     ] = 256,
 ) -> None:
-    """Serve searches at /retrieve, as Search-R1 does; / and /health tell how it goes."""
+    """Serve searches at /retrieve, as Search-R1 does.
+
+    / and /health show its figures.
+    """
     require_packages("serve-search", ["starlette", "uvicorn"])
     from moored.envs.search.choose import RetrieverChoice
     from moored.envs.search.retriever import CorpusRetriever

@@ -53,10 +53,11 @@ def sft_command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Teach a model by demonstration: the oracle's episodes, or dialogues of a file.
+    """Teach a model by demonstration: the warm start.
 
-    `moored sft nano env=sudoku` learns from environments; `dialogues=FILE` from JSON lines. The
-    model comes out in RUN/model. Ctrl-C and SIGTERM stop after the step and say how to go on.
+    `moored sft nano env=sudoku` learns from the oracle's episodes, `dialogues=FILE` from dialogues
+    in JSON lines. The model comes out in RUN/model. Ctrl-C and SIGTERM stop after the step and say
+    how to go on.
     """
     if not what and resume is None:
         typer.echo(context.get_help())

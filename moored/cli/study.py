@@ -63,7 +63,7 @@ def study_command(
     ] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Print the grid and run nothing.")] = False,
 ) -> None:
-    """Run a study: every combination of its arms, with several seeds.
+    """Run a study: a grid of runs with several seeds.
 
     Finished runs are skipped, so the same command goes on with a study that was stopped or killed.
     """

@@ -45,10 +45,11 @@ def train_command(
         bool, typer.Option(help="Write RUN/report.html when the run is complete.")
     ] = True,
 ) -> None:
-    """Train an agent; Ctrl-C and SIGTERM stop after the step, save, and say how to go on.
+    """Train an agent.
 
     Start with an environment and an algorithm: `moored train sokoban grpo`. `moored presets` lists
-    what there is; options such as num_steps=50 follow.
+    what there is; options such as num_steps=50 follow. Ctrl-C and SIGTERM stop after the step,
+    save, and say how to go on.
     """
     if not what and resume is None:
         _show_help(context)
@@ -182,6 +183,9 @@ def _run_loop(run: Run, stop: StopRequest) -> None:
     for table in tables:
         console.print(table)
     print_line(console, f"{reason}\nrun directory: {run.log.path}")
+    if bar.has_collapsed:
+        why = f"moored diagnose {quote(str(run.log.path))}"
+        print_line(console, f"collapsed; since when, and what to do: {why}")
     if is_cut or (stop.is_made and run.next_step <= run.config.num_steps):
         again = f"{typed_command()} train --resume {quote(str(run.log.path))}"
         print_line(console, f"go on with: {again}")

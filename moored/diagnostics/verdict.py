@@ -196,10 +196,8 @@ class _Test:
 
     def text(self) -> str:
         low, high = self.interval.low, self.interval.high
-        return (
-            f"{self.subject} {self.value:.0%} (99 % interval {low:.0%} to {high:.0%}, "
-            f"floor {self.floor:.0%})"
-        )
+        bounds = "wider than ±100%" if high - low > 2.0 else f"{low:.0%} to {high:.0%}"
+        return f"{self.subject} {self.value:.0%} (99 % interval {bounds}, floor {self.floor:.0%})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +314,7 @@ def _undecided(level: Level, tests: _Tests, counted: str) -> Judgement:
         key=lambda test: abs(test.clearance),
     )
     remedy = (
-        f"about {prompts_needed} are needed"
+        f"about {prompts_needed} prompts are needed"
         if prompts_needed
         else "it lies too near to the floor for any number of prompts"
     )

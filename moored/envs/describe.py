@@ -28,7 +28,7 @@ class EnvInfo:
     reward: str
     """First sentence after `Reward:`; without one, first sentence of the second paragraph."""
     extras: tuple[str, ...]
-    """Installs some options need, such as `moored[images]`; the defaults need none."""
+    """Installs that it, or one of its options, needs, such as `moored[images]`."""
     max_turns: int | None
     """None where a server decides."""
     is_stochastic: bool | None

@@ -44,7 +44,7 @@ def test_advice_is_told_with_bars_shares_examples_and_settings(rollouts):
     assert "0.5           20%             50%            80%          40%" in text
     assert "too easy     1 (20%)\n    task e" in text
     assert "too hard     2 (40%)\n    task c\n    task d" in text
-    assert "reward blind unknown, the file has no responses" in text
+    assert "reward-blind unknown, the file has no responses" in text
     assert text.startswith("Filter: nonzero keeps 40% of the groups and 100% of the signal\n")
     assert "Settings and reasons\n  filter.rule=nonzero filter.value=0 filter.eps=0" in text
     # A reason longer than a table may be is not cut off in a pipe.

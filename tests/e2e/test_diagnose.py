@@ -126,7 +126,7 @@ def test_the_page_of_a_run_has_its_own_curves_and_close_ups_of_first_and_last(ru
 
 
 def test_a_page_of_rescored_rollouts_has_turns_of_the_last_look(rescored):
-    assert "scoring 2 looks and 1 other turn(s) of the last" in rescored.stderr
+    assert "scoring 2 looks and 1 other turn of the last" in rescored.stderr
     (series,) = rescored.found["environments"]
     assert [look["turn"] for look in series["turns"]] == [1, 2]
     assert series["turns"][0]["report"] == series["looks"][-1]["report"]

@@ -67,8 +67,9 @@ def check_reference(subject: Subject) -> str:
         wins = (play_oracle(env, seed, episode)[1][-1].success for episode in range(tries))
         if not any(wins):
             rewards = [result.reward for result in play_oracle(env, seed)[1]]
+            episodes = "1 episode" if tries == 1 else f"{tries} episodes"
             raise Broken(
-                f"task seed {seed}: the oracle did not succeed in {tries} episode(s), rewards "
+                f"task seed {seed}: the oracle did not succeed in {episodes}, rewards "
                 f"{rewards}; make tasks solvable in max_turns = {env.max_turns}, and report "
                 f"success=True when solved"
             )

@@ -120,7 +120,8 @@ def test_one_step_has_no_interval_and_no_word_about_it(tmp_path, capsys):
     run = write_run(tmp_path / "a", [0.5])
     assert read_ends(run).num_averaged == 1
     compare_command([run])
-    assert "±" not in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "±" not in out and "the first and the last step of each run" in out
 
 
 def test_the_verdict_of_the_last_look_and_the_first_alarm_are_shown(tmp_path, capsys):

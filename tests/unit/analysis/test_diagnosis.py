@@ -88,11 +88,23 @@ def test_the_whole_is_as_well_as_its_worst_environment(verdicts, whole):
     assert found.verdict is whole
 
 
-def test_only_a_collapse_is_answered_by_going_back_to_a_checkpoint():
-    for letter in "hc?":
-        (line,) = explanation(diagnosis(series(letter)))
-        assert line.text.startswith(f"Because of {letter}.")
-        assert ("Go back to a checkpoint" in line.text) == (letter == "c")
+def test_only_a_collapse_after_health_is_answered_by_going_back_to_a_checkpoint():
+    for letters in ("h", "hc", "c", "?c", "h?"):
+        (line,) = explanation(diagnosis(series(letters)))
+        assert line.text.startswith(f"Because of {letters[-1]}.")
+        assert ("Go back to a checkpoint" in line.text) == (letters == "hc")
+        assert ("No look shows it healthy" in line.text) == (letters in ("c", "?c"))
+
+
+def test_a_model_that_did_not_write_the_texts_is_told_instead_of_a_remedy():
+    scored, strange = series("hc"), replace(REPORT, conditional_entropy_est=5.0)
+    watched = replace(scored.looks[-1].watched, report=strange)
+    scored = replace(scored, looks=(scored.looks[0], replace(scored.looks[1], watched=watched)))
+    (line,) = explanation(diagnosis(scored))
+    assert "But H(Z|X) is 5.0 nats per token: this model would not have written" in line.text
+    # In training the model wrote them itself, however high its entropy is.
+    (line,) = explanation(diagnosis(replace(scored, view="first_turn")))
+    assert "Go back to a checkpoint" in line.text and "nats per token" not in line.text
 
 
 def test_a_run_that_began_without_information_is_told_that_it_had_nothing_to_lose():

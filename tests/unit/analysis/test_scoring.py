@@ -131,8 +131,8 @@ def test_one_prompt_only_and_no_tags_at_all_say_what_to_do():
         look_at([])
 
 
-def shown(item) -> str:
-    console = Console(width=140, record=True, file=io.StringIO())
+def shown(item, width: int = 140) -> str:
+    console = Console(width=width, record=True, file=io.StringIO())
     console.print(item)
     return console.export_text()
 
@@ -152,7 +152,10 @@ def test_everything_is_json_and_tables_show_intervals_chance_and_alarm():
     assert set(first) >= {"step", "verdict", "why", "regime", "rewards"}
     wide, narrow = shown(curve_table(series, 140)), shown(curve_table(series, 80))
     assert wide.count("◀ ALARM") == 1 and "…" in wide and "…" not in narrow
-    one = shown(step_table(series.looks[0]))
+    smallest = shown(curve_table(series, 40), width=40)
+    assert "MI/token  retrieval  verdict" in smallest and "…" not in smallest
+    assert "…" not in shown(step_table(series.looks[0], 40), width=40)
+    one = shown(step_table(series.looks[0], 140))
     assert "retrieval among the best 4" in one and "0.125" in one
     assert any("ALARM at step" in note.text for note in notes(found))
     single = look_at([r for r in rows if r.step == 0])

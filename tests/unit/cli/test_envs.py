@@ -23,7 +23,7 @@ def test_envs_can_be_read_on_a_narrow_terminal(columns):
     assert max(map(len, lines)) <= columns
     text = " ".join(" ".join(lines).split())
     assert "sokoban · 5 turns Push every box onto a target. Reward: −0.1 for every action" in text
-    assert "Needs: data, math bandit · 1 turn" in text
+    assert "Extras: data, math bandit · 1 turn" in text
 
 
 def test_envs_lists_every_environment(capsys):
@@ -36,9 +36,9 @@ def test_envs_lists_every_environment(capsys):
         assert item["name"] in table
         assert item["summary"] and item["reward"]
         assert item["required"] or item["max_turns"] >= 1
-    needs = {item["name"]: item["needs"] for item in listed}
-    assert needs["metamath"] == ["moored[data]", "moored[math]"]
-    assert needs["sokoban"] == needs["frozen_lake"] == ["moored[images]"]
+    extras = {item["name"]: item["extras"] for item in listed}
+    assert extras["metamath"] == ["moored[data]", "moored[math]"]
+    assert extras["sokoban"] == extras["frozen_lake"] == ["moored[images]"]
 
 
 @pytest.mark.parametrize("name", playable_names())

@@ -14,7 +14,7 @@ import pytest
 
 from moored import __version__
 from moored.cli.episode import to_reply
-from moored.cli.main import main
+from moored.cli.main import app, main
 from moored.cli.options import parse_options
 from moored.errors import ConfigError
 
@@ -140,6 +140,15 @@ def test_help_names_the_commands(monkeypatch, capsys) -> None:
     assert run(monkeypatch, "--help") == 0
     out = capsys.readouterr().out
     assert all(f"  {command} " in out for command in ("train", "play", "check-env", "config"))
+
+
+def test_summaries_of_commands_fit_into_help_of_80_columns() -> None:
+    # Two columns of margin, the longest name (serve-search), two more, and those that help keeps.
+    room = 80 - len("  serve-search  ") - 4
+    for command in app.registered_commands:
+        assert command.callback is not None and command.callback.__doc__ is not None
+        summary = command.callback.__doc__.splitlines()[0]
+        assert len(summary) <= room and summary.endswith("."), summary
 
 
 def test_starting_up_imports_neither_numpy_nor_environments() -> None:

@@ -58,7 +58,7 @@ def test_a_plan_is_a_table_of_parts_and_phases_and_a_verdict(run):
     assert "policy weights         5.75     5.75     5.75" in lines
     assert "critic optimiser      34.49    34.49    34.49" in lines
     assert any(line.startswith("keys and values       22.64") for line in lines)
-    assert "without environments, looks at collapse, evaluations and logging" in lines
+    assert "not counted: environments, looks at collapse, evaluations, logging" in lines
     assert lines[-1].startswith("fits: ")
 
 
@@ -67,7 +67,7 @@ def test_what_does_not_fit_has_advice_and_exit_code_1(run):
     assert code == 1
     lines = out.splitlines()
     assert "GPU: h100, 79.1 GiB (as given)" in lines
-    assert "seconds: only of what fits" in lines
+    assert "seconds: planned only for what fits" in lines
     (at,) = [i for i, line in enumerate(lines) if line.startswith("does not fit: ")]
     assert lines[at + 1].startswith("  set ")
     code, out, _ = run("plan", "sokoban", "ppo", "qwen2.5-7b", "--gpu", "a10g")
@@ -157,7 +157,7 @@ def test_a_plan_for_a_cluster_compares_layouts_and_shows_both_kinds_of_gpu(run):
     assert "policy                  2.66" in lines
     assert "weights                         14.19" in lines
     assert "no run on several GPUs was measured" in lines[-1]
-    assert lines[-2].endswith("on CPU nodes: set engine.ray.env_actors")
+    assert "with Ray, engine.ray.env_actors puts those that compute much" in lines[-2]
     # The options are those of a configuration.
     (options,) = (line.split()[1:] for line in lines if line.startswith("set "))
     config = load_config({}, [*options, "rollout.num_groups=64"])

@@ -17,6 +17,7 @@ from moored.cli.progress import StepProgress, duration_text, seconds_left, steps
 from moored.config import load_config
 from moored.diagnostics import CollapseWatch, information
 from moored.diagnostics.look import EnvironmentLook, Measurement
+from moored.diagnostics.report import Verdict
 from moored.diagnostics.watch import Watched
 from moored.train import StepRecord
 
@@ -80,6 +81,25 @@ def test_no_line_is_wider_than_the_terminal(width):
     assert any(frame.startswith("step   4/400 ") for frame in frames)
 
 
+def tiny_minus(watched: Watched) -> Watched:
+    return replace(watched, report=replace(watched.report, mi_estimate=-1e-5))
+
+
+def test_a_run_has_collapsed_when_its_last_look_says_so():
+    progress = StepProgress(Console(file=io.StringIO()), load_config(), 0)
+    report = information(np.eye(4) - 2.0, np.arange(4), np.ones(4))
+    states = []
+    for step, verdict in enumerate(("collapsed", "healthy", None, "collapsed", None), start=1):
+        look = None
+        if verdict is not None:
+            judged = replace(CollapseWatch().update(1, report), verdict=Verdict(verdict))
+            looks = {"bandit": EnvironmentLook(view="x", watched=judged, share_unmeasured=0.0)}
+            look = Measurement(step=step, metrics={}, reports={}, skipped={}, environments=looks)
+        progress.show(replace(record(step), collapse=look))
+        states.append(progress.has_collapsed)
+    assert states == [True, False, False, True, True]
+
+
 def test_a_look_is_told_for_each_environment_by_name_where_there_are_several():
     logp, columns = np.full((8, 4), -9.0), np.arange(8) % 4
     logp[np.arange(8), columns] = -1.0
@@ -105,5 +125,6 @@ def test_a_look_is_told_for_each_environment_by_name_where_there_are_several():
     assert f"sokoban: {judged}" in two and f"bandit: {judged}" in two
     assert str(watched.verdict).replace("_", " ") in one
     assert "x/chain not measured: too few" in one
+    assert "MI -0.000" not in shown("sokoban", watched=tiny_minus(watched))
     empty = replace(watched, has_nothing_to_lose=True)
     assert "nothing to lose" in shown("sokoban", watched=empty) and "nothing" not in one

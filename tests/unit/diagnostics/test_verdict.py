@@ -84,7 +84,12 @@ def test_an_interval_that_holds_the_floor_cannot_tell_and_says_how_many_prompts_
     found = judge(replace(wide, dependence_se=0.1))
     assert found.verdict is CANNOT_TELL
     assert found.prompts_needed is not None and 53 <= found.prompts_needed <= 65
-    assert f"about {found.prompts_needed} are needed" in found.why
+    assert f"about {found.prompts_needed} prompts are needed" in found.why
+
+
+def test_an_interval_that_holds_more_than_everything_is_not_given_in_figures():
+    blurred = replace(SOUND, ceiling_share=0.2, ceiling_share_se=9.0, p_value=0.1)
+    assert "is 20% (99 % interval wider than ±100%, floor 10%)" in judge(blurred).why
 
 
 def test_retrieval_far_above_chance_contradicts_an_mi_pulled_down_by_a_few_reasonings():

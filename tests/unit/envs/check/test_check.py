@@ -311,7 +311,7 @@ CAUGHT = [
     ("Forgetful", "pickling", "a copy pickled after 1 turns (turn 1: "),
     ("Endless", "ending", "was not over after max_turns = 2 replies"),
     ("StepsOn", "ending", "step after the end returned a result"),
-    ("WrongOracle", "reference", "the oracle did not succeed in 1 episode(s), rewards [1.0]"),
+    ("WrongOracle", "reference", "the oracle did not succeed in 1 episode, rewards [1.0]"),
     ("PaysNothing", "reference", "the oracle succeeds, but its total reward is 0;"),
     ("CostsToSolve", "reference", "its total reward is -1; a solution must earn more than 0"),
     ("PaysMalformed", "reference", "the oracle earns 1, and malformed replies 1; pay a solution"),
