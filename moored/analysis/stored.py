@@ -14,6 +14,7 @@ from moored.analysis.diagnosis import Diagnosis, Look, Series, TurnLook
 from moored.analysis.models import read_run_config
 from moored.analysis.sample import RewardStats
 from moored.diagnostics.alarm import Alarm
+from moored.diagnostics.monitor import PREFIXES
 from moored.diagnostics.report import CollapseReport, Interval, Regime, Verdict
 from moored.diagnostics.watch import CollapseWatch, Watched
 from moored.errors import MooredError, RunLogError
@@ -23,6 +24,14 @@ from moored.runlog.log import read_records
 def has_looks(run: Path) -> bool:
     """True when training measured anything."""
     return any(record.get("reports") for record in read_records(run, "collapse"))
+
+
+def why_no_looks(run: Path) -> str:
+    """Why there is nothing that training measured."""
+    records = read_records(run, "collapse")
+    if not records:
+        return "training measured nothing (collapse.every=0)"
+    return f"training could measure none of its {len(records)} looks ({_first_reason(records)})"
 
 
 def followed_views(run: Path) -> set[str]:
@@ -53,7 +62,7 @@ def read_diagnosis(run: Path) -> Diagnosis:
     series = tuple(reader.finish() for reader in found.values() if reader.looks)
     if not series:
         raise MooredError(
-            f"training could measure none of the {len(records)} looks in {where!r}: "
+            f"none of the {len(records)} looks in {where!r} has a verdict: "
             f"{_first_reason(records)}; score the rollouts afresh: --rescore"
         )
     return Diagnosis(
@@ -196,8 +205,10 @@ def _part(record: Mapping[str, Any], name: str, where: str) -> Mapping[str, Any]
 
 
 def _first_reason(records: Sequence[Mapping[str, Any]]) -> str:
-    reasons = (why for record in records for why in record["skipped"].values())
-    return next(reasons, "no reply held a reasoning")
+    """Why no view was measured that a verdict follows."""
+    skipped = (pair for record in records for pair in record["skipped"].items())
+    reasons = (why for name, why in skipped if name.rpartition("/")[2] in PREFIXES)
+    return next(reasons, f"collapse.views has none of {', '.join(PREFIXES)}")
 
 
 def read_report(stored: Mapping[str, Any], where: str) -> CollapseReport:

@@ -36,7 +36,7 @@ from moored.analysis.scoring import (
     plan_turns,
     predict_seconds,
 )
-from moored.analysis.stored import followed_views, has_looks, read_diagnosis
+from moored.analysis.stored import followed_views, has_looks, read_diagnosis, why_no_looks
 from moored.cli.console import counted, make_console, print_line
 from moored.errors import ConfigError, MooredError
 from moored.files.records import ReadOptions, parse_columns, parse_weights
@@ -128,7 +128,7 @@ class Request:
         if run is None or rescore or self.model is not None or self.server is not None:
             return self._score(expand(self.paths))
         if not has_looks(run):
-            typer.echo("training measured nothing (collapse.every=0): scoring afresh", err=True)
+            typer.echo(f"{why_no_looks(run)}: scoring afresh", err=True)
             return self._score(expand(self.paths))
         self._refuse_options_of_scoring()
         found = read_diagnosis(run)
