@@ -24,7 +24,12 @@ from tests.warm import run_script, run_warm
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted(
-    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")]
+    [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "examples").glob("*.md"),
+        ROOT / "recipes" / "README.md",
+    ]
 )
 named = pytest.mark.parametrize("page", DOCUMENTS, ids=lambda p: p.relative_to(ROOT).as_posix())
 
@@ -181,6 +186,13 @@ def test_the_seams_of_the_architecture_page_can_be_used_as_shown(command, tmp_pa
     for line in lines.splitlines():
         command([*line.split()[1:], *few, "filter.keep_zero=true"])
     assert len(list((tmp_path / "runs").iterdir())) == len(lines.splitlines()) == 3
+
+
+def test_the_index_of_the_documentation_links_every_page():
+    index = (ROOT / "docs" / "README.md").read_text()
+    pages = [*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "results").glob("*.md")]
+    names = [page.relative_to(ROOT / "docs").as_posix() for page in pages]
+    assert [name for name in names if f"({name}" not in index] == ["README.md"]
 
 
 @named

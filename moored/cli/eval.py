@@ -35,15 +35,18 @@ EnvMixText = Annotated[
     str | None, typer.Option(help="Environment, as in a config; default: the run's own.")
 ]
 NumTasks = Annotated[
-    int | None, typer.Option("-n", "--num-tasks", min=1, show_default="as evaluation.num_tasks")
+    int | None,
+    typer.Option(
+        "-n", "--num-tasks", help="Tasks.", min=1, show_default="the run's evaluation.num_tasks"
+    ),
 ]
 NumSamples = Annotated[int, typer.Option(help="Episodes per task, for pass@k.", min=1)]
 Temperature = Annotated[
-    float | None, typer.Option(min=0.0, show_default="as evaluation.temperature")
+    float | None, typer.Option(min=0.0, show_default="the run's evaluation.temperature")
 ]
 MaxTokens = Annotated[
     int | None,
-    typer.Option(help="Longest reply.", min=1, show_default="as rollout.max_response_tokens"),
+    typer.Option(help="Longest reply.", min=1, show_default="the run's"),
 ]
 SplitName = Annotated[str, typer.Option(help="validation, test or train.")]
 SamplerName = Annotated[
@@ -69,17 +72,11 @@ def eval_command(
     as_json: AsJson = False,
 ) -> None:
     """Measure success on held-out tasks, with a 95 % interval."""
-    from moored.config import EvaluationConfig, RolloutConfig
-
-    defaults = EvaluationConfig()
+    # What is not given is the run's own.
+    chosen = {"num_tasks": num_tasks, "temperature": temperature}
     given: dict[str, Any] = {
-        "evaluation": {
-            "num_tasks": num_tasks or defaults.num_tasks,
-            "num_samples": samples,
-            "temperature": defaults.temperature if temperature is None else temperature,
-            "split": split,
-        },
-        "rollout": {"max_response_tokens": max_tokens or RolloutConfig().max_response_tokens},
+        "evaluation": {"num_samples": samples, "split": split} | _without_none(chosen),
+        "rollout": _without_none({"max_response_tokens": max_tokens}),
         "seed": seed,
     }
     if endpoint is not None and sampler is not None:
@@ -154,6 +151,10 @@ def _evaluation_config(
     asked = {**_merged(of_run, given), **own}
     engine = asked.get("engine", {})
     return load_config({**asked, "engine": {**engine, "kind": kind_here(engine.get("kind"))}})
+
+
+def _without_none(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

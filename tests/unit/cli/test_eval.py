@@ -1,0 +1,45 @@
+"""`moored eval`: which options an evaluation takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from moored.cli import eval as command
+from moored.config import Config, dump_config, load_config
+
+
+class Asked(Exception):
+    """Ends the command where it would load a model."""
+
+
+def asked(monkeypatch, source: str, **options: object) -> Config:
+    """The configuration that the command evaluates with."""
+    seen = []
+
+    def see(source: str, env: str | None, given: dict[str, object]) -> None:
+        is_run = env is None
+        seen.append(command._evaluation_config(source, env, given, is_run=is_run))
+        raise Asked
+
+    monkeypatch.setattr(command, "evaluate_source", see)
+    with pytest.raises(Asked):
+        command.eval_command(source, **options)  # pyright: ignore[reportArgumentType]
+    return seen[0]
+
+
+def test_a_run_is_evaluated_with_its_own_options_unless_others_are_given(tmp_path, monkeypatch):
+    own = {"evaluation": {"num_tasks": 8, "temperature": 0.1}}
+    rollout = {"rollout": {"max_response_tokens": 48}}
+    (tmp_path / "config.yaml").write_text(dump_config(load_config({**own, **rollout})))
+    found = asked(monkeypatch, str(tmp_path))
+    assert (found.evaluation.num_tasks, found.evaluation.temperature) == (8, 0.1)
+    assert found.rollout.max_response_tokens == 48
+    found = asked(monkeypatch, str(tmp_path), num_tasks=3, temperature=0.0, max_tokens=5)
+    assert (found.evaluation.num_tasks, found.evaluation.temperature) == (3, 0.0)
+    assert found.rollout.max_response_tokens == 5
+
+
+def test_a_model_is_evaluated_with_the_defaults(monkeypatch):
+    found, defaults = asked(monkeypatch, "nano", env="bandit"), Config()
+    assert found.evaluation.num_tasks == defaults.evaluation.num_tasks
+    assert found.rollout.max_response_tokens == defaults.rollout.max_response_tokens
