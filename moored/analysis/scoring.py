@@ -269,7 +269,8 @@ def _measure_series(
     for look in planned.looks:
         scorer = scorers.at(look.draw.step)
         logp_MN, report = measure(look.pairs, scorer)
-        watched = watch.update(look.draw.step, report)
+        prompts = {pair.prompt.key for pair in look.pairs.pairs}
+        watched = watch.update(look.draw.step, report, prompts=prompts)
         looks.append(
             Look(
                 steps=look.draw.steps,

@@ -9,7 +9,7 @@ count as log 2 nats, because a text says which environment it belongs to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -143,7 +143,9 @@ class CollapseMonitor:
                 pairs = draw()
                 logp_MN = cross_score(pairs, self.score)
                 report = self._report(pairs, logp_MN, look.step)
-                watched[view] = self._watch(env, view).update(look.step, report)
+                watch, used = self._watch(env, view), {pair.group_id for pair in pairs.pairs}
+                prompts = _first_prompts(group for group in groups if group.group_id in used)
+                watched[view] = watch.update(look.step, report, prompts=prompts)
             except TooFewPromptsError as error:
                 look.skipped[look.name(env, view)] = str(error)
                 continue
@@ -244,6 +246,12 @@ class CollapseMonitor:
             for view, saved in views.items():
                 self._watch(env, view).load_state_dict(saved)
         self._followed = dict(state["followed"])
+
+
+def _first_prompts(groups: Iterable[Group]) -> set[bytes]:
+    """Keys of what tasks began with."""
+    firsts = (next((t.turns[0] for t in g.trajectories if t.turns), None) for g in groups)
+    return {turn.prompt.key for turn in firsts if turn is not None}
 
 
 def _score_matrix(pairs: PairSet | SwapSet, logp_MN: np.ndarray) -> ScoreMatrix:

@@ -12,9 +12,10 @@ from chance to 1, and MI per sequence from 0 to log N. Against the run's own sta
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 
@@ -81,9 +82,12 @@ class Level:
     dependence_se: float
     entropy: float
     p_value: float | None
+    prompts: tuple[int, ...] = ()
+    """A number for each of the prompts, the same whenever it comes again; none: not known."""
 
     @classmethod
-    def of(cls, report: CollapseReport) -> Level:
+    def of(cls, report: CollapseReport, prompts: Iterable[bytes] = ()) -> Level:
+        """The level of one look; `prompts` are keys of those that have reasonings."""
         chance, errors = 1.0 / report.num_prompts, report.standard_errors
         return cls(
             num_looks=1,
@@ -97,7 +101,13 @@ class Level:
             dependence_se=errors.get("retrieval_accuracy", 0.0) / (1.0 - chance),
             entropy=report.conditional_entropy_est,
             p_value=report.p_values.get("mi_seq_estimate"),
+            prompts=tuple(sorted({int.from_bytes(key[:6]) for key in prompts})),
         )
+
+    @classmethod
+    def read(cls, state: Mapping[str, Any]) -> Level:
+        """From `asdict`, also by way of JSON."""
+        return cls(**{**state, "prompts": tuple(state["prompts"])})
 
     def half_width(self, standard_error: float) -> float:
         """Half of a 99 % interval; infinite for one prompt."""
@@ -111,30 +121,44 @@ def pool(looks: Sequence[Level]) -> Level:
 
     Prompts and not precision are the weights: the standard error of a small look is as uncertain
     as its mean, and low looks would get the small errors. The scatter of the looks themselves
-    counts where it is larger than their standard errors say.
+    counts where it is larger than their standard errors say. Looks at the same prompts say no more
+    about others than one of them does.
     """
     if len(looks) == 1:
         return looks[0]
     total = sum(look.num_prompts for look in looks)
     shares = np.array([look.num_prompts / total for look in looks])
     fields: dict[str, float] = {}
-    num_degrees = sum(look.num_degrees for look in looks)
+    known = {prompt for look in looks for prompt in look.prompts}
+    num_prompts = len(known) + sum(look.num_prompts for look in looks if not look.prompts)
+    most = max(look.num_degrees for look in looks)
+    num_degrees = max(num_prompts - sum(look.num_looks for look in looks), most)
+    overlap = np.array([[_overlap(look, other) for other in looks] for look in looks])
+    np.fill_diagonal(overlap, 1.0)
     for name in ("mi", "ceiling_share", "dependence"):
         values = np.array([getattr(look, name) for look in looks])
         errors = np.array([getattr(look, f"{name}_se") for look in looks])
-        mean, within = float(shares @ values), math.sqrt(float(shares**2 @ errors**2))
+        parts = shares * errors
+        mean, within = float(shares @ values), math.sqrt(float(parts @ overlap @ parts))
         scatter = math.sqrt(float(shares @ (values - mean) ** 2) / (len(looks) - 1))
         fields |= {name: mean, f"{name}_se": max(within, scatter)}
         if scatter > within:
             num_degrees = len(looks) - 1
     return Level(
         num_looks=sum(look.num_looks for look in looks),
-        num_prompts=total,
+        num_prompts=num_prompts,
         num_degrees=num_degrees,
+        prompts=tuple(sorted(known)),
         entropy=float(shares @ np.array([look.entropy for look in looks])),
         p_value=_fisher([look.p_value for look in looks]),
         **fields,
     )
+
+
+def _overlap(look: Level, other: Level) -> float:
+    """Correlation of the means of two looks, by the prompts that they share."""
+    shared = len(set(look.prompts) & set(other.prompts))
+    return shared / math.sqrt(len(look.prompts) * len(other.prompts)) if shared else 0.0
 
 
 def _fisher(p_values: Sequence[float | None]) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -58,8 +58,14 @@ class CollapseWatch:
         """The first alarm of the series."""
         return self._alarm.alarm
 
-    def update(self, step: int | None, report: CollapseReport) -> Watched:
-        """Take in the next look; one without a step number is not checked for an alarm."""
+    def update(
+        self, step: int | None, report: CollapseReport, *, prompts: Iterable[bytes] = ()
+    ) -> Watched:
+        """Take in the next look; one without a step number is not checked for an alarm.
+
+        `prompts` are keys of the prompts that have reasonings: looks at the same ones are not
+        independent. None: every look has new ones.
+        """
         report = self._ema.update(report)
         alarm = None
         if step is not None:
@@ -69,7 +75,7 @@ class CollapseWatch:
                 report.conditional_entropy_est,
                 report.standard_errors.get("mi_estimate"),
             )
-        found, regime = self._verdicts.update(Level.of(report))
+        found, regime = self._verdicts.update(Level.of(report, prompts))
         return Watched(
             report=report,
             verdict=found.verdict,
@@ -182,8 +188,8 @@ class VerdictTracker:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._looks = [Level(**look) for look in state["looks"]]
-        self._start = None if state["start"] is None else Level(**state["start"])
+        self._looks = [Level.read(look) for look in state["looks"]]
+        self._start = None if state["start"] is None else Level.read(state["start"])
         self._verdict = None if state["verdict"] is None else Verdict(state["verdict"])
         self._reversal = None if state["reversal"] is None else Verdict(state["reversal"])
         self._regime = None if state["regime"] is None else Regime(state["regime"])

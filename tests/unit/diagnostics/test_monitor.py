@@ -279,6 +279,18 @@ def test_a_run_resumed_from_json_measures_what_an_unbroken_one_does(cut, unbroke
     assert resumed.alarm is not None  # so that the alarm's own state was needed
 
 
+def test_looks_know_the_prompts_that_came_before_whatever_their_groups_are_called():
+    watch = monitor("first_turn", "trajectory")
+    renamed = [replace(group, group_id=100 + group.group_id) for group in GROUPS[:3]]
+    new = make_group(7, [0, 1], [1])
+    watch.measure(1, GROUPS)
+    watch.measure(2, [*renamed, new])
+    for view in ("first_turn", "trajectory"):
+        looks = watch.state_dict()["watches"]["toy"][view]["verdicts"]["looks"]
+        first, second = (set(look["prompts"]) for look in looks)
+        assert len(first) == len(second) == 4 and len(first & second) == 3
+
+
 def test_smoothing_goes_on_from_its_own_view_with_its_own_decay():
     begun, resumed = (monitor("first_turn", "trajectory", ema_decay=0.7) for _ in range(2))
     first = begun.measure(1, GROUPS)

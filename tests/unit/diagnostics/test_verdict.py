@@ -155,6 +155,48 @@ def test_pooled_looks_are_weighted_by_their_prompts_and_count_their_scatter():
     assert both.p_value == pytest.approx(1e-4 * (1 - 2 * np.log(0.01)))
 
 
+def test_looks_at_the_same_prompts_pool_to_no_smaller_error_than_one_of_them():
+    first = replace(SOUND, prompts=tuple(range(8)))
+    others = replace(SOUND, prompts=tuple(range(8, 16)))
+    again = pool([first] * 4)
+    assert (again.num_looks, again.num_prompts, again.num_degrees) == (4, 8, 7)
+    assert again.mi_se == pytest.approx(0.05) and again.prompts == first.prompts
+    # New prompts count in full: half the variance, 16 prompts less two means.
+    both = pool([first, others])
+    assert (both.num_prompts, both.num_degrees) == (16, 14)
+    assert both.mi_se == pytest.approx(0.05 / np.sqrt(2.0))
+    # Half of the prompts are the same: the variance of a mean is (1 + 1/2) / 2 of that of one.
+    half = pool([first, replace(SOUND, prompts=tuple(range(4, 12)))])
+    assert half.num_prompts == 12 and half.mi_se == pytest.approx(0.05 * np.sqrt(0.75))
+
+
+def test_the_same_few_prompts_at_every_look_are_not_taken_for_many():
+    # Prompts differ, and their mean of 16 % is above the floor of 10 %. Eight of them may lie below
+    # by chance, which looking at them again does not make any surer.
+    rng = np.random.default_rng(3)
+    wrong = {True: 0, False: 0}
+    for _ in range(200):
+        shares = rng.normal(0.16, 0.25, size=(8, 8))
+        for is_same in wrong:
+            looks = []
+            for t in range(8):
+                values = shares[0 if is_same else t] + rng.normal(0.0, 0.05, size=8)
+                mean, error = values.mean(), values.std(ddof=1) / np.sqrt(8)
+                keys = range(8) if is_same else range(8 * t, 8 * t + 8)
+                looks.append(
+                    replace(
+                        SOUND,
+                        ceiling_share=mean,
+                        ceiling_share_se=error,
+                        dependence=mean,
+                        dependence_se=error,
+                        prompts=tuple(keys),
+                    )
+                )
+            wrong[is_same] += judge_series(looks).verdict is COLLAPSED
+    assert wrong[False] <= 1 and wrong[True] <= 4
+
+
 def test_equal_looks_pool_to_smaller_errors():
     both = pool([SOUND] * 4)
     assert both.mi_se == pytest.approx(0.05 / 2)
@@ -209,8 +251,10 @@ def test_tracker_continues_from_its_saved_state():
 
 
 def test_a_level_is_plain_data():
-    level = Level.of(look(np.random.default_rng(0), 8, 64, 0.3))
-    assert Level(**json.loads(json.dumps(asdict(level)))) == level
+    keys = [bytes([k] * 32) for k in range(8)]
+    level = Level.of(look(np.random.default_rng(0), 8, 64, 0.3), keys)
+    assert len(level.prompts) == 8
+    assert Level.read(json.loads(json.dumps(asdict(level)))) == level
 
 
 def test_hysteresis_below_one_is_refused():
