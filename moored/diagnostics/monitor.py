@@ -137,15 +137,14 @@ class CollapseMonitor:
         self, env: str, groups: Sequence[Group], look: LookBuilder
     ) -> dict[str, Watched]:
         """Measure and log the views of one environment; those that cannot be are named."""
-        watched = {}
+        watched, tasks = {}, _tasks(groups)
         for view, draw in self._draws(env, groups, look.step).items():
             try:
                 pairs = draw()
                 logp_MN = cross_score(pairs, self.score)
-                report = self._report(pairs, logp_MN, look.step)
-                watch, used = self._watch(env, view), {pair.group_id for pair in pairs.pairs}
-                prompts = _first_prompts(group for group in groups if group.group_id in used)
-                watched[view] = watch.update(look.step, report, prompts=prompts)
+                own = [tasks[pair.group_id] for pair in pairs.pairs]
+                report = self._report(pairs, logp_MN, own, look.step)
+                watched[view] = self._watch(env, view).update(look.step, report, prompts=set(own))
             except TooFewPromptsError as error:
                 look.skipped[look.name(env, view)] = str(error)
                 continue
@@ -198,14 +197,20 @@ class CollapseMonitor:
             )
         return fixed[env]
 
-    def _report(self, pairs: PairSet | SwapSet, logp_MN: np.ndarray, step: int) -> CollapseReport:
+    def _report(
+        self,
+        pairs: PairSet | SwapSet,
+        logp_MN: np.ndarray,
+        tasks: Sequence[bytes],
+        step: int,
+    ) -> CollapseReport:
         return information(
             logp_MN,
             pairs.columns,
             pairs.lengths,
             blocks=pairs.blocks if isinstance(pairs, SwapSet) else None,
             # Later turns of a task are more of the same: they do not count as further tasks.
-            tasks=None if pairs.view == "first_turn" else [pair.group_id for pair in pairs.pairs],
+            tasks=None if pairs.view == "first_turn" else np.unique(tasks, return_inverse=True)[1],
             bootstrap=self.bootstrap,
             permutations=self.permutations,
             seed=self._seed(step),
@@ -248,10 +253,10 @@ class CollapseMonitor:
         self._followed = dict(state["followed"])
 
 
-def _first_prompts(groups: Iterable[Group]) -> set[bytes]:
-    """Keys of what tasks began with."""
-    firsts = (next((t.turns[0] for t in g.trajectories if t.turns), None) for g in groups)
-    return {turn.prompt.key for turn in firsts if turn is not None}
+def _tasks(groups: Iterable[Group]) -> dict[int, bytes]:
+    """Group id -> key of what its episodes began with: groups of one task have the same."""
+    firsts = ((g, next((t.turns[0] for t in g.trajectories if t.turns), None)) for g in groups)
+    return {group.group_id: turn.prompt.key for group, turn in firsts if turn is not None}
 
 
 def _score_matrix(pairs: PairSet | SwapSet, logp_MN: np.ndarray) -> ScoreMatrix:

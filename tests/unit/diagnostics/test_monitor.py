@@ -291,6 +291,17 @@ def test_looks_know_the_prompts_that_came_before_whatever_their_groups_are_calle
         assert len(first) == len(second) == 4 and len(first & second) == 3
 
 
+def test_two_groups_of_one_task_are_one_task_in_every_view():
+    twins = [*GROUPS, *(replace(group, group_id=100 + group.group_id) for group in GROUPS)]
+    found = monitor("first_turn", "trajectory", "positions").measure(1, twins)
+    assert {name: report.num_used_prompts for name, report in found.reports.items()} == {
+        "first_turn": 4,
+        "trajectory": 4,
+        "turn_1": 4,
+        "turn_2": 4,
+    }
+
+
 def test_smoothing_goes_on_from_its_own_view_with_its_own_decay():
     begun, resumed = (monitor("first_turn", "trajectory", ema_decay=0.7) for _ in range(2))
     first = begun.measure(1, GROUPS)
