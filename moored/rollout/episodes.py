@@ -304,7 +304,7 @@ class _Episode:
         if not self.turns:
             self._warn(
                 f"the first prompt has {len(prompt.ids)} tokens, but only {self.max_prompt} leave "
-                f"room for a reply; raise rollout.max_context or lower rollout.max_response_tokens"
+                f"room for a reply; raise max_context or lower max_response_tokens"
             )
 
     def _fail(self, error: Exception) -> None:

@@ -17,6 +17,7 @@ from moored.models.rates import SMALL_MODEL_PARAMETERS, count_parameters
 from moored.names import Schedule
 
 USUAL_CONTEXT = 2048
+USUAL_REPLY = 400
 LARGE_MODEL_PARAMETERS = 1_000_000_000
 LORA_FACTOR = 10.0
 """Adapters start at zero and have few weights: they need larger steps than the whole model."""
@@ -67,8 +68,8 @@ class SftEvaluationConfig(Section):
     """Validation tasks for validity and success, one episode each; 0 turns them off."""
     temperature: float = Field(default=0.5, ge=0.0)
     """Of these episodes; 0 takes the most likely token."""
-    max_response_tokens: int = Field(default=400, ge=1)
-    """Longest reply in these episodes."""
+    max_response_tokens: int | None = Field(default=None, ge=1)
+    """Longest reply in these episodes; null: 400, or half of max_context where that is less."""
 
 
 class SftConfig(Options):
@@ -134,8 +135,18 @@ def settle(config: SftConfig) -> SftConfig:
             f"{config.model!r} was made for; set it to {longest} or less"
         )
     context = config.max_context or min(USUAL_CONTEXT, longest or USUAL_CONTEXT)
-    optimizer = config.optimizer.model_copy(update={"lr": learning_rate(config)})
-    return config.model_copy(update={"max_context": context, "optimizer": optimizer})
+    reply = config.evaluation.max_response_tokens or min(USUAL_REPLY, context // 2)
+    if reply >= context and config.env and config.evaluation.num_tasks:
+        raise ConfigError(
+            f"evaluation.max_response_tokens = {reply} leaves no room for a prompt in max_context "
+            f"= {context}; lower it, or raise max_context"
+        )
+    settled = {
+        "max_context": context,
+        "optimizer": config.optimizer.model_copy(update={"lr": learning_rate(config)}),
+        "evaluation": config.evaluation.model_copy(update={"max_response_tokens": reply}),
+    }
+    return config.model_copy(update=settled)
 
 
 def learning_rate(config: SftConfig) -> float:

@@ -442,7 +442,7 @@ def test_first_prompt_without_room_is_reported(renderer, caplog):
     (group,) = play(tasks_of(Walk, [1], 1), sampler, max_context=PARAMS.max_tokens + 3)
     assert group.trajectories[0].stop is StopReason.CONTEXT_LIMIT
     assert group.trajectories[0].num_turns == 0 and not sampler.batches
-    assert "raise rollout.max_context" in caplog.text
+    assert "raise max_context or lower max_response_tokens" in caplog.text
 
 
 def test_an_episode_its_environment_truncates_stops_at_the_turn_limit(renderer):

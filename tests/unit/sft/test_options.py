@@ -49,6 +49,20 @@ def test_a_context_longer_than_the_models_is_refused_and_a_shorter_model_sets_it
         settle(load_sft_config({**model, "max_context": 641}))
 
 
+def test_the_episodes_of_an_evaluation_have_room_for_prompts_in_a_short_context():
+    def reply_tokens(**options) -> int | None:
+        return settle(load_sft_config({"env": "bandit", **options})).evaluation.max_response_tokens
+
+    assert reply_tokens() == 400
+    assert reply_tokens(max_context=512) == 256
+    assert reply_tokens(max_context=512, evaluation={"max_response_tokens": 500}) == 500
+    long = {"max_context": 512, "evaluation": {"max_response_tokens": 512}}
+    with pytest.raises(ConfigError, match=r"= 512 leaves no room for a prompt in max_context = 5"):
+        reply_tokens(**long)
+    long["evaluation"]["num_tasks"] = 0
+    assert reply_tokens(**long) == 512
+
+
 @pytest.mark.parametrize(
     ("model", "lora_rank", "lr"),
     [
