@@ -140,17 +140,23 @@ class StepProgress(StepBar):
 
 
 def seconds_left(records: Sequence[StepRecord], config: Config) -> float:
-    """Time of the steps after `records`; looks at collapse and evaluations come less often."""
-    rare = {"collapse": config.collapse.every, "evaluation": config.evaluation.every}
+    """Time of the steps after `records`; looks at collapse, gradients and evaluations are rarer."""
     steps = range(records[-1].step + 1, config.num_steps + 1)
+    num_due = {
+        "collapse": _num_due(steps, config.collapse.every),
+        "gradients": _num_due(steps, config.gradients.every),
+        "evaluation": _num_due(steps, config.evaluation.every, last=config.num_steps),
+    }
+    # A rollout beside the update takes no time of its own.
+    apart = (*num_due, "rollout_beside")
     usual_s = fmean(
-        sum(s for phase, s in record.seconds.items() if phase not in rare) for record in records[1:]
+        sum(s for phase, s in record.seconds.items() if phase not in apart)
+        for record in records[1:]
     )
     total_s = usual_s * len(steps)
-    for phase, every in rare.items():
+    for phase, count in num_due.items():
         seen_s = [record.seconds[phase] for record in records if phase in record.seconds]
-        if every and seen_s:
-            total_s += seen_s[-1] * _num_due(steps, every)
+        total_s += seen_s[-1] * count if seen_s else 0.0
     return total_s
 
 
@@ -162,8 +168,9 @@ def duration_text(seconds: float) -> str:
     return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def _num_due(steps: Iterable[int], every: int) -> int:
-    return sum(step % every == 0 for step in steps)
+def _num_due(steps: Iterable[int], every: int, *, last: int | None = None) -> int:
+    """How many of later steps than the first do what is done every so often, and at the `last`."""
+    return sum(step % every == 0 or step == last for step in steps) if every else 0
 
 
 def _look_text(record: StepRecord) -> str:

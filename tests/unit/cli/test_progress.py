@@ -37,10 +37,18 @@ def test_the_time_left_counts_looks_and_evaluations_as_often_as_they_come():
     options = ["num_steps=13", "collapse.every=5", "evaluation.every=4"]
     first = record(1, rollout=90.0, update=9.0, collapse=6.0, evaluation=50.0)
     steps = [first, record(2, rollout=2.0, update=1.0), record(3, rollout=4.0, update=1.0)]
-    # 10 steps of (3 + 5) / 2 s, looks after steps 5 and 10, evaluations after 4, 8 and 12.
-    assert seconds_left(steps, load_config(None, options)) == 10 * 4 + 2 * 6 + 3 * 50
+    # 10 steps of (3 + 5) / 2 s, looks after steps 5 and 10, evaluations after 4, 8, 12 and 13.
+    assert seconds_left(steps, load_config(None, options)) == 10 * 4 + 2 * 6 + 4 * 50
     off = load_config(None, ["num_steps=13", "collapse.every=0"])
     assert seconds_left(steps, off) == 40
+
+
+def test_the_time_left_counts_a_rollout_beside_the_update_once_and_gradients_when_due():
+    options = ["num_steps=13", "collapse.every=0", "gradients.every=6"]
+    steps = [record(1, update=9.0, gradients=7.0)]
+    steps += [record(step, rollout=1.0, update=3.0, rollout_beside=3.0) for step in (2, 3)]
+    # Gradients after steps 6 and 12.
+    assert seconds_left(steps, load_config(None, options)) == 10 * 4 + 2 * 7
 
 
 def test_the_header_says_which_steps_are_left():
