@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from moored.envs.serving.sessions import NoRoomError, Session, Sessions
-from moored.envs.serving.wire import content_to_json, messages_to_json
+from moored.envs.serving.wire import messages_to_json, result_to_json
 from moored.errors import EnvError
 from moored.types import content_text
 
@@ -132,16 +132,13 @@ class Player:
         if not isinstance(reply, str):
             raise InvalidMessage("VALIDATION_ERROR", 'an action is {"reply": text}')
         result = await self._sessions.step(session, reply)
-        user = {"role": "user", "content": content_to_json(result.observation)}
+        fields = result_to_json(result)
         observation = {
             "text": content_text(result.observation),
-            "messages": [user],
-            "is_valid": result.is_valid,
-            "success": result.success,
-            "truncated": result.truncated,
-            "metrics": dict(result.metrics),
+            "messages": [{"role": "user", "content": fields["observation"]}],
+            **{name: fields[name] for name in ("is_valid", "success", "truncated", "metrics")},
         }
-        return _observation(observation, result.reward, result.is_over)
+        return _observation(observation, float(result.reward), bool(result.is_over))
 
     async def _fail(self, code: str, error: Exception) -> None:
         data = {"message": str(error), "code": code or "FACTORY_ERROR"}

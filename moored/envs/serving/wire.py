@@ -60,13 +60,13 @@ def messages_from_json(data: object) -> list[Message]:
 
 
 def result_to_json(result: StepResult) -> dict[str, object]:
-    """Every field of a result."""
+    """Every field of a result; numbers and flags of numpy as plain ones."""
     return {
         "observation": content_to_json(result.observation),
-        "reward": result.reward,
-        "penalty": result.penalty,
-        **{flag: getattr(result, flag) for flag in FLAGS},
-        "metrics": dict(result.metrics),
+        "reward": float(result.reward),
+        "penalty": float(result.penalty),
+        **{flag: bool(getattr(result, flag)) for flag in FLAGS},
+        "metrics": {str(name): float(value) for name, value in result.metrics.items()},
     }
 
 

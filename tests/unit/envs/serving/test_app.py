@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from moored.envs import format_reply
@@ -342,6 +343,35 @@ def test_a_result_that_is_none_is_refused(data: object) -> None:
 def test_messages_that_are_none_are_refused(data: object) -> None:
     with pytest.raises(WireError):
         messages_from_json(data)
+
+
+class Numpy(Odd):
+    """Gives numbers and flags as numpy has them."""
+
+    def step(self, reply: str) -> StepResult:
+        return StepResult(
+            observation="on",
+            reward=np.float32(0.5),  # pyright: ignore[reportArgumentType]
+            terminated=np.bool_(False),  # pyright: ignore[reportArgumentType]
+            success=np.bool_(True),  # pyright: ignore[reportArgumentType]
+            metrics={"moves": np.int64(3)},  # pyright: ignore[reportArgumentType]
+        )
+
+
+def test_numbers_and_flags_of_numpy_travel_over_both_protocols() -> None:
+    with client_of(Numpy) as client:
+        path = opened(client)
+        there = client.post(f"{path}/step", json={"reply": "a", "turn": 0})
+        found = result_from_json(there.json())
+        assert (found.reward, found.success, found.metrics) == (0.5, True, {"moves": 3.0})
+        with client.websocket_connect("/ws") as socket:
+            socket.send_text(json.dumps({"type": "reset", "data": {"seed": 1}}))
+            socket.receive_text()
+            socket.send_text(json.dumps({"type": "step", "data": {"reply": "a"}}))
+            answer = json.loads(socket.receive_text())
+    assert answer["type"] == "observation", answer
+    assert (answer["data"]["reward"], answer["data"]["done"]) == (0.5, False)
+    assert answer["data"]["observation"]["success"] is True
 
 
 @pytest.mark.parametrize("limit", ["max_sessions", "idle_timeout_s", "max_request_bytes"])
