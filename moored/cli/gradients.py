@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from moored.config import Config, GradientsConfig
     from moored.runlog.log import RunLog
 
+WIDE = 130
+"""Columns a terminal needs for all terms side by side."""
+
 Source = Annotated[
     list[str],
     typer.Argument(
@@ -182,11 +185,13 @@ def _show(policy: _Policy, record: Mapping[str, Any], log: RunLog | None) -> Non
         f"{record['group_size']}, {record['num_parameters']:,} weights ({record['params']})",
         style="bold",
     )
-    console.print(_table(record))
+    for table in tables(record, console.width):
+        console.print(table)
     print_line(
         console,
         "norms are of the mean gradient per token, ± 95 %; SNR is norm / standard error, about 1 "
-        "for noise alone; cosines are of the task's gradient, `rest` with that of other buckets",
+        "for noise alone; cos is the cosine of a term's gradient with the task's, of the task's "
+        "with that of the other buckets",
     )
     projection = record["projection"]
     if projection is not None:
@@ -199,37 +204,47 @@ def _show(policy: _Policy, record: Mapping[str, Any], log: RunLog | None) -> Non
         print_line(console, f"written to {log.path / 'gradients.jsonl'}")
 
 
-def _table(record: Mapping[str, Any]) -> Table:
+def tables(record: Mapping[str, Any], width: int) -> list[Table]:
+    """One row per bucket, all groups last; on a narrow terminal one table for each term."""
+    terms = list(record["whole"]["terms"])
+    if width < WIDE:
+        return [_table(record, [term], ["norm", "SNR", "cos"], title=term) for term in terms]
+    heads = [head for term in terms for head in (f"{term} norm", f"{term} SNR")]
+    heads += [f"cos {'rest' if term == 'task' else term}" for term in terms]
+    return [_table(record, terms, ["groups", "tokens", *heads], has_sizes=True)]
+
+
+def _table(
+    record: Mapping[str, Any],
+    terms: Sequence[str],
+    heads: Sequence[str],
+    *,
+    title: str | None = None,
+    has_sizes: bool = False,
+) -> Table:
+    from rich import box
     from rich.table import Table
 
-    terms = list(record["whole"]["terms"])
-    table = Table()
-    heads = ["RV", "groups", "tokens"]
-    heads += [head for term in terms for head in (f"{term} norm", f"{term} SNR")]
-    heads += [f"cos {term}" for term in terms if term != "task"] + ["cos rest"]
-    for head in heads:
-        table.add_column(head, justify="right")
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), header_style="bold", title=title)
+    for head in ("RV", *heads):
+        table.add_column(head, justify="right", overflow="fold")
     for bucket in record["buckets"]:
-        table.add_row(*_cells(bucket, terms))
+        span = f"{bucket['rv_low']:.2g}–{bucket['rv_high']:.2g}"
+        table.add_row(span, *_cells(bucket, terms, has_sizes))
     table.add_section()
-    table.add_row(*_cells(record["whole"], terms))
+    table.add_row("all", *_cells(record["whole"], terms, has_sizes))
     return table
 
 
-def _cells(bucket: Mapping[str, Any], terms: Sequence[str]) -> list[str]:
-    cells = [
-        f"{bucket['rv_low']:.3g}–{bucket['rv_high']:.3g}",
-        str(bucket["num_groups"]),
-        str(bucket["num_tokens"]),
-    ]
+def _cells(bucket: Mapping[str, Any], terms: Sequence[str], has_sizes: bool) -> list[str]:
+    cells = [f"{bucket['num_groups']:,}", f"{bucket['num_tokens']:,}"] if has_sizes else []
     for term in terms:
         found = bucket["terms"][term]
         half = found["norm_interval"][1] - found["norm"]
         spread = f" ± {half:.1g}" if half > 0.0 else ""
         cells += [f"{_text(found['norm'], '.2g')}{spread}", _text(found["snr"], ".1f")]
-    cosines = bucket["cosines"]
-    cells += [_text(cosines[f"task_{term}"], "+.2f") for term in terms if term != "task"]
-    return [*cells, _text(cosines["task_with_rest"], "+.2f")]
+    keys = ["task_with_rest" if term == "task" else f"task_{term}" for term in terms]
+    return [*cells, *(_text(bucket["cosines"][key], "+.2f") for key in keys)]
 
 
 def _text(value: float, spec: str) -> str:

@@ -176,6 +176,9 @@ def _num_due(steps: Iterable[int], every: int, *, last: int | None = None) -> in
 def _look_text(record: StepRecord) -> str:
     look = record.collapse
     assert look is not None
+    shares = [found.share_unmeasured for found in look.environments.values()]
+    if shares and all(share == 1.0 for share in shares):
+        return "collapse not measured: no reply holds a valid reasoning"
     several = len(look.environments) > 1
     parts = [
         f"{env}: {_environment_text(found)}" if several else _environment_text(found)

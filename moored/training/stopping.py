@@ -9,12 +9,17 @@ import numpy as np
 
 from moored.config import Config
 
+FEW_VALID = 0.1
+"""Share of well-formed turns below which the form is what a model has to learn first."""
+
 
 @dataclass(slots=True)
 class LoopState:
     """What the loop itself remembers; saved with every checkpoint."""
 
     empty_steps: int = 0
+    validity: float = 1.0
+    """Share of well-formed turns in the last step."""
     first_variances: list[float] = field(default_factory=list)
     low_variance_steps: int = 0
     low_evaluations: int = 0
@@ -23,6 +28,7 @@ class LoopState:
 def take_step(config: Config, state: LoopState, metrics: Mapping[str, float]) -> None:
     """Count a step in `state`."""
     state.empty_steps = state.empty_steps + 1 if metrics["update/is_empty"] else 0
+    state.validity = metrics["rollout/validity_rate"]
     variance = metrics["rollout/reward_variance_mean"]
     if len(state.first_variances) < 10:
         state.first_variances.append(variance)
@@ -42,7 +48,8 @@ def stop_reason(config: Config, state: LoopState) -> str:
     by resuming it, unless its options are changed.
     """
     if state.empty_steps >= config.filter.max_empty_steps:
-        return f"{state.empty_steps} steps in a row had no group with reward variance to train on"
+        steps = "1 step" if state.empty_steps == 1 else f"{state.empty_steps} steps in a row"
+        return f"{steps} had no group with reward variance to train on: {_remedy(state)}"
     if config.stop.low_variance and state.low_variance_steps >= config.stop.low_variance_steps:
         return (
             f"reward variance stayed below {config.stop.low_variance:.0%} of its start for "
@@ -54,3 +61,13 @@ def stop_reason(config: Config, state: LoopState) -> str:
             f"{state.low_evaluations} evaluations"
         )
     return ""
+
+
+def _remedy(state: LoopState) -> str:
+    """What to do where all rewards of a group are equal."""
+    if state.validity < FEW_VALID:
+        return (
+            f"{state.validity:.0%} of the turns were well-formed; teach the model the form first "
+            f"(moored sft), or take one that follows instructions"
+        )
+    return "take easier tasks, larger groups or a finer reward; moored advise RUN shows the groups"

@@ -89,6 +89,17 @@ def test_no_line_is_wider_than_the_terminal(width):
     assert any(frame.startswith("step   4/400 ") for frame in frames)
 
 
+def test_where_no_reply_holds_a_reasoning_one_sentence_says_so():
+    looks = {"x": EnvironmentLook(view=None, watched=None, share_unmeasured=1.0)}
+    skipped = {"first_turn": "needs 2 prompts", "trajectory": "needs 2 prompts"}
+    look = Measurement(step=1, metrics={}, reports={}, skipped=skipped, environments=looks)
+    console = Console(file=io.StringIO(), width=400)
+    StepProgress(console, load_config(), 0).show(replace(record(1), collapse=look))
+    text = cast(io.StringIO, console.file).getvalue()
+    assert "collapse not measured: no reply holds a valid reasoning" in text
+    assert "needs 2 prompts" not in text
+
+
 def tiny_minus(watched: Watched) -> Watched:
     return replace(watched, report=replace(watched.report, mi_estimate=-1e-5))
 

@@ -9,12 +9,15 @@ from moored.config import Config, load_config
 from moored.training.stopping import LoopState, stop_reason, take_step
 
 
-def stops_at(config: Config, steps: Sequence[tuple[float, bool, float | None]]) -> tuple[int, str]:
+def stops_at(
+    config: Config, steps: Sequence[tuple[float, bool, float | None]], validity: float = 1.0
+) -> tuple[int, str]:
     """First step that ends the run, from 1, and why; (0, "") when none does."""
     state = LoopState()
     for number, (variance, is_empty, success) in enumerate(steps, start=1):
         state = LoopState(**asdict(state))  # what a resumed run starts from
         metrics = {"update/is_empty": float(is_empty), "rollout/reward_variance_mean": variance}
+        metrics["rollout/validity_rate"] = validity
         if success is not None:
             metrics["evaluation/success_rate"] = success
         take_step(config, state, metrics)
@@ -51,3 +54,14 @@ def test_empty_steps_count_only_in_a_row():
     empty, full = (1.0, True, None), (1.0, False, None)
     assert stops_at(config, [empty, empty, full, empty, empty]) == (0, "")
     assert stops_at(config, [full, empty, empty, empty])[0] == 4
+
+
+def test_a_run_without_signal_is_told_to_learn_the_form_first_only_where_replies_are_malformed():
+    config = load_config({"filter": {"max_empty_steps": 1}})
+    reason = stops_at(config, [(0.0, True, None)], validity=0.04)[1]
+    assert reason.startswith(
+        "1 step had no group with reward variance to train on: 4% of the turns"
+    )
+    assert "moored sft" in reason
+    reason = stops_at(config, [(0.0, True, None)], validity=0.9)[1]
+    assert "easier tasks" in reason and "moored sft" not in reason
