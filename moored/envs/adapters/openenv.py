@@ -218,7 +218,7 @@ class OpenEnv:
         field = self._action_field or (next(iter(fields)) if len(fields) == 1 else "")
         try:
             if field:
-                convert = CONVERTERS.get(fields.get(field, {}).get("type", "string"), json.loads)
+                convert = CONVERTERS.get(_kind_of(fields.get(field, {})), json.loads)
                 return {field: convert(answer)}
             action = json.loads(answer)
         except (ValueError, KeyError, RecursionError):
@@ -276,3 +276,12 @@ class OpenEnv:
     def _check_running(self, method: str) -> None:
         if self._over:
             raise EnvError(f"openenv: the episode is over; call reset before {method}")
+
+
+def _kind_of(schema: Mapping[str, Any]) -> str:
+    """The type of a field; of one that may be null too, the other."""
+    kinds = schema.get("type")
+    if kinds is None:
+        kinds = [part.get("type") for part in schema.get("anyOf", ()) if isinstance(part, Mapping)]
+    given = [kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if kind != "null"]
+    return given[0] if given and isinstance(given[0], str) else "string"
