@@ -7,8 +7,11 @@ failed, 2 something the user can fix (one line on stderr); `diagnose --check` al
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Annotated
 
@@ -46,6 +49,12 @@ app = typer.Typer(
     rich_markup_mode="rich" if sys.stderr.isatty() else None,
 )
 
+
+def help_text(command: Callable[..., None]) -> str:
+    """Its docstring, each paragraph on one line: help wraps it to the width of the terminal."""
+    return re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(command) or "")
+
+
 for _name, _command in {
     "train": train_command,
     "sft": sft_command,
@@ -67,7 +76,7 @@ for _name, _command in {
     "presets": presets_command,
     "config": config_command,
 }.items():
-    app.command(_name)(_command)
+    app.command(_name, help=help_text(_command))(_command)
 
 
 def main() -> None:

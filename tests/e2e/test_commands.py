@@ -63,6 +63,17 @@ def test_a_smoke_run_trains_evaluates_compares_and_can_be_looked_at(tmp_path, he
     assert yaml.safe_load((run / "config.yaml").read_text())["num_steps"] == 3
 
 
+@pytest.mark.parametrize("has_collapsed", [True, False])
+def test_a_run_that_ends_collapsed_says_how_to_find_out_more(
+    has_collapsed, tmp_path, here, monkeypatch
+):
+    monkeypatch.setattr("moored.cli.progress.StepProgress.has_collapsed", has_collapsed)
+    run = tmp_path / "a run"
+    few = ["num_steps=1", "rollout.max_response_tokens=4", *TINY]
+    shown = here("train", "smoke", *few, "--run", run, "--no-report")
+    assert (f"what to do: moored diagnose '{run}'\n" in shown) == has_collapsed
+
+
 def test_a_run_killed_at_five_random_moments_ends_like_one_that_was_not(toy_folder, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     options = [f"model={toy_folder}", f"env={HERE}:Echo", "num_steps=80", "checkpoint_every=2"]

@@ -14,7 +14,7 @@ import pytest
 
 from moored import __version__
 from moored.cli.episode import to_reply
-from moored.cli.main import app, main
+from moored.cli.main import app, help_text, main
 from moored.cli.options import parse_options
 from moored.errors import ConfigError
 
@@ -149,6 +149,17 @@ def test_summaries_of_commands_fit_into_help_of_80_columns() -> None:
         assert command.callback is not None and command.callback.__doc__ is not None
         summary = command.callback.__doc__.splitlines()[0]
         assert len(summary) <= room and summary.endswith("."), summary
+
+
+def test_paragraphs_of_help_have_no_line_breaks_of_the_source() -> None:
+    def command() -> None:
+        """One thing.
+
+        Two lines
+        of one paragraph.
+        """
+
+    assert help_text(command) == "One thing.\n\nTwo lines of one paragraph."
 
 
 def test_starting_up_imports_neither_numpy_nor_environments() -> None:
