@@ -144,9 +144,10 @@ class Sessions:
             return await self._call(session, session.env.oracle)
 
     async def close(self, session: Session) -> None:
-        """End a session and close its environment."""
-        if self._open.pop(session.id, None) is not None:
-            await self._run(session.env.close)
+        """End a session and close its environment, once no call of it is running."""
+        async with session.lock:
+            if self._open.pop(session.id, None) is not None:
+                await self._run(session.env.close)
 
     async def close_idle(self) -> None:
         """Close the sessions that nobody has used for `idle_timeout_s`."""

@@ -159,3 +159,28 @@ def test_no_step_goes_on_with_the_episode_before_a_reset_that_failed() -> None:
             await sessions.step(session, "b")
 
     asyncio.run(play())
+
+
+def test_an_environment_is_not_closed_in_the_middle_of_a_call() -> None:
+    gate = threading.Event()
+    seen: list[bool] = []
+
+    class Slow(Plain):
+        def step(self, reply: str) -> StepResult:
+            gate.wait(30)
+            seen.append(self.is_closed)
+            return super().step(reply)
+
+    async def play() -> None:
+        sessions = Sessions(Slow, Limits())
+        session = await opened(sessions)
+        step = asyncio.create_task(sessions.step(session, "a"))
+        await asyncio.sleep(0.02)
+        close = asyncio.create_task(sessions.close(session))
+        await asyncio.sleep(0.05)
+        gate.set()
+        await asyncio.gather(step, close)
+        assert seen == [False] and sessions.num_open == 0
+        assert isinstance(session.env, Slow) and session.env.is_closed
+
+    asyncio.run(play())
