@@ -49,7 +49,7 @@ Publish = Annotated[
     PublishRoute | None,
     typer.Option(
         help="With --gpus: how weights reach samplers; Ray's object store (as engine.kind=ray "
-        "does, the default), or from GPU to GPU."
+        "does, the default), or from GPU to GPU, to see what that would gain."
     ),
 ]
 
@@ -165,7 +165,7 @@ def _plan_cluster(
         ways=given.tensor_parallel,
         route=(given.publish or PublishRoute.STORE).value,
     )
-    print_cluster(found, as_json=as_json)
+    print_cluster(found, is_direct=given.publish is PublishRoute.NCCL, as_json=as_json)
     return found.fits
 
 

@@ -158,6 +158,7 @@ def test_a_plan_for_a_cluster_compares_layouts_and_shows_both_kinds_of_gpu(run):
     assert "weights                         14.19" in lines
     assert "no run on several GPUs was measured" in lines[-1]
     assert "with Ray, engine.ray.env_actors puts those that compute much" in lines[-2]
+    assert "a run takes the seconds of a plan without --publish nccl" in lines[-3]
     # The options are those of a configuration.
     (options,) = (line.split()[1:] for line in lines if line.startswith("set "))
     config = load_config({}, [*options, "rollout.num_groups=64"])
