@@ -63,13 +63,13 @@ class RolloutConfig(Section):
     """P: prompts per step."""
     group_size: int = Field(default=16, ge=1)
     """G: trajectories per prompt."""
-    temperature: float = Field(default=1.0, gt=0.0)
+    temperature: float = Field(default=1.0, gt=0.0, allow_inf_nan=False)
     """Sampling temperature; log-probabilities are taken at it everywhere."""
     max_response_tokens: int = Field(default=400, ge=1)
     """Longest reply of one turn."""
     env_workers: int = Field(default=1, ge=1)
     """Calls of environments at a time; more help where they wait, e.g. for a server."""
-    env_timeout_s: float = Field(default=60.0, gt=0.0)
+    env_timeout_s: float = Field(default=60.0, gt=0.0, le=1e9)
     """A call of an environment that takes longer is given up, and its episode is an error."""
     max_context: int = Field(default=2048, ge=16)
     """Longest dialogue in tokens; an episode that outgrows it is cut off."""
@@ -224,7 +224,7 @@ class EvaluationConfig(Section):
     """The first tasks of the split."""
     num_samples: int = Field(default=1, ge=1)
     """Episodes of each task, for pass@k."""
-    temperature: float = Field(default=0.5, ge=0.0)
+    temperature: float = Field(default=0.5, ge=0.0, allow_inf_nan=False)
     """0 takes the most likely token."""
     split: typing.Literal["train", "validation", "test"] = "validation"
     """Where the tasks come from."""

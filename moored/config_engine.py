@@ -18,7 +18,7 @@ class Section(BaseModel):
 class UpdateConfig(Section):
     """What training and a warm start have in common in how they update weights."""
 
-    lr: float | None = Field(default=None, gt=0.0)
+    lr: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
     """null: by the size of the model."""
     kind: typing.Literal["adamw", "adamw_8bit"] = "adamw"
     """`adamw_8bit` keeps its two moments in 8 bits each (needs torchao, which comes with
@@ -39,9 +39,9 @@ class UpdateConfig(Section):
 class OptimizerConfig(UpdateConfig):
     """How the policy is updated."""
 
-    lr: float | None = Field(default=None, gt=0.0)
+    lr: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
     """null: by the size of the model, 1e-4 below 50 million parameters, else the paper's 1e-6."""
-    critic_lr: float | None = Field(default=None, gt=0.0)
+    critic_lr: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
     """null: likewise, 3e-4 or 1e-5."""
     schedule: Schedule = "constant"
     """How both learning rates fall from the end of the warm-up to the last step."""
@@ -64,7 +64,7 @@ class EndpointConfig(Section):
     """Variable with the key; null: OPENAI_API_KEY, if it is set."""
     concurrency: int = Field(default=64, ge=1)
     """Requests at a time."""
-    timeout_s: float = Field(default=300.0, gt=0.0)
+    timeout_s: float = Field(default=300.0, gt=0.0, le=1e9)
     """How long a reply may take."""
 
 
@@ -119,7 +119,7 @@ class RayConfig(Section):
     many, and answers `rollout.env_workers` calls at a time. 0: environments live in the driver."""
     env_actor_cpus: float = Field(default=1.0, gt=0.0)
     """CPUs of one such process."""
-    patience_s: float = Field(default=300.0, gt=0.0)
+    patience_s: float = Field(default=300.0, gt=0.0, le=1e9)
     """How long a run waits while no replica or no environment actor answers, or for the place of a
     lost learner rank."""
 

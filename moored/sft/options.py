@@ -45,7 +45,7 @@ class SftEnvConfig(EnvConfig):
 class SftOptimizerConfig(UpdateConfig):
     """How the weights are updated."""
 
-    lr: float | None = Field(default=None, gt=0.0)
+    lr: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
     """null: by the size of the model, 1e-3 below 50 million parameters, 1e-4 below a billion, else
     1e-5; ten times as much for LoRA, up to 1e-3."""
     schedule: Schedule = "cosine"
@@ -66,7 +66,7 @@ class SftEvaluationConfig(Section):
     it off."""
     num_tasks: int = Field(default=64, ge=0)
     """Validation tasks for validity and success, one episode each; 0 turns them off."""
-    temperature: float = Field(default=0.5, ge=0.0)
+    temperature: float = Field(default=0.5, ge=0.0, allow_inf_nan=False)
     """Of these episodes; 0 takes the most likely token."""
     max_response_tokens: int | None = Field(default=None, ge=1)
     """Longest reply in these episodes; null: 400, or half of max_context where that is less."""
