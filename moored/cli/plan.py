@@ -24,7 +24,7 @@ NAME_WIDTH, NUMBER_WIDTH = 18, 9
 LEFT_OUT = "not counted: environments, looks at collapse, evaluations, logging"
 
 
-Gpus = Annotated[int | None, typer.Option(help="Plan for a cluster of so many GPUs.", min=1)]
+Gpus = Annotated[int | None, typer.Option(help="Plan for a cluster of this many GPUs.", min=1)]
 GpusPerNode = Annotated[int | None, typer.Option(help="With --gpus; default 8.", min=1)]
 Samplers = Annotated[
     int | None, typer.Option(help="With --gpus: how many of them sample; default: the best.")
