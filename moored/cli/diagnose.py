@@ -112,7 +112,7 @@ def diagnose_command(
     num_pairs: NumPairs = 64,
     max_tokens: MaxTokens = None,
     draws: NumDraws = 1000,
-    seed: int = 0,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda.")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16.")] = "auto",
     endpoint: Endpoint = None,

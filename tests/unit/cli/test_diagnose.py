@@ -129,6 +129,12 @@ def test_options_of_scoring_are_refused_for_what_training_measured(tmp_path, mon
         assert said.count("\n") == 1
 
 
+def test_a_negative_seed_is_refused_before_anything_is_scored(tmp_path, monkeypatch, capsys):
+    run = make_run(tmp_path / "run", {"maze": reports(HEALTHY)})
+    said = diagnose(monkeypatch, capsys, run, "--rescore", "--seed", -1, code=2)
+    assert "'--seed'" in said and "greater than or equal to 0" in said
+
+
 def test_records_of_another_version_are_refused_with_the_remedy(tmp_path, monkeypatch, capsys):
     run = make_run(tmp_path / "run", {"maze": reports(HEALTHY)})
     file = run / "collapse.jsonl"
