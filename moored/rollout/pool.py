@@ -96,9 +96,11 @@ class EnvPool:
     def discard(self, env: Environment) -> None:
         """Close an environment that may be broken; one that hangs is closed in the background."""
         self._uses.pop(id(env), None)
+        wait_s = 0.0 if self._is_hung(env) else GRACE_S
+        self._hung = [other for other in self._hung if other is not env]
         closer = threading.Thread(target=_close_all, args=([env],), daemon=True)
         closer.start()
-        closer.join(0.0 if self._is_hung(env) else GRACE_S)
+        closer.join(wait_s)
 
     def submit(
         self, key: Hashable, call: Callable[[], object], *, env: Environment | None = None

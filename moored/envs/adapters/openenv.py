@@ -6,6 +6,7 @@ seed is the server's seed. A server that is gone, slow or talks nonsense costs t
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from collections.abc import Callable, Mapping
@@ -109,7 +110,8 @@ class OpenEnv:
         self._session = OpenEnvSession(url, timeout_s)
         self._is_connected = False
         self._fields: Mapping[str, Mapping[str, Any]] | None = None
-        self._start_seeds: dict[int, tuple[int, str]] = {}
+        self._start_seeds: dict[int, tuple[int, bytes]] = {}
+        """Task seed -> the server's seed, and a digest of the first observation."""
         self._over = True
 
     def check_available(self) -> None:
@@ -168,8 +170,8 @@ class OpenEnv:
         """Reset the server to a start of the task's split; its seed."""
         split = split_of_seed(task_seed)
         if task_seed in self._start_seeds:
-            seed, text = self._start_seeds[task_seed]
-            if self._begin(seed) != text:
+            seed, digest = self._start_seeds[task_seed]
+            if _digest(self._begin(seed)) != digest:
                 raise EnvError(
                     f"openenv: {self._url} gave another first observation for the same seed, so "
                     f"the episodes of a group would differ; it must draw its start from `seed`"
@@ -190,7 +192,7 @@ class OpenEnv:
                 f"openenv: {self._url} has too few starts for a {split} split; set "
                 f"fixed_start=True to let all splits share them"
             ) from error
-        self._start_seeds[task_seed] = seed, text
+        self._start_seeds[task_seed] = seed, _digest(text)
         return seed
 
     def _draw(self, rng: random.Random) -> tuple[int, str]:
@@ -276,6 +278,10 @@ class OpenEnv:
     def _check_running(self, method: str) -> None:
         if self._over:
             raise EnvError(f"openenv: the episode is over; call reset before {method}")
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
 def _kind_of(schema: Mapping[str, Any]) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -236,6 +238,24 @@ def test_an_environment_that_hangs_is_not_given_out_again(clock, hang):
         pool.poll()
         pool.give_back(Client, env)
         assert pool.take(Client) is not env
+
+
+def test_an_environment_that_hung_is_let_go_once_its_call_has_ended(clock):
+    release = threading.Event()
+    with EnvPool(timeout_s=60.0) as pool:
+        env = pool.take(Client)
+        pool.submit("step", clock.outlast(60.0, release.wait), env=env)
+        pool.poll()
+        pool.give_back(Client, env)
+        known = weakref.ref(env)
+        del env
+        release.set()
+        for _ in range(5000):
+            gc.collect()
+            if known() is None and not pool.num_hung:
+                break
+            threading.Event().wait(0.001)
+        assert known() is None
 
 
 def test_an_environment_that_hangs_in_close_does_not_hold_the_pool_up(hang, caplog):

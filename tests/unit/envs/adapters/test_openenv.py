@@ -159,6 +159,19 @@ def test_a_copy_pickled_in_mid_episode_goes_on_in_a_session_of_its_own() -> None
             assert copy.step(answer(7)) == env.step(answer(7))
 
 
+def test_an_instance_does_not_grow_by_the_text_of_every_task_it_has_played() -> None:
+    def long(kind: str, data: dict[str, Any], state: dict[str, int]) -> object:
+        return observation(f"{data.get('seed')} " * 1500)
+
+    with openenv_server(long) as url, closing(OpenEnv(url=url)) as env:
+        env.reset(0)
+        before = len(pickle.dumps(env))
+        for task in range(1, 11):
+            env.reset(task)
+        # Ten first observations have over ten thousand characters each.
+        assert len(pickle.dumps(env)) < before + 5000
+
+
 def test_a_server_that_ignores_the_seed_is_refused_in_a_sentence() -> None:
     numbers = iter(range(1000))
 
