@@ -70,17 +70,20 @@ def run_scorers(run: Path, temperature: float, where: Device) -> Scorers:
             )
         return Scorers.single(make(str(ended)), temperature)
 
+    # The weights saved after a step wrote the rollouts of the next one, or with a lag of the one
+    # after that.
+    later = 1 + config.rollout.max_lag
+
     def load(first_step: int | None) -> Scorer:
         assert first_step is not None
         if first_step == 1:
             return make(config.model, shown=START)
-        saved_at = first_step - 1
+        saved_at = first_step - later
         shown = f"checkpoint {saved_at}"
         return make(base, lora=options, weights=saved[saved_at], shown=shown)
 
-    # The weights saved after a step wrote the rollouts of the next one.
-    steps = (*((1,) if _exists(config.model) else ()), *(step + 1 for step in saved))
-    shown = [START if step == 1 else f"checkpoint {step - 1}" for step in steps]
+    steps = (*((1,) if _exists(config.model) else ()), *(step + later for step in saved))
+    shown = [START if step == 1 else f"checkpoint {step - later}" for step in steps]
     return Scorers(f"the nearest of {', '.join(shown)}", temperature, load, steps)
 
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from moored.analysis.models import find_checkpoints, find_run, guess_model, late_model_warning
+from moored.analysis.models import (
+    START,
+    Device,
+    find_checkpoints,
+    find_run,
+    guess_model,
+    late_model_warning,
+    run_scorers,
+)
 from moored.analysis.scorers import Encoder, Scorer, Scorers
 from moored.errors import ConfigError
 
@@ -49,3 +57,22 @@ def test_one_model_for_several_steps_is_warned_about_in_one_line():
     assert warning is not None and "one model scores all steps, 1 to 9" in warning
     assert "\n" not in warning and "checkpoint-{step}" in warning
     assert late_model_warning(one, [1]) is None and late_model_warning(many, [1, 5]) is None
+
+
+@pytest.mark.parametrize(("lag", "first"), [(0, 5), (1, 6)])
+def test_a_checkpoint_scores_from_the_step_whose_replies_it_wrote(
+    tmp_path, monkeypatch, lag, first
+):
+    config = f"engine: {{kind: ray}}\nmodel: nano\nrollout: {{max_lag: {lag}}}\n"
+    (tmp_path / "config.yaml").write_text(config)
+    (tmp_path / "checkpoints" / "step_000004").mkdir(parents=True)
+
+    def made(name, *, shown, weights=None, **options):
+        return shown, weights and weights.name
+
+    monkeypatch.setattr("moored.analysis.scorers.local_scorer", made)
+    scorers = run_scorers(tmp_path, 1.0, Device("cpu", "float32"))
+    assert scorers.steps == (1, first)
+    assert scorers.at(first - 1) == (START, None)
+    assert scorers.at(first) == ("checkpoint 4", "step_000004")
+    assert scorers.name.endswith("checkpoint 4")
