@@ -241,6 +241,8 @@ class StopConfig(Section):
     """Stop when validation success stays below this; 0: never."""
     min_success_evaluations: int = Field(default=5, ge=1)
     """Evaluations in a row it has to stay there."""
+    alarm: bool = False
+    """Stop when the collapse alarm goes off: MI fell far below what the run had held."""
 
 
 class LogConfig(Section):
@@ -277,6 +279,8 @@ class Config(Options):
     """`nano`, `mini`, `smollm2`, a folder, or a hub id."""
     checkpoint_every: int = Field(default=50, ge=1)
     """Steps between checkpoints, from which a run can be resumed; the last step has one too."""
+    keep_checkpoints: int = Field(default=2, ge=1)
+    """How many of the newest are kept; more let you go back to before a collapse."""
     profile: bool = False
     """Print seconds and token rates of each phase; write a Chrome trace of step 4 to trace.json."""
     env: list[EnvConfig] = Field(default=[EnvConfig(name="sokoban")], min_length=1)

@@ -266,7 +266,7 @@ def _next_step(run: Run, on_step: Callable[[StepRecord], bool | None] | None) ->
     except MooredError as error:
         tasks = _plan(run, step, 0, config.rollout.num_groups)
         raise keep_failure(run.log.path, step, error, run.engine.learner, tasks) from error
-    take_step(config, run.state, record.metrics)
+    take_step(config, run.state, record.metrics, run.monitor.alarm)
     reason = stop_reason(config, run.state)
     run.next_step = step + 1
     is_asked = on_step is not None and on_step(record)
@@ -281,7 +281,8 @@ def checkpoint(run: Run) -> Path:
     """Save everything `resume` needs."""
     state = {"loop": asdict(run.state), "monitor": run.monitor.state_dict()}
     step, learner = run.next_step - 1, run.engine.learner
-    return save_checkpoint(run.log.path, step, learner, state, also=run.ahead.save)
+    keep = run.config.keep_checkpoints
+    return save_checkpoint(run.log.path, step, learner, state, also=run.ahead.save, keep=keep)
 
 
 def resume(run: Run, *, command: Sequence[str] | None = None) -> None:

@@ -13,6 +13,7 @@ from moored.errors import RunLogError
 from moored.runlog.log import written_whole
 
 KEEP = 2
+"""Checkpoints of a run that does not say how many."""
 
 
 def save_checkpoint(
@@ -22,8 +23,9 @@ def save_checkpoint(
     state: Mapping[str, Any],
     *,
     also: Callable[[Path], None] | None = None,
+    keep: int = KEEP,
 ) -> Path:
-    """Write weights, optimiser and the loop's own state; keep the newest `KEEP` checkpoints.
+    """Write weights, optimiser and the loop's own state; keep the newest `keep` checkpoints.
 
     `also` may write more files into the folder.
     """
@@ -33,7 +35,7 @@ def save_checkpoint(
         if also is not None:
             also(folder)
         (folder / "state.json").write_text(json.dumps({"step": step, **state}) + "\n")
-    for old in _checkpoints(run)[:-KEEP]:
+    for old in _checkpoints(run)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
     return final
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from moored.config import Config
+from moored.diagnostics.alarm import Alarm
 
 FEW_VALID = 0.1
 """Share of well-formed turns below which the form is what a model has to learn first."""
@@ -23,10 +24,15 @@ class LoopState:
     first_variances: list[float] = field(default_factory=list)
     low_variance_steps: int = 0
     low_evaluations: int = 0
+    alarm_step: int | None = None
+    """When the collapse alarm went off first."""
 
 
-def take_step(config: Config, state: LoopState, metrics: Mapping[str, float]) -> None:
-    """Count a step in `state`."""
+def take_step(
+    config: Config, state: LoopState, metrics: Mapping[str, float], alarm: Alarm | None = None
+) -> None:
+    """Count a step in `state`; `alarm` is the first of the run so far."""
+    state.alarm_step = None if alarm is None else alarm.step
     state.empty_steps = state.empty_steps + 1 if metrics["update/is_empty"] else 0
     state.validity = metrics["rollout/validity_rate"]
     variance = metrics["rollout/reward_variance_mean"]
@@ -59,6 +65,11 @@ def stop_reason(config: Config, state: LoopState) -> str:
         return (
             f"validation success stayed below {config.stop.min_success:.0%} for "
             f"{state.low_evaluations} evaluations"
+        )
+    if config.stop.alarm and state.alarm_step is not None:
+        return (
+            f"the collapse alarm went off at step {state.alarm_step}: moored diagnose RUN shows "
+            f"the fall, and stop.alarm=false goes on regardless"
         )
     return ""
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from moored.engine.checkpoint import newest_checkpoint
+from moored.engine.checkpoint import newest_checkpoint, save_checkpoint
 from moored.errors import RunLogError
 from moored.runlog.log import written_whole
 
@@ -45,3 +47,11 @@ def test_what_a_kill_left_half_written_is_cleared_by_the_next_write(tmp_path):
 def test_a_run_without_a_checkpoint_says_so(tmp_path):
     with pytest.raises(RunLogError, match="no checkpoint yet"):
         newest_checkpoint(tmp_path)
+
+
+def test_as_many_checkpoints_are_kept_as_asked_for(tmp_path):
+    learner: Any = SimpleNamespace(save=lambda folder: None)
+    for step in range(1, 6):
+        save_checkpoint(tmp_path, step, learner, {}, keep=3)
+    kept = sorted(folder.name for folder in (tmp_path / "checkpoints").iterdir())
+    assert kept == ["step_000003", "step_000004", "step_000005"]

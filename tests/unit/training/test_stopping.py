@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from moored.config import Config, load_config
+from moored.diagnostics.alarm import Alarm
+from moored.diagnostics.report import Regime
 from moored.training.stopping import LoopState, stop_reason, take_step
 
 
@@ -65,3 +67,22 @@ def test_a_run_without_signal_is_told_to_learn_the_form_first_only_where_replies
     assert "moored sft" in reason
     reason = stops_at(config, [(0.0, True, None)], validity=0.9)[1]
     assert "easier tasks" in reason and "moored sft" not in reason
+
+
+def test_an_alarm_stops_a_run_only_where_that_is_asked_for_and_stops_it_again_when_resumed():
+    metrics = {"update/is_empty": 0.0, "rollout/reward_variance_mean": 1.0}
+    metrics["rollout/validity_rate"] = 1.0
+    alarm = Alarm(
+        step=7,
+        kind=Regime.TEMPLATE_COLLAPSE,
+        mi_level=0.1,
+        mi_level_se=0.01,
+        mi_reference=1.0,
+    )
+    asks, goes_on, state = load_config({"stop": {"alarm": True}}), load_config({}), LoopState()
+    take_step(asks, state, metrics)
+    assert stop_reason(asks, state) == ""
+    take_step(asks, state, metrics, alarm)
+    resumed = LoopState(**asdict(state))
+    assert stop_reason(asks, resumed).startswith("the collapse alarm went off at step 7: ")
+    assert stop_reason(goes_on, resumed) == ""
