@@ -92,6 +92,7 @@ def test_a_section_is_explained_with_all_its_options(capsys):
     out = capsys.readouterr().out
     assert out.startswith("stop: When a run ends early.\n")
     names = ["low_variance", "low_variance_steps", "min_success", "min_success_evaluations"]
+    names.append("alarm")
     assert [line.partition("=")[0] for line in out.splitlines() if line.startswith("stop.")] == [
         f"stop.{name}" for name in names
     ]
