@@ -1,13 +1,13 @@
-"""Dialogues that exercise copying, of made-up worlds and shops that no task is about.
+"""Dialogues to learn from that `moored sft` does not make by itself, for `dialogues=FILE`.
 
     python recipes/copying.py --out copying.jsonl
-    python recipes/copying.py --task webshop_clicks --out copying.jsonl
+    python recipes/copying.py --task webshop --out shop.jsonl
     moored sft MODEL dialogues=copying.jsonl
 
-`search`: a passage, and its sentences in another order. `webshop_lines`: lines of products as a
-page of results shows them, in another order. `webshop_clicks`: one such line, with or without the
-title, and a click on the product. Both of these also have instructions, with what is wanted and a
-search for it.
+`search`: passages of worlds that no task is about, with their sentences in another order.
+`webshop`: episodes of train tasks; for every product of that shop, the line of a page of results
+and a click on it, since a small model learns product numbers by heart sooner than to copy them;
+and instructions of another shop, with what is wanted and a search for it.
 """
 
 from __future__ import annotations
@@ -16,27 +16,33 @@ import argparse
 import json
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from moored.envs.base import FORMAT_REMINDER, SPLIT_SEEDS
 from moored.envs.search.world import make_world
+from moored.envs.webshop.env import WebShop
 from moored.envs.webshop.generate import generate_goals, generate_products
 from moored.envs.webshop.pages import product_line
 from moored.envs.webshop.products import Goal, Product
+from moored.envs.webshop.visit import BACK, NEXT
 from moored.reply import format_reply
+from moored.sft.demonstrations import play
 
-Dialogue = dict[str, str]
+Dialogue = dict[str, object]
 
-SEEDS = (1, 2, 3)
-"""Of worlds and shops; the tasks have 0."""
-NUM_PRODUCTS = 6000
-LINES = 3
-"""Products of one dialogue."""
+WORLD_SEEDS = (1, 2, 3)
+"""Of `search`; the world of its tasks has 0."""
+OTHER_SHOP_SEED = 1
+NUM_EPISODES, NUM_CLICKS, NUM_SEARCHES = 1500, 40, 1500
+"""Of the shop; clicks are per product."""
+LINE_SHARE = 0.6
+"""How often a page of practice has each of the lines around its product."""
 
 
-def passage_dialogues(seeds: Sequence[int], rng: random.Random) -> Iterator[Dialogue]:
+def passage_dialogues(rng: random.Random) -> Iterator[Dialogue]:
     """One dialogue per passage, as `moored sft` reads them."""
-    for seed in seeds:
+    for seed in WORLD_SEEDS:
         for passage in make_world(seed).passages:
             sentences = [found.strip() for found in re.findall(r"[^.]+\.", passage.text)]
             again = rng.sample(sentences, len(sentences))
@@ -44,35 +50,39 @@ def passage_dialogues(seeds: Sequence[int], rng: random.Random) -> Iterator[Dial
             yield {"prompt": prompt, "completion": " ".join(again)}
 
 
-def line_dialogues(seeds: Sequence[int], rng: random.Random) -> Iterator[Dialogue]:
-    """Every product of a shop once, `LINES` at a time; and a goal for each product."""
-    for seed in seeds:
-        products = generate_products(NUM_PRODUCTS, seed)
-        lines = [product_line(product) for product in products]
-        rng.shuffle(lines)
-        for first in range(0, len(lines), LINES):
-            some = lines[first : first + LINES]
-            again = rng.sample(some, len(some))
-            yield {"prompt": "\n".join(some), "completion": "\n".join(again)}
-        yield from map(_search, rng.sample(generate_goals(products, seed), len(products)))
+def open_shop() -> WebShop:
+    """The shop of `recipes/webshop.yaml`."""
+    return WebShop(num_products=150, results_per_page=1, max_turns=8)
 
 
-def click_dialogues(seeds: Sequence[int], rng: random.Random) -> Iterator[Dialogue]:
-    """Every product of a shop once, most of them without a title; and a goal for one in three."""
-    dialogues: list[Dialogue] = []
-    for seed in seeds:
-        products = generate_products(NUM_PRODUCTS, seed)
-        dialogues += [_click(product, is_short=rng.random() >= 0.3) for product in products]
-        goals = rng.sample(generate_goals(products, seed), len(products) // 3)
-        dialogues += map(_search, goals)
+def shop_dialogues(rng: random.Random) -> Iterator[Dialogue]:
+    """Episodes, clicks and searches in random order; nothing of validation or test goals."""
+    env = open_shop()
+    tasks = rng.sample(SPLIT_SEEDS["train"], NUM_EPISODES)
+    dialogues = [_episode(env, task, rng) for task in tasks]
+    products = env.catalogue.products * NUM_CLICKS
+    dialogues += [_click(product, rng) for product in products]
+    others = generate_goals(generate_products(1200, OTHER_SHOP_SEED), OTHER_SHOP_SEED)
+    dialogues += map(_search, rng.sample(others, NUM_SEARCHES))
     rng.shuffle(dialogues)
     return iter(dialogues)
 
 
-def _click(product: Product, *, is_short: bool) -> Dialogue:
-    line = f"[{product.asin}], {product.price_tag}" if is_short else product_line(product)
-    reply = format_reply(f"{product.asin}: {product.price_tag}.", f"click[{product.asin}]")
-    return {"prompt": line, "completion": reply}
+def _episode(env: WebShop, task_seed: int, rng: random.Random) -> Dialogue:
+    messages = play(env, task_seed, rng).messages
+    return {"messages": [message.to_dict() for message in messages]}
+
+
+def _click(product: Product, rng: random.Random) -> Dialogue:
+    lines = [
+        f"Results for '{product.query}', 1 to 1 of 50, page 1 of 50:",
+        product_line(product),
+        f"[{BACK}] [{NEXT}]",
+        f"{FORMAT_REMINDER}.",
+    ]
+    shown = [line for i, line in enumerate(lines) if i == 1 or rng.random() < LINE_SHARE]
+    reply = format_reply(f"{product.price_tag}: {product.asin}.", f"click[{product.asin}]")
+    return {"prompt": "\n".join(shown), "completion": reply}
 
 
 def _search(goal: Goal) -> Dialogue:
@@ -81,21 +91,19 @@ def _search(goal: Goal) -> Dialogue:
     return {"prompt": f"Instruction: {goal.instruction}", "completion": reply}
 
 
-TASKS: Mapping[str, Callable[[Sequence[int], random.Random], Iterator[Dialogue]]] = {
+TASKS: Mapping[str, Callable[[random.Random], Iterator[Dialogue]]] = {
     "search": passage_dialogues,
-    "webshop_lines": line_dialogues,
-    "webshop_clicks": click_dialogues,
+    "webshop": shop_dialogues,
 }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Write dialogues that exercise copying.")
+    parser = argparse.ArgumentParser(description="Write dialogues for `moored sft dialogues=FILE`.")
     parser.add_argument("--task", choices=sorted(TASKS), default="search")
     parser.add_argument("--out", type=Path, required=True, help="JSON lines, one per dialogue")
-    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="of worlds or shops")
-    parser.add_argument("--seed", type=int, default=0, help="of the order of what is copied")
+    parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    lines = map(json.dumps, TASKS[options.task](options.seeds, random.Random(options.seed)))
+    lines = map(json.dumps, TASKS[options.task](random.Random(options.seed)))
     options.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

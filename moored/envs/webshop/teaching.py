@@ -28,9 +28,9 @@ def explain(walk: Walk, visit: Visit, goal: Goal, action: Action, rng: random.Ra
 
 
 def _describe(product: Product, goal: Goal) -> str:
-    """What of the goal the line of a product names, and its price."""
+    """What of the goal the line of a product names, its price, and so its number."""
     named = [fact for fact in goal.attributes if fact in product.title.lower()]
-    return f"{product.asin}: {', '.join([*named, product.price_tag])}."
+    return f"{', '.join([*named, product.price_tag])}: {product.asin}."
 
 
 def guess(walk: Walk, visit: Visit, goal: Goal, rng: random.Random) -> Action:

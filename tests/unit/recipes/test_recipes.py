@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 import re
 import sys
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -186,12 +188,13 @@ def test_a_recipe_of_ones_own_gives_a_tokenizer_for_its_task(tmp_path, monkeypat
     assert count_tokens(recipes.tokenizer.build_tokenizer(recipe), prompt[:1]) <= 32
 
 
-def test_copying_dialogues_repeat_every_sentence_of_a_passage_of_another_world():
+def test_copying_dialogues_repeat_every_sentence_of_a_passage_of_another_world(monkeypatch):
+    import recipes.copying
     from moored.envs.search.world import make_world
-    from recipes.copying import SEEDS, passage_dialogues
 
-    assert 0 not in SEEDS  # the world of the environment
-    dialogues = list(passage_dialogues([1], random.Random(0)))
+    assert 0 not in recipes.copying.WORLD_SEEDS  # the world of the environment
+    monkeypatch.setattr(recipes.copying, "WORLD_SEEDS", (1,))
+    dialogues: list[Any] = list(recipes.copying.passage_dialogues(random.Random(0)))
     first = make_world(1).passages[0]
     assert len(dialogues) == len(make_world(1).passages)
     assert dialogues[0]["prompt"] == f"[1] {first.title}\n{first.text}"
@@ -201,41 +204,55 @@ def test_copying_dialogues_repeat_every_sentence_of_a_passage_of_another_world()
     )
 
 
-@pytest.fixture
-def small_shops(monkeypatch):
+@pytest.fixture(scope="module")
+def shop_dialogues() -> list[Any]:
     import recipes.copying
 
-    monkeypatch.setattr(recipes.copying, "NUM_PRODUCTS", 60)
-    return recipes.copying
+    return list(recipes.copying.shop_dialogues(random.Random(0)))
 
 
-def searched_words(dialogue: dict[str, str]) -> list[str]:
-    return dialogue["completion"].partition("search[")[2].removesuffix("]</answer>").split()
+def test_dialogues_of_the_shop_are_of_the_shop_that_its_recipe_is_about():
+    from recipes.copying import open_shop
+
+    (spec,) = load_sft_config(ROOT / "recipes" / "webshop.yaml").env
+    shop = open_shop()
+    assert spec.options == {name: getattr(shop, name) for name in spec.options}
+    assert set(spec.options) == {"num_products", "results_per_page", "max_turns"}
 
 
-def test_copying_lines_repeats_them_and_searches_for_what_is_wanted(small_shops):
-    dialogues = list(small_shops.line_dialogues([1], random.Random(0)))
-    pages, goals = dialogues[:20], dialogues[20:]
-    assert len(goals) == 60
-    for page in pages:
-        lines = page["prompt"].split("\n")
-        assert len(lines) == 3 and all(line.startswith("[B0") for line in lines)
-        assert sorted(page["completion"].split("\n")) == sorted(lines)
-    assert all(word in goal["prompt"] for goal in goals for word in searched_words(goal))
+def test_dialogues_of_the_shop_click_every_product_of_it(shop_dialogues):
+    from recipes.copying import NUM_CLICKS, open_shop
+
+    clicks = Counter(
+        found[1]
+        for dialogue in shop_dialogues
+        if (found := re.search(r"click\[(B0.{8})\]", dialogue.get("completion", "")))
+    )
+    own = [product.asin for product in open_shop().catalogue.products]
+    assert clicks == dict.fromkeys(own, NUM_CLICKS)
+    for dialogue in shop_dialogues:
+        if "click[" in dialogue.get("completion", ""):
+            number = dialogue["completion"].partition("click[")[2].partition("]")[0]
+            assert dialogue["prompt"].count(f"[{number}]") == 1
 
 
-def test_copying_clicks_presses_products_of_shops_that_no_task_is_about(small_shops):
-    from moored.envs.webshop.env import WebShop
+def test_dialogues_of_the_shop_have_no_goal_that_is_held_out(shop_dialogues):
+    from moored.envs.base import SPLIT_SEEDS
+    from recipes.copying import NUM_EPISODES, NUM_SEARCHES, open_shop
 
-    dialogues = list(small_shops.click_dialogues([1], random.Random(0)))
-    clicks = [x for x in dialogues if "click[" in x["completion"]]
-    assert (len(clicks), len(dialogues)) == (60, 80)
-    for dialogue in clicks:
-        number = dialogue["prompt"][1:11]
-        assert dialogue["completion"].startswith(f"<think>{number}: $")
-        assert dialogue["completion"].endswith(f"<answer>click[{number}]</answer>")
-    own = {product.asin for product in WebShop().catalogue.products}
-    assert not own & {dialogue["prompt"][1:11] for dialogue in clicks}
+    env = open_shop()
+    held_out = set()
+    for split in ("validation", "test"):
+        for seed in SPLIT_SEEDS[split][:300]:
+            env.reset(seed)
+            held_out.add(env.goal.instruction)
+    episodes = [d["messages"] for d in shop_dialogues if "messages" in d]
+    assert len(episodes) == NUM_EPISODES
+    told = {e[1]["content"].partition("Instruction: ")[2].split("\n")[0] for e in episodes}
+    searches = [d for d in shop_dialogues if "search[" in d.get("completion", "")]
+    assert len(searches) == NUM_SEARCHES
+    told |= {d["prompt"].removeprefix("Instruction: ") for d in searches}
+    assert len(held_out) > 100 and not held_out & told
 
 
 def test_a_blank_model_is_taught_by_sft_and_gets_a_card(tokenizer, tmp_path, monkeypatch, capsys):

@@ -41,7 +41,7 @@ def test_reasoning_names_what_the_page_shows_of_the_goal_and_nothing_that_it_hid
     product = env.catalogue[goal.asin]
     shown = [fact for fact in goal.attributes if fact.title() in product.title]
     said = env.reasoning(f"click[{goal.asin}]", rng)
-    assert said == f"{goal.asin}: {', '.join([*shown, product.price_tag])}."
+    assert said == f"{', '.join([*shown, product.price_tag])}: {goal.asin}."
     env.step(format_reply("", f"click[{goal.asin}]"))
     assert goal.options == ("rose", "8 fl oz")
     assert env.reasoning("click[rose]", rng).endswith("o choose: rose, 8 fl oz.")
