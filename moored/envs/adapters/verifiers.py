@@ -109,10 +109,10 @@ class Verifiers:
             raise EnvError("verifiers: the episode is over; call reset before step")
         parts = parse_reply(reply)
         self._turn += 1
-        if parts.answer is None or len(parts.answer) > MAX_ANSWER_CHARS:
-            return self._after_malformed()
-        answer = Answer(parts.think or "", parts.answer)
         try:
+            if parts.answer is None or len(parts.answer) > MAX_ANSWER_CHARS:
+                return self._after_malformed()
+            answer = Answer(parts.think or "", parts.answer)
             self._catch_up()
             self._answers.append(answer)
             return self._after(self._give(answer))
@@ -186,17 +186,23 @@ class Verifiers:
 
     def _after_malformed(self) -> StepResult:
         truncated = self._turn >= self.max_turns
+        reached = Ended(0.0)
+        if truncated and self._answers:
+            self._catch_up()
+            reached, self._episode = self._finish_run(), None
         if truncated:
             self._end_episode()
             self._over = True
-        text = f"Malformed reply. Reward: {self.format_penalty:g}."
+        reward = reached.reward + self.format_penalty
+        text = f"Malformed reply. Reward: {reward:g}."
         return StepResult(
             observation=text if truncated else f"{text}\n{FORMAT_REMINDER}.",
-            reward=self.format_penalty,
+            reward=reward,
             penalty=self.format_penalty,
             terminated=False,
             truncated=truncated,
             is_valid=False,
+            metrics=reached.metrics,
         )
 
     def _rules(self) -> str:

@@ -159,6 +159,16 @@ def test_a_run_that_is_cut_off_is_scored_as_far_as_it_came() -> None:
     assert (result.reward, result.terminated, result.truncated) == (0.1, False, True)
 
 
+def test_a_malformed_last_reply_leaves_what_was_reached() -> None:
+    env = make_env("verifiers:ladder-v1", max_tasks=100, max_turns=2)
+    env.reset(0)
+    env.step(answer("up"))
+    result = env.step("malformed")
+    assert (result.reward, result.penalty, result.truncated) == (0.0, -0.1, True)
+    env.reset(0)
+    assert env.step("malformed").reward == env.step("malformed").reward == -0.1
+
+
 def test_a_stop_condition_of_the_task_ends_the_exchange() -> None:
     env = make_env("verifiers:ladder-v1", max_tasks=100)
     env.reset(0)
