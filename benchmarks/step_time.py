@@ -54,6 +54,7 @@ def measure(words: list[str], warm_up: int) -> dict[str, object]:
         "first_s": steps[0],
         "phases_s": {name: median(t.get(name, 0.0) for t in timing) for name in timing[-1]},
         "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None,
+        "taken_gib": torch.cuda.max_memory_reserved() / 2**30 if device.type == "cuda" else None,
         "last_step": {
             name: value
             for name, value in records[-1].metrics.items()

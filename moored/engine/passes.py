@@ -288,8 +288,9 @@ class Critic(nn.Module):
         # Frozen weights, under LoRA, are shared with the policy.
         shared = {id(weight): weight for weight in trunk.parameters() if not weight.requires_grad}
         self.trunk = copy.deepcopy(trunk, shared)
-        last = next(reversed(list(self.trunk.parameters())))
-        self.head = nn.Linear(last.shape[-1], 1, device=last.device)
+        # As wide as what the policy's own head reads: the last weight of a trunk may be any.
+        own = cast(torch.Tensor, _head(model).weight)
+        self.head = nn.Linear(own.shape[-1], 1, device=own.device)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 

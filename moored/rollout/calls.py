@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
@@ -51,8 +51,11 @@ class EnvCalls(Protocol[E]):
         """Close an environment that may be broken."""
         ...
 
-    def ask(self, key: int, env: E, question: Question) -> None:
-        """Begin to answer; `poll` gives the answer under `key`. One question at a time for each."""
+    def ask(self, questions: Sequence[tuple[int, E, Question]]) -> None:
+        """Begin to answer questions, each with its key and the environment it is for.
+
+        `poll` gives the answers under these keys. An environment is asked one thing at a time.
+        """
         ...
 
     def poll(self, *, wait_s: float | None = None, linger_s: float | None = 0.0) -> Answers:
@@ -86,12 +89,21 @@ def answer(env: Environment, question: Question) -> list[Message] | StepResult:
         if not math.isfinite(value):
             raise EnvError(f"a {name} must be a finite number, got {value}")
     for name, value in result.metrics.items():
-        if not hasattr(value, "__float__"):
+        if not _is_number(value):
             raise EnvError(f"metric {name!r} must be a number, got {value!r:.80}")
     if result.is_over:
         return result
     seen = _checked_content(result.observation)
     return result if seen is result.observation else replace(result, observation=seen)
+
+
+def _is_number(value: Any) -> bool:
+    """False also for what only looks like one: an array of two numbers has a `__float__` too."""
+    try:
+        float(value)
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return hasattr(value, "__float__")
 
 
 def _checked_messages(messages: object) -> list[Message]:
@@ -100,7 +112,12 @@ def _checked_messages(messages: object) -> list[Message]:
     wrong = next((x for x in messages if not isinstance(x, Message)), None)
     if wrong is not None:
         raise EnvError(f"reset must return Message objects, got {wrong!r:.80}")
-    return [replace(x, content=_checked_content(x.content)) for x in messages]
+    return [_checked_message(x) for x in messages]
+
+
+def _checked_message(message: Message) -> Message:
+    content = _checked_content(message.content)
+    return message if content is message.content else replace(message, content=content)
 
 
 def _checked_content(content: object) -> Content:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections import Counter
+import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -43,6 +43,8 @@ LOOK_S = 1.0
 """How long to wait for replies at most: the rollout may no longer be wanted."""
 QUICK_S = 0.001
 """How long to wait for an environment while replies are written."""
+MOST_ALIKE = 3
+"""Warnings of a rollout that are logged in full where they say the same."""
 logger = logging.getLogger(__name__)
 
 
@@ -121,12 +123,16 @@ def roll_out(
     max_prompt = options.max_context - params.max_tokens
     with ExitStack() as stack:
         envs = pool or stack.enter_context(closing(EnvPool()))
-        episodes = {
-            new_session(): _Episode(task, episode_seed, envs.take(task.make_env), max_prompt)
-            for task in tasks
-            for episode_seed in task.episode_seeds
-        }
+        warnings = _Warnings()
+        stack.callback(warnings.sum_up)
+        episodes: dict[int, _Episode] = {}
+        # Before the first is taken: where one cannot be made, the others are given back.
         stack.callback(_release, episodes.values(), envs)
+        for task in tasks:
+            for episode_seed in task.episode_seeds:
+                env = envs.take(task.make_env)
+                episode = _Episode(task, episode_seed, env, max_prompt, warnings)
+                episodes[new_session()] = episode
         stack.callback(envs.drop_calls)
         stream = stack.enter_context(closing(engine.sampler.stream(params)))
         _Rollout(episodes, stream, envs, renderer, seed, on_replies).play()
@@ -152,15 +158,19 @@ class _Rollout:
 
     def play(self) -> None:
         """Go on until no episode waits for anything."""
-        for session, episode in self.episodes.items():
-            self._ask(session, episode, (episode.task.task_seed, episode.seed))
+        self._ask(
+            [
+                (session, episode.env, (episode.task.task_seed, episode.seed))
+                for session, episode in self.episodes.items()
+            ]
+        )
         while self.num_stepping or self.num_writing:
             self._take_answers(self._answers())
             self._take_replies(self.stream.poll(POLL_S if self.num_stepping else LOOK_S))
 
-    def _ask(self, session: int, episode: _Episode, question: Question) -> None:
-        self.num_stepping += 1
-        self.pool.ask(session, episode.env, question)
+    def _ask(self, questions: Sequence[tuple[int, Played, Question]]) -> None:
+        self.num_stepping += len(questions)
+        self.pool.ask(questions)
 
     def _answers(self) -> list[tuple[int, Answer]]:
         """Answers of environments, in the order of the episodes; in lockstep, of all of them.
@@ -192,17 +202,23 @@ class _Rollout:
                 self.stream.submit(episode.request(session, self.seed))
 
     def _take_replies(self, replies: Sequence[tuple[int, Completion]]) -> None:
-        """Hand replies to environments; an episode whose reply is lost ends."""
+        """Hand replies to environments; an episode whose reply is lost ends.
+
+        All are decoded before an environment is asked: decoding lets other threads run, and would
+        take turns with theirs.
+        """
         self.num_writing -= len(replies)
         self.num_replies += len(replies)
+        questions: list[tuple[int, Played, Question]] = []
         for session, completion in replies:
             episode = self.episodes[session]
             if completion.finish_reason is FinishReason.ERROR:
                 episode.lose_reply(completion.error)
                 continue
             text = self.renderer.decode(completion.token_ids)
-            episode.reply = completion, text
-            self._ask(session, episode, text)
+            episode.reply = completion, text, self.renderer.spans(completion.token_ids, text)
+            questions.append((session, episode.env, text))
+        self._ask(questions)
         if self.on_replies is not None:
             num_live = sum(episode.stop is None for episode in self.episodes.values())
             self.on_replies(self.num_replies, num_live)
@@ -217,12 +233,14 @@ class _Episode:
     env: Played
     max_prompt: int
     """Longest prompt that leaves room for a reply."""
+    warnings: _Warnings
     history: list[Message] = field(default_factory=list)
     prompt: Prompt = field(default_factory=lambda: Prompt(np.zeros(0, dtype=np.int64)))
-    reply: tuple[Completion, str] | None = None
+    reply: tuple[Completion, str, Spans] | None = None
     """What the environment is reading."""
     turns: list[Turn] = field(default_factory=list)
-    metrics: Counter[str] = field(default_factory=Counter)
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Sums over turns."""
     num_cut_replies: int = 0
     stop: StopReason | None = None
     success: bool = False
@@ -256,10 +274,10 @@ class _Episode:
         self,
         completion: Completion,
         reply: str,
+        spans: Spans,
         result: StepResult | Exception,
         renderer: DialogueRenderer,
     ) -> None:
-        spans = renderer.spans(completion.token_ids, reply)
         if isinstance(result, Exception):
             is_valid = spans.answer is not None
             result = StepResult(observation="", reward=0.0, terminated=True, is_valid=is_valid)
@@ -278,7 +296,8 @@ class _Episode:
             policy_version=completion.policy_version,
         )
         self.turns.append(turn)
-        self.metrics.update(result.metrics)
+        for name, value in result.metrics.items():
+            self.metrics[name] = self.metrics.get(name, 0.0) + float(value)
         self.num_cut_replies += completion.finish_reason is FinishReason.LENGTH
         self.success = self.success or result.success
         if self.stop is None:
@@ -313,8 +332,8 @@ class _Episode:
         logger.debug("where it was raised:", exc_info=error)
 
     def _warn(self, what: str) -> None:
-        where = self.task.env, self.task.task_seed, self.seed, len(self.turns)
-        logger.warning("%s task %d, episode %d, turn %d: %s", *where, what)
+        place = f"task {self.task.task_seed}, episode {self.seed}, turn {len(self.turns)}"
+        self.warnings.add(self.task.env, place, what)
 
     def trajectory(self) -> Trajectory:
         """The finished record."""
@@ -335,6 +354,28 @@ class _Episode:
             success=self.success and not self.stop.is_error,
             metrics={name: float(value) for name, value in {**self.metrics, **own}.items()},
         )
+
+
+@dataclass(slots=True, eq=False)
+class _Warnings:
+    """Of warnings that say the same, numbers aside, the first few, and how many more there are.
+
+    A server that is gone costs all 128 episodes of a step, which have the same to say.
+    """
+
+    alike: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+
+    def add(self, env: str, place: str, what: str) -> None:
+        found = self.alike.setdefault((env, re.sub(r"\d+", "0", what)), [])
+        found.append(what)
+        level = logging.WARNING if len(found) <= MOST_ALIKE else logging.DEBUG
+        logger.log(level, "%s %s: %s", env, place, what)
+
+    def sum_up(self) -> None:
+        for (env, _), found in self.alike.items():
+            num_more = len(found) - MOST_ALIKE
+            if num_more > 0:
+                logger.warning("%s, %d more episodes like these: %s", env, num_more, found[-1])
 
 
 def _release(episodes: Iterable[_Episode], pool: EnvCalls[Any]) -> None:

@@ -15,7 +15,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -109,12 +109,16 @@ class EnvPool:
 
         Naming `env` bounds the calls that use its resources.
         """
-        uses = self._uses.get(id(env), ())
-        self._threads.put(_Call(key, call, env, uses))
+        self._threads.put([_Call(key, call, env, self._uses.get(id(env), ()))])
 
-    def ask(self, key: Hashable, env: Environment, question: Question) -> None:
-        """Queue a question to an environment; `poll` gives its answer under `key`."""
-        self.submit(key, partial(answer, env, question), env=env)
+    def ask(self, questions: Iterable[tuple[Hashable, Environment, Question]]) -> None:
+        """Queue questions (key, environment, question); `poll` gives the answers by key."""
+        self._threads.put(
+            [
+                _Call(key, partial(answer, env, question), env, self._uses.get(id(env), ()))
+                for key, env, question in questions
+            ]
+        )
 
     def poll(self, *, wait_s: float | None = None, linger_s: float | None = 0.0) -> Finished:
         """What has finished or expired; [] if no call is pending.
@@ -230,15 +234,16 @@ class _Threads:
         self._given_up: list[_Worker] = []
         self._num_idle = 0
 
-    def put(self, call: _Call) -> None:
-        """Queue a call and see that a thread runs it."""
+    def put(self, calls: Sequence[_Call]) -> None:
+        """Queue calls and see that threads run them."""
         with self._work:
-            self.num_pending += 1
-            self._todo.append(call)
-            if self._num_idle:
-                self._num_idle -= 1
-                self._work.notify()
-            elif len(self._workers) < self.max_workers:
+            self.num_pending += len(calls)
+            self._todo.extend(calls)
+            num_woken = min(len(calls), self._num_idle)
+            self._num_idle -= num_woken
+            self._work.notify(num_woken)
+            num_more = min(len(calls) - num_woken, self.max_workers - len(self._workers))
+            for _ in range(num_more):
                 self._start_worker()
 
     def collect(self, wait_s: float | None, linger_s: float | None) -> tuple[Finished, list[_Call]]:

@@ -11,13 +11,14 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, takewhile
+from itertools import accumulate, chain, islice
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from moored.errors import MooredError
 from moored.reply import THINK_TAGS, find_parts, format_reply, open_think
+from moored.rollout.decode import Decoder, bound, common_length
 from moored.rollout.encode import ChunkEncoder
 from moored.types import Content, Message, Prompt, Span, content_images
 
@@ -26,11 +27,9 @@ if TYPE_CHECKING:
 
 CACHED_BETWEEN = 8192
 CACHED_STARTS = 1024
-CACHED_PIECES = 1 << 16
 
 # Words of the dialogues that test what a template does.
 _SYSTEM, _USER, _REPLY, _NEXT = "SYSTEMPROBE", "USERPROBE", "REPLYPROBE", "NEXTPROBE"
-_BROKEN = "\ufffd"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,25 +70,34 @@ class Renderer:
         self._options = dict(template_options or {})
         self._image_text = image_text
         self._encoder = ChunkEncoder(tokenizer)
-        self._has_plain_decode = _has_plain_decode(tokenizer)
         self._between: dict[str, _Between] = {}
         self._starts: dict[tuple[tuple[str, str], ...], Prompt] = {}
         self._tails: dict[object, np.ndarray] = {}
-        self._pieces = _Pieces(self._decode_piece)
-        self._anchor = self._encoder.encode("a").tolist()
-        self._anchor_chars = len(self._decode(self._anchor))
+        self._decoder = Decoder(tokenizer, anchor=self._encoder.encode("a").tolist())
         self._probe_template()
 
     def start(self, messages: Sequence[Message]) -> Prompt:
         """The first prompt, up to where the model begins to write."""
         if not all(isinstance(message.content, str) for message in messages):
             images = tuple(image for message in messages for image in message.images)
-            return Prompt(self._encoder.encode(self._render(messages)), images)
+            return Prompt(self._first_ids(messages), images)
         key = tuple((message.role, cast(str, message.content)) for message in messages)
         if key not in self._starts:
-            _bound(self._starts, CACHED_STARTS)
-            self._starts[key] = Prompt(self._encoder.encode(self._render(messages)))
+            bound(self._starts, CACHED_STARTS)
+            self._starts[key] = Prompt(self._first_ids(messages))
         return self._starts[key]
+
+    def _first_ids(self, messages: Sequence[Message]) -> np.ndarray:
+        from jinja2.exceptions import TemplateError
+
+        try:
+            return self._encoder.encode(self._render(messages))
+        except TemplateError as error:
+            roles = ", ".join(message.role for message in messages)
+            raise MooredError(
+                f"the chat template of {self.tokenizer.name_or_path!r} refuses a dialogue of "
+                f"{roles} ({error}); an environment should begin with a system and a user message"
+            ) from error
 
     def expect(self, observations: Iterable[Content]) -> None:
         """Encode together what `extend` will be given one by one."""
@@ -98,9 +106,12 @@ class Renderer:
         plain = dict.fromkeys(o for o in observations if isinstance(o, str))
         texts = {o: self._text_after_reply(o) for o in plain if o not in self._between}
         chunks = {o: self._encoder.chunks(text) for o, text in texts.items()}
-        self._encoder.encode_chunks(chain.from_iterable(chunks.values()))
-        _bound(self._between, CACHED_BETWEEN)
-        self._between |= {o: self._join(o, text, chunks[o]) for o, text in texts.items()}
+        arrays = iter(self._encoder.encode_chunks(chain.from_iterable(chunks.values())))
+        bound(self._between, CACHED_BETWEEN)
+        for observation, text in texts.items():
+            own = chunks[observation]
+            ids = list(islice(arrays, len(own)))
+            self._between[observation] = self._join(observation, text, own, ids)
 
     def extend(
         self,
@@ -133,7 +144,7 @@ class Renderer:
         else:
             ids = self._rendered_message(messages)
         start = len(prompt.ids) - len(ids)
-        is_end = start >= 0 and len(ids) > 0 and bool((prompt.ids[start:] == ids).all())
+        is_end = start >= 0 and len(ids) > 0 and not np.count_nonzero(prompt.ids[start:] != ids)
         return start if is_end else None
 
     def _rendered_message(self, messages: Sequence[Message]) -> np.ndarray:
@@ -155,7 +166,7 @@ class Renderer:
         if place > 0 or is_first or self._encoder.starts_at_border(text):
             ids = np.concatenate(self._encoder.encode_chunks(chunks[place:]))
         if is_text:
-            _bound(self._tails, CACHED_STARTS)
+            bound(self._tails, CACHED_STARTS)
             self._tails[key] = ids
         return ids
 
@@ -167,7 +178,7 @@ class Renderer:
         if end is not None and text.endswith(end):
             at = len(text) - len(end)
         else:  # the template changes messages: two that begin differently part where they begin
-            at = min(_common_length(text, shown(probe)) for probe in (_USER, _NEXT))
+            at = min(common_length(text, shown(probe)) for probe in (_USER, _NEXT))
         starts = list(accumulate(map(len, chunks[:-1]), initial=0))
         return bisect_right(starts, at) - 1
 
@@ -176,7 +187,7 @@ class Renderer:
 
         Where the template itself writes `<think>` before the reply, the tag is put back.
         """
-        return self._opening + self._decode(self._without_stop(completion_ids))
+        return self._opening + self._decoder.decode(self._without_stop(completion_ids))
 
     def reply_ids(self, reply: str) -> np.ndarray:
         """What a model writes for `decode` to give `reply` (white space aside), stop included."""
@@ -184,7 +195,7 @@ class Renderer:
         body = reply.removeprefix(opening) if self._opening else reply
         # Behind another token, as in a dialogue: a text's first word may be spelled otherwise.
         end = self.stop_ids[0]
-        text = f"{self._decode([end])}{self._lead}{body}"
+        text = f"{self._decoder.decode([end])}{self._lead}{body}"
         ids = self.tokenizer.encode(text, add_special_tokens=False)[1:]
         return np.array([*ids, end], dtype=np.int64)
 
@@ -197,46 +208,8 @@ class Renderer:
         if parts is None:
             return Spans()
         shift = len(self._opening)
-        ends = self._ends(self._without_stop(completion_ids), text[shift:])
+        ends = self._decoder.ends(self._without_stop(completion_ids), text[shift:])
         return Spans(_token_span(ends, parts[0], shift), _token_span(ends, parts[1], shift))
-
-    def _ends(self, ids: list[int], body: str) -> list[int]:
-        """How many characters are whole after 0, 1, 2, … tokens, from cached texts of tokens."""
-        texts = list(map(self._pieces.__getitem__, ids))
-        joined = "".join(texts)
-        if _BROKEN in joined:
-            self._join_broken(ids, texts)
-            joined = "".join(texts)
-        if not joined.endswith(body):
-            return self._ends_by_prefix(ids, body)
-        ends = list(accumulate(map(len, texts), initial=0))
-        # Some decoders strip the space before the first word.
-        num_stripped = len(joined) - len(body)
-        return [max(end - num_stripped, 0) for end in ends] if num_stripped else ends
-
-    def _join_broken(self, ids: list[int], texts: list[str]) -> None:
-        """Where several tokens make one character, give the text of all to the last of them."""
-        run: list[int] = []
-        for index, text in enumerate(texts):
-            if _BROKEN not in text:
-                run = []
-                continue
-            if run:
-                texts[index - 1] = ""
-            run.append(ids[index])
-            texts[index] = self._pieces[tuple(run)]
-            if not texts[index].endswith(_BROKEN):
-                run = []
-
-    def _ends_by_prefix(self, ids: list[int], body: str) -> list[int]:
-        """The same for decoders whose tokens change each other's text; quadratic."""
-        prefixes = (self._decode(ids[:stop]) for stop in range(len(ids) + 1))
-        ends = list(accumulate((_common_length(text, body) for text in prefixes), max))
-        if ends[-1] < len(body):
-            raise MooredError(
-                f"spans was given another text than its ids decode to: {body[:200]!r}"
-            )
-        return ends
 
     def _probe_template(self) -> None:
         """Find out how the template treats system prompts, replies and earlier turns."""
@@ -349,42 +322,25 @@ class Renderer:
         if isinstance(observation, str) and observation in self._between:
             return self._between[observation]
         text = self._text_after_reply(observation)
-        found = self._join(observation, text, self._encoder.chunks(text))
+        chunks = self._encoder.chunks(text)
+        found = self._join(observation, text, chunks, self._encoder.encode_chunks(chunks))
         if isinstance(observation, str):
-            _bound(self._between, CACHED_BETWEEN)
+            bound(self._between, CACHED_BETWEEN)
             self._between[observation] = found
         return found
 
-    def _join(self, observation: Content, text: str, chunks: Sequence[str]) -> _Between:
-        arrays = self._encoder.encode_chunks(chunks)
+    def _join(
+        self, observation: Content, text: str, chunks: Sequence[str], arrays: list[np.ndarray]
+    ) -> _Between:
+        """What stands after a reply, of its text, its chunks and their ids."""
         place = self._place(observation, text, chunks, self._text_after_reply)
         ids = np.concatenate(arrays)
         after_end = ids[np.argmax(ids == self._end_id) + 1 :]
         return _Between(ids, after_end, ids[sum(map(len, arrays[:place])) :])
 
-    def _decode(self, ids: list[int]) -> str:
-        # Special tokens are kept: the tags may be such tokens.
-        options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
-        # `decode` first checks the type of every id, which takes longer than decoding.
-        decode = self.tokenizer._decode if self._has_plain_decode else self.tokenizer.decode
-        text = decode(ids, **options)
-        assert isinstance(text, str)
-        return text
-
-    def _decode_piece(self, *ids: int) -> str:
-        """Text of tokens inside a reply; the anchor keeps decoders from stripping a first space."""
-        return self._decode([*self._anchor, *ids])[self._anchor_chars :]
-
     def _without_stop(self, completion_ids: np.ndarray) -> list[int]:
         ids = np.asarray(completion_ids).tolist()
         return ids[:-1] if ids and ids[-1] in self.stop_ids else ids
-
-
-def _has_plain_decode(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """True when `decode` of a list of ids only calls `_decode`."""
-    from transformers import PreTrainedTokenizerBase
-
-    return type(tokenizer).decode is PreTrainedTokenizerBase.decode
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -398,35 +354,12 @@ class _Between:
     """From the border before the user message on."""
 
 
-class _Pieces(dict[int | tuple[int, ...], str]):
-    """Texts of tokens, and of runs of tokens, each decoded when it is first asked for."""
-
-    def __init__(self, decode: Callable[..., str]) -> None:
-        self._decode = decode
-
-    def __missing__(self, key: int | tuple[int, ...]) -> str:
-        _bound(self, CACHED_PIECES)
-        self[key] = self._decode(*key) if isinstance(key, tuple) else self._decode(key)
-        return self[key]
-
-
-def _bound(cache: dict, size: int) -> None:
-    """Forget the older half once a cache is full; what was added last is asked for next."""
-    if len(cache) >= size:
-        for key in list(cache)[: size // 2]:
-            del cache[key]
-
-
 def _token_span(ends: Sequence[int], chars: Span, shift: int) -> Span:
     """The tokens wholly inside `chars`; the first `shift` characters have no tokens."""
     start = bisect_left(ends, chars[0] - shift)
     # Of several places with the same text before them, the first: not inside a character.
     stop = bisect_left(ends, ends[bisect_right(ends, chars[1] - shift) - 1])
     return start, max(start, stop)
-
-
-def _common_length(a: str, b: str) -> int:
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 
 def _user() -> Message:

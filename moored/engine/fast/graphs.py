@@ -9,14 +9,14 @@ cannot be recorded it is computed every time.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch.nn.functional import pad as pad_tensor
 
 from moored.engine.fast.buckets import bucket, power_bucket
-from moored.engine.fast.capture import capture, run_aside
+from moored.engine.fast.capture import HostBuffers, capture, run_aside
 from moored.engine.fast.tree_attention import Bounds, bounds_of
 from moored.engine.packing import TokenBatch, Tree
 
@@ -32,6 +32,8 @@ MOST_PADDING = 1.5
 """A padded batch has at most this many times the tokens, except in the smallest shapes."""
 MAX_RECORDINGS = 128
 """Shapes beyond these are computed without a recording."""
+ALIGNMENT_BYTES = 256
+"""Kernels are the faster ones where tensors begin at a multiple of 16 bytes or more."""
 
 logger = logging.getLogger(__name__)
 
@@ -49,11 +51,27 @@ class Shape:
     """Bound on the tokens of a stretch, be it a prompt or a continuation."""
 
 
+class DeviceBatch:
+    """A batch whose tensors are views of one piece of the device's memory: one copy fills it."""
+
+    def __init__(self, like: TokenBatch, device: torch.device) -> None:
+        size = sum(_aligned(tensor.nbytes) for tensor in _tensors(like))
+        self._bytes = torch.empty(size, dtype=torch.uint8, device=device)
+        self.batch = _with_tensors(like, _views(self._bytes, _tensors(like)))
+
+    def fill(self, batch: TokenBatch, buffers: HostBuffers) -> None:
+        """Copy a batch of the same shape from the host, without waiting."""
+        host = buffers.take(self._bytes.shape, torch.uint8)
+        for part, tensor in zip(_views(host, _tensors(self.batch)), _tensors(batch), strict=True):
+            part.copy_(tensor)
+        buffers.copy(self._bytes, host)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Recording:
     graph: torch.cuda.CUDAGraph
-    batch: TokenBatch
-    """What it reads, on the device."""
+    inputs: DeviceBatch
+    """What it reads."""
     outputs: Outputs
     """What it writes; the next replay of any recording may overwrite it."""
 
@@ -67,6 +85,7 @@ class Graphs:
         """None: cannot be recorded."""
         self._seen: set[tuple[str, Shape]] = set()
         self._pool = torch.cuda.graph_pool_handle()
+        self._uploads = HostBuffers(device)
 
     def run(self, name: str, compute: Pass, batch: TokenBatch) -> Outputs:
         """The outputs are of the padded batch, and hold until the next run."""
@@ -74,14 +93,16 @@ class Graphs:
         padded = _with_bounds(padded, shape)
         found = self._recordings.get((name, shape))
         if found is None:
-            return self._compute((name, shape), compute, _on_device(padded, self._device))
-        for into, given in zip(_tensors(found.batch), _tensors(padded), strict=True):
-            into.copy_(given)
+            return self._compute((name, shape), compute, padded)
+        found.inputs.fill(padded, self._uploads)
         found.graph.replay()
         return found.outputs
 
-    def _compute(self, key: tuple[str, Shape], compute: Pass, batch: TokenBatch) -> Outputs:
+    def _compute(self, key: tuple[str, Shape], compute: Pass, padded: TokenBatch) -> Outputs:
         """Without a recording; the second batch of a shape makes one."""
+        inputs = DeviceBatch(padded, self._device)
+        inputs.fill(padded, self._uploads)
+        batch = inputs.batch
         is_new = key not in self._seen
         self._seen.add(key)
         is_full = len(self._recordings) >= MAX_RECORDINGS
@@ -94,7 +115,7 @@ class Graphs:
             except RuntimeError as error:  # out of memory, or something that a graph cannot hold
                 logger.warning("a pass runs slower because it cannot be recorded: %s", error)
                 return run_aside(lambda: compute(batch))
-            self._recordings[key] = _Recording(graph, batch, outputs)
+            self._recordings[key] = _Recording(graph, inputs, outputs)
             graph.replay()
         return outputs
 
@@ -121,15 +142,16 @@ def _repeat_last(sums: torch.Tensor, size: int) -> torch.Tensor:
     return torch.cat([sums, sums[-1:].expand(size - len(sums))])
 
 
-def _on_device(batch: TokenBatch, device: torch.device) -> TokenBatch:
-    packed, tree = batch.packed, batch.packed.tree
-    assert tree is not None
-    bounds = tree.prepared["bounds"]
-    bounds = replace(bounds, **{name: getattr(bounds, name).to(device) for name in SUMS})
-    lines = {name: getattr(packed, name).to(device) for name in LINES}
-    tree = Tree(tree.prompts, tree.continuations, {"bounds": bounds})
-    streams = {name: tensor.to(device) for name, tensor in batch.streams.items()}
-    return TokenBatch(replace(packed, **lines, tree=tree), streams)
+def _views(whole: torch.Tensor, like: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Tensors of the given types and shapes, one after another, in `whole` (bytes,)."""
+    at = 0
+    for tensor in like:
+        yield whole[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        at += _aligned(tensor.nbytes)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 def _tensors(batch: TokenBatch) -> Iterator[torch.Tensor]:
@@ -138,6 +160,17 @@ def _tensors(batch: TokenBatch) -> Iterator[torch.Tensor]:
     yield from (getattr(batch.packed, name) for name in LINES)
     yield from (getattr(tree.prepared["bounds"], name) for name in SUMS)
     yield from batch.streams.values()
+
+
+def _with_tensors(batch: TokenBatch, tensors: Iterator[torch.Tensor]) -> TokenBatch:
+    """The batch with others in place of its tensors, in the order of `_tensors`."""
+    tree = batch.packed.tree
+    assert tree is not None
+    lines = {name: next(tensors) for name in LINES}
+    bounds = replace(tree.prepared["bounds"], **{name: next(tensors) for name in SUMS})
+    streams = {name: next(tensors) for name in batch.streams}
+    tree = Tree(tree.prompts, tree.continuations, {"bounds": bounds})
+    return TokenBatch(replace(batch.packed, **lines, tree=tree), streams)
 
 
 def pad(batch: TokenBatch) -> tuple[TokenBatch, Shape]:

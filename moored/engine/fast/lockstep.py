@@ -56,14 +56,14 @@ def _write(
             num_rows = _compact(sampler, num_rows)
             if num_rows == 0:
                 break
-        sampler.step(num_rows)
+        sampler.decode(num_rows)
     tokens, logps = (
         tensor[: len(requests), : params.max_tokens].numpy()
         for tensor in (sampler.state.out_tokens, sampler.state.out_logps)
     )
     lengths = reply_lengths(tokens, params)
     rows = list(zip(requests, sessions, strict=True))
-    return make_completions(tokens, logps, lengths, rows, params, sampler.version)
+    return make_completions(tokens, logps.copy(), lengths, rows, params, sampler.version)
 
 
 def _shift(cache: torch.Tensor, source: dict[int, int], held: int) -> None:

@@ -222,10 +222,14 @@ class State:
         self.idle_lane = num_rows
         self._idle(0)
 
-    @property
-    def flags(self) -> torch.Tensor:
-        """(2, lanes) tokens written, and whether the row still runs."""
-        return self.columns[3:5]
+    def replies(self, num_rows: int, longest: int) -> torch.Tensor:
+        """(2, rows, 1 + longest) what the rows in the first lanes have written, up to a length.
+
+        First their number of tokens, then these; first whether the row still runs, then the bits
+        of log-probabilities.
+        """
+        written = self.out[:, :, :longest].index_select(1, self.requests[:num_rows])
+        return torch.cat([self.columns[3:5, :num_rows, None], written], dim=2)
 
     def set_params(self, params: SamplingParams) -> None:
         self.inverse_temperature.fill_(1.0 / params.temperature if params.temperature else 0.0)
@@ -317,25 +321,31 @@ def make_completions(
     params: SamplingParams,
     version: int,
 ) -> list[Completion]:
-    """One completion for each row of `tokens` and `logps`; sessions then hold the replies too."""
-    tokens, logps = tokens.astype(np.int64), logps.copy()
-    is_reply = np.arange(tokens.shape[1]) < np.array(lengths)[:, None]
-    if not np.isfinite(logps, out=np.ones(logps.shape, dtype=bool), where=is_reply).all():
+    """One completion for each row of `tokens` and `logps`; sessions then hold the replies too.
+
+    Completions are views of `logps`, and of a copy of `tokens`.
+    """
+    ends = np.asarray(lengths)
+    # Behind a reply there may be anything: look there only when there is something to find.
+    if not np.isfinite(logps).all() and any(
+        not np.isfinite(logps[row, :length]).all() for row, length in enumerate(lengths)
+    ):
         raise MooredError(
             "the model's log-probabilities are not finite: its weights are damaged; go back to "
             "an earlier checkpoint"
         )
-    stops = frozenset(params.stop_ids)
+    tokens = tokens.astype(np.int64)
+    lasts = tokens[np.arange(len(ends)), ends - 1].tolist()
     completions = []
-    for row, ((request, session), length) in enumerate(zip(rows, lengths, strict=True)):
-        ids = tokens[row, :length]
+    for row, (request, session) in enumerate(rows):
+        ids = tokens[row, : lengths[row]]
         # The last token was drawn, but not yet run through the model.
-        session.ids = np.concatenate([request.prompt.ids, ids[:-1]])
-        is_stopped = int(ids[-1]) in stops
+        session.ids = np.concatenate((request.prompt.ids, ids[:-1]))
+        is_stopped = lasts[row] in params.stop_ids
         completions.append(
             Completion(
                 token_ids=ids,
-                logprobs=logps[row, :length],
+                logprobs=logps[row, : lengths[row]],
                 finish_reason=FinishReason.STOP if is_stopped else FinishReason.LENGTH,
                 policy_version=version,
             )

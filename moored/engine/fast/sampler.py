@@ -17,7 +17,7 @@ import torch
 
 from moored.engine.base import LockstepStream, Request, SamplingParams, Stream, check_requests
 from moored.engine.fast.buckets import bucket
-from moored.engine.fast.capture import Fetch, capture, pinned, run_aside, to_device
+from moored.engine.fast.capture import Fetch, HostBuffers, capture, run_aside
 from moored.engine.fast.decoder import Decoder
 from moored.engine.fast.lockstep import write_batch
 from moored.engine.fast.rows import (
@@ -40,6 +40,8 @@ MIN_ROWS = 8
 """Rows of the smallest CUDA graph."""
 CACHE_SHARE = 0.6
 """Share of the free GPU memory that the cache may take."""
+STEPS_PER_GRAPH = 8
+"""Decoding steps that the host launches at once."""
 
 
 class SlotSampler:
@@ -74,10 +76,12 @@ class SlotSampler:
         self._owner: SlotStream | None = None
         self._capacity = max_context
         self._is_full = False
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         self._entry_graphs: dict[PassShape, torch.cuda.CUDAGraph | None] = {}
         self._pool: Any = None
-        self._side = torch.cuda.Stream(self.device) if self.is_cuda else None
+        self.uploads = HostBuffers(self.device, num_buffers=4)
+        # A stream reads what a chunk of steps has written while the next chunk is under way.
+        self._fetched = HostBuffers(self.device, num_buffers=2)
 
     def stream(self, params: SamplingParams) -> Stream:
         return SlotStream(self, params) if self._streams else LockstepStream(self, params)
@@ -192,24 +196,34 @@ class SlotSampler:
         rows, tokens = self.state.one_token_each(num_rows), self.state.tokens[:num_rows]
         self.draw(self.decoder.forward(self.cache, tokens, rows), self.state.drawn(num_rows))
 
-    def step(self, num_rows: int) -> None:
-        """`decode`, on a GPU as a graph that is recorded once for each number of rows."""
-        if not self.is_cuda:
-            self.decode(num_rows)
-            return
-        if num_rows not in self._graphs:
-            self._graphs[num_rows] = self._capture(num_rows)
-        self._graphs[num_rows].replay()
+    def advance(self, num_rows: int, num_steps: int) -> None:
+        """Run decoding steps of the first rows; lanes of rows that stopped are idle afterwards.
 
-    def _capture(self, num_rows: int) -> torch.cuda.CUDAGraph:
-        """Record a step. While it is tried out no row runs, so nothing is drawn."""
-        running = self.state.running.clone()
+        On a GPU as graphs, of several steps or of one, recorded once for each number of rows.
+        """
+        if not self.is_cuda or not num_steps:
+            self._decode_and_retire(num_rows, num_steps)
+            return
+        several, single = divmod(num_steps, STEPS_PER_GRAPH)
+        for size in (STEPS_PER_GRAPH,) * several + (1,) * single:
+            if (num_rows, size) not in self._graphs:
+                self._graphs[num_rows, size] = self._capture(num_rows, size)
+            self._graphs[num_rows, size].replay()
+
+    def _decode_and_retire(self, num_rows: int, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self.decode(num_rows)
+        self.state.retire()
+
+    def _capture(self, num_rows: int, num_steps: int) -> torch.cuda.CUDAGraph:
+        """Record steps. While one is tried out no row runs, so nothing is drawn."""
+        columns = self.state.columns.clone()
         self.state.running.zero_()
         with torch.cuda.device(self.device):
-            run_aside(lambda: self.decode(num_rows))
-            graph, _ = capture(lambda: self.decode(num_rows), self._pool)
+            run_aside(lambda: self._decode_and_retire(num_rows, 1))
+            graph, _ = capture(lambda: self._decode_and_retire(num_rows, num_steps), self._pool)
         self._pool = graph.pool()
-        self.state.running.copy_(running)
+        self.state.columns.copy_(columns)
         return graph
 
     def enter(self, packed: np.ndarray, shape: PassShape) -> None:
@@ -219,10 +233,9 @@ class SlotSampler:
         for the second time: by then its kernels are compiled.
         """
         if not self.is_cuda or shape.tokens > MAX_RECORDED_TOKENS:
-            self._enter(to_device(packed, self.device), shape)
+            self._enter(self.uploads.send(packed), shape)
             return
-        inputs = self._inputs[: len(packed)]
-        inputs.copy_(pinned(packed, self.device), non_blocking=True)
+        inputs = self.uploads.send(packed, self._inputs[: len(packed)])
         if shape not in self._entry_graphs:
             self._entry_graphs[shape] = None
             self._enter(inputs, shape)
@@ -242,12 +255,6 @@ class SlotSampler:
         self.draw(hidden.index_select(0, entries.lasts), entries.drawn)
         self.state.enter(entries)
 
-    def fetch(self, slots: Sequence[int], longest: int) -> tuple[np.ndarray, np.ndarray]:
-        """(rows, longest) tokens and log-probabilities of replies that have ended.
-
-        On a GPU beside the work that is under way, which does not touch them.
-        """
-        with torch.cuda.stream(self._side):
-            index = to_device(np.array(slots), self.device)
-            found = Fetch(self.state.out[:, :, :longest][:, index]).wait()
-        return found[0], found[1].view(np.float32)
+    def fetch(self, num_rows: int, longest: int) -> Fetch:
+        """Enqueue a copy of `State.replies`; it holds until the second fetch after this one."""
+        return Fetch(self.state.replies(num_rows, longest), self._fetched)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -85,9 +86,11 @@ class Slots:
         known = {r.session for r in requests if self._is_known(r)}
         keys = {r.session: r.prompt.key for r in requests if r.session not in known}
         self.end(keys)
-        here = known | keys.keys()
-        others = [key for key, s in self.sessions.items() if key not in here and not s.is_writing]
-        self.end(others[: max(0, len(keys) - len(self._free))])
+        num_missing = len(keys) - len(self._free)
+        if num_missing > 0:
+            here = known | keys.keys()
+            others = (k for k, s in self.sessions.items() if k not in here and not s.is_writing)
+            self.end(list(islice(others, num_missing)))
         sharers = Counter(keys.values())
         jobs: list[Job] = []
         owners: list[int] = []
@@ -152,7 +155,7 @@ class Slots:
         session = self.sessions.get(request.session)
         if session is None or len(session.ids) >= len(request.prompt.ids):
             return False
-        return np.array_equal(request.prompt.ids[: len(session.ids)], session.ids)
+        return bool((request.prompt.ids[: len(session.ids)] == session.ids).all())
 
 
 def split_jobs(jobs: Sequence[Job], max_tokens: int, is_padded: bool) -> Iterator[Sequence[Job]]:

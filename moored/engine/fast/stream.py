@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from moored.engine.base import Request, SamplingParams, check_text_prompt
-from moored.engine.fast.capture import Fetch, to_device
+from moored.engine.fast.capture import Fetch
 from moored.engine.fast.rows import (
     check_fast_params,
     make_completions,
@@ -33,8 +33,8 @@ from moored.types import Completion
 if TYPE_CHECKING:
     from moored.engine.fast.sampler import SlotSampler
 
-STEPS_PER_CHUNK = 8
-"""Decoding steps between checks which rows still run: a row that ended idles for at most 15."""
+FEWEST_STEPS, MOST_STEPS = 8, 32
+"""Decoding steps of a chunk. A row that ended idles until the end of the chunk after its own."""
 PREFILL_TOKENS = 32768
 """Bound on the tokens of one forward pass."""
 
@@ -56,8 +56,8 @@ class _Chunk:
     """Decoding steps under way."""
 
     lanes: list[_Row | None]
-    flags: Fetch
-    """(2, lanes) tokens written, and whether the row still runs, after the steps."""
+    replies: Fetch
+    """`State.replies` of these lanes after the steps."""
 
 
 class SlotStream:
@@ -73,6 +73,7 @@ class SlotStream:
         self._under_way: set[int] = set()
         self._lanes: list[_Row | None] = []
         self._chunk: _Chunk | None = None
+        self._num_steps = FEWEST_STEPS
         self._sessions: set[int] = set()
 
     @property
@@ -171,58 +172,66 @@ class SlotStream:
     def _launch(self, has_entered: bool) -> _Chunk | None:
         """Enqueue decoding steps; None when they could draw nothing."""
         rows = [row for row in self._lanes if row is not None]
-        missing = max((self._params.max_tokens - row.num_drawn for row in rows), default=0)
-        num_steps = min(STEPS_PER_CHUNK, missing)
-        if num_steps <= 0 and not has_entered:
+        max_tokens = self._params.max_tokens
+        missing = max_tokens - min((row.num_drawn for row in rows), default=max_tokens)
+        num_steps = max(0, min(self._num_steps, missing))
+        if not num_steps and not has_entered:
             return None
-        num_rows = self._close_gaps()
-        for _ in range(num_steps):
-            self._sampler.step(num_rows)
+        self._close_gaps(rows)
+        self._sampler.advance(self._sampler.padded(rows[-1].lane + 1), num_steps)
         for row in rows:
             row.num_drawn += num_steps
-        self._sampler.state.retire()
-        return _Chunk(list(self._lanes), Fetch(self._sampler.state.flags))
+        longest = min(max_tokens, max(row.num_drawn for row in rows))
+        lanes = self._lanes[: rows[-1].lane + 1]
+        return _Chunk(lanes, self._sampler.fetch(len(lanes), longest))
 
-    def _close_gaps(self) -> int:
-        """Rows of the next step; once half as many would do, move rows to the first lanes."""
-        used = [row for row in self._lanes if row is not None]
-        num_rows = self._sampler.padded(used[-1].lane + 1)
-        if 2 * self._sampler.padded(len(used)) > num_rows:
-            return num_rows
-        lanes = np.array([row.lane for row in used])
-        self._sampler.state.order(to_device(lanes, self._sampler.device), len(used))
-        for lane, row in enumerate(used):
+    def _close_gaps(self, rows: list[_Row]) -> None:
+        """Move rows to the first lanes once steps of half as many would do."""
+        num_rows = self._sampler.padded(rows[-1].lane + 1)
+        if 2 * self._sampler.padded(len(rows)) > num_rows:
+            return
+        lanes = self._sampler.uploads.send(np.array([row.lane for row in rows]))
+        self._sampler.state.order(lanes, len(rows))
+        for lane, row in enumerate(rows):
             row.lane = lane
-        self._lanes = [*used]
-        return self._sampler.padded(len(used))
+        self._lanes = [*rows]
 
     def _finish(self, chunk: _Chunk | None) -> list[tuple[int, Completion]]:
         """Wait for a chunk; the replies that ended in it."""
         if chunk is None:
             return []
-        counts, running = chunk.flags.wait()
-        ended = [
-            (row, length)
-            for row, length, is_running in zip(
-                chunk.lanes, counts.tolist(), running.tolist(), strict=False
-            )
-            if row is not None and not row.is_done and not is_running
-        ]
+        self._adapt(chunk)
+        found = chunk.replies.wait()
+        (counts, running), written = found[..., 0], found[..., 1:]
+        stopped = [(lane, chunk.lanes[lane]) for lane in np.flatnonzero(running == 0).tolist()]
+        ended = [(lane, row) for lane, row in stopped if row is not None and not row.is_done]
         if not ended:
             return []
-        for row, _ in ended:
+        for _, row in ended:
             row.is_done, row.session.is_writing = True, False
             self._lanes[row.lane] = None
             self._under_way.discard(row.request.session)
-        lengths = [length for _, length in ended]
-        tokens, logps = self._sampler.fetch([row.session.slot for row, _ in ended], max(lengths))
+        lanes = [lane for lane, _ in ended]
+        lengths = counts[lanes].tolist()
+        # Copied: the memory of the fetch is used again.
+        tokens, logps = written[:, lanes, : max(lengths)]
         completions = make_completions(
             tokens,
-            logps,
+            logps.view(np.float32),
             lengths,
-            [(row.request, row.session) for row, _ in ended],
+            [(row.request, row.session) for _, row in ended],
             self._params,
             self._sampler.version,
         )
-        sessions = (row.request.session for row, _ in ended)
+        sessions = (row.request.session for _, row in ended)
         return list(zip(sessions, completions, strict=True))
+
+    def _adapt(self, chunk: _Chunk) -> None:
+        """Longer chunks when the device was done before the host asked, else shorter ones.
+
+        A short chunk lets rows leave and enter soon; a long one costs the host less.
+        """
+        if chunk.replies.is_done:
+            self._num_steps = min(2 * self._num_steps, MOST_STEPS)
+        else:
+            self._num_steps = max(self._num_steps // 2, FEWEST_STEPS)

@@ -204,6 +204,7 @@ class LocalLearner:
         scored = iter(self._logprobs("policy", self.model, prompts, flat))
         return [[next(scored) for _ in r.continuations] for r in requests]
 
+    @says_out_of_memory("scoring by the reference model")
     @torch.no_grad()
     def reference_logprobs(self, samples: Sequence[Sample]) -> list[np.ndarray]:
         """Log-probabilities of the continuations under the reference model."""

@@ -118,7 +118,7 @@ class EnvHost:
             if instance not in self._envs:
                 make = self._makers[maker]
                 self._envs[instance] = make, self._pool.take(make)
-            self._pool.ask(instance, self._envs[instance][1], question)
+            self._pool.ask([(instance, self._envs[instance][1], question)])
 
     def drop_calls(self) -> None:
         self._waiting.clear()

@@ -11,7 +11,7 @@ import itertools
 import math
 import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from moored.config import Config
@@ -67,16 +67,15 @@ class ActorPool:
         env.seat.unwanted.append(env.instance)
         env.seat = None
 
-    def ask(self, key: int, env: ActorEnv, question: Question) -> None:
-        assert env.asked is None, "an environment is asked one thing at a time"
-        if not isinstance(question, str):
-            env.past, env.num_told = [], 0
-        env.asked = key, question
-        self._num_asked += 1
-        if env.seat is None:
-            self._homeless.append(env)
-        else:
-            env.seat.outbox.append(env)
+    def ask(self, questions: Sequence[tuple[int, ActorEnv, Question]]) -> None:
+        self._num_asked += len(questions)
+        for key, env, question in questions:
+            assert env.asked is None, "an environment is asked one thing at a time"
+            if not isinstance(question, str):
+                env.past, env.num_told = [], 0
+            env.asked = key, question
+            waiting = self._homeless if env.seat is None else env.seat.outbox
+            waiting.append(env)
 
     def poll(self, *, wait_s: float | None = None, linger_s: float | None = 0.0) -> Answers:
         end_s = math.inf if wait_s is None else time.monotonic() + wait_s

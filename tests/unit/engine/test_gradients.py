@@ -361,9 +361,13 @@ def test_a_group_whose_episodes_all_ended_in_errors_counts_nothing():
         cast(dict[str, Any], measure_gradients(learner.config, algorithm, learner, given, options))
         for given in (groups, groups_of())
     )
-    norms = [record["whole"]["terms"]["task"]["norm"] for record in (with_it, without)]
-    assert norms[0] == pytest.approx(norms[1], rel=1e-6)
-    assert with_it["num_groups"] == 7
+    # As a gradient of 0 it would add to the scatter over groups, and fill a place of a bucket.
+    for name in ("norm", "noise", "snr"):
+        figures = [record["whole"]["terms"]["kl"][name] for record in (with_it, without)]
+        assert figures[0] == pytest.approx(figures[1], rel=1e-6), name
+    sizes = [[bucket["num_groups"] for bucket in x["buckets"]] for x in (with_it, without)]
+    assert sizes[0] == sizes[1]
+    assert with_it["num_groups"] == 6
 
 
 def test_layers_and_heads_that_are_computed_again_give_the_same_gradients():

@@ -8,6 +8,8 @@ import torch
 import transformers
 
 from moored.engine import passes
+from moored.engine.packing import pack, to_tensors
+from moored.types import Prompt
 
 
 def tiny(**options):
@@ -65,3 +67,20 @@ def test_two_equally_likely_tokens_have_entropy_log_2_worked_out_by_hand():
     np.testing.assert_allclose(
         [logp.detach().item(), entropy.detach().item()], [-np.log(2), np.log(2)], rtol=1e-6
     )
+
+
+def test_a_critic_fits_a_trunk_whose_last_weight_is_not_a_norm():
+    """OLMo's norms have no weights: the last one is of the gated units, 24 wide and not 16."""
+    config = transformers.OlmoConfig(
+        vocab_size=50,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=24,
+        pad_token_id=0,
+        eos_token_id=1,
+    )
+    prompt, reply = Prompt(np.array([3, 4, 5])), np.array([6, 7])
+    packed = to_tensors(pack([prompt], [2], max_tokens=8), [reply], torch.device("cpu"))
+    values = passes.Critic(transformers.OlmoForCausalLM(config))(packed)
+    assert values.tolist() == [0.0, 0.0]  # its head begins at 0

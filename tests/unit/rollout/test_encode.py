@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -79,6 +81,19 @@ def test_pieces_encode_to_the_ids_of_the_whole_text(tokenizers, encoders, kind, 
     text = "".join(words).encode("utf-8", "ignore").decode()
     whole = tokenizers[kind].encode(text, add_special_tokens=False)
     assert encoders[kind].encode(text).tolist() == whole
+
+
+@settings(max_examples=500, deadline=None)
+@given(words=st.lists(st.one_of(st.sampled_from(WORDS), st.text(max_size=3)), max_size=30))
+def test_lines_are_cut_between_two_characters_that_are_no_white_space(words):
+    text = "".join(words)
+    borders = (
+        at
+        for at in range(2, len(text))
+        if text[at - 1] == "\n" and not (text[at - 2].isspace() or text[at].isspace())
+    )
+    cuts = [0, *borders, len(text)]
+    assert encode.cut_lines(text) == [text[a:b] for a, b in pairwise(cuts)]
 
 
 def test_a_text_is_cut_before_every_special_token(encoders):

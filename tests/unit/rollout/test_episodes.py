@@ -6,6 +6,7 @@ import logging
 import math
 import re
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -310,6 +311,25 @@ def test_an_environment_that_raises_ends_its_episode_only(renderer, workers, cap
     assert any("finite" in message for message in messages)
 
 
+def test_what_many_episodes_have_to_say_is_said_a_few_times_and_counted(renderer, caplog):
+    class Gone(Walk):
+        def reset(self, task_seed: int, episode_seed: int = 0) -> list[Message]:
+            raise OSError(f"no answer for {task_seed}" if episode_seed else "another")
+
+    with caplog.at_level(logging.WARNING, logger="moored.rollout.episodes"):
+        play(tasks_of(Gone, [1, 2], 32), FakeSampler(renderer, say("on")))
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [
+        "walk task 1, episode 0, turn 0: the environment raised OSError: another",
+        *(
+            f"walk task 1, episode {k}, turn 0: the environment raised OSError: no answer for 1"
+            for k in (1, 2, 3)
+        ),
+        "walk task 2, episode 0, turn 0: the environment raised OSError: another",
+        "walk, 59 more episodes like these: the environment raised OSError: no answer for 2",
+    ]
+
+
 def test_an_episode_that_ends_in_an_error_did_not_succeed(renderer):
     class Early(Walk):
         def step(self, reply: str) -> StepResult:
@@ -336,6 +356,11 @@ def wrong_result(**changes: Any) -> StepResult:
         (None, wrong_result(observation=None), "text or a list of parts, got None"),
         (None, wrong_result(observation=[{"type": "text"}]), "must be a text or an image, got"),
         (None, wrong_result(metrics={"depth": "deep"}), "metric 'depth' must be a number, got"),
+        (
+            None,
+            wrong_result(metrics={"depth": np.zeros(2)}),
+            "metric 'depth' must be a number, got",
+        ),
     ],
 )
 def test_an_answer_that_is_none_costs_its_episode_and_not_the_rollout(
@@ -545,6 +570,39 @@ def test_an_environment_that_cannot_be_made_is_an_error(renderer):
     sampler = FakeSampler(renderer, say("on"))
     with pytest.raises(EnvError, match="max_turns"):
         play(tasks_of(lambda: make_env("sokoban", max_turns=0), [1], 1), sampler)
+
+
+def test_environments_are_closed_when_a_later_one_cannot_be_made(renderer):
+    made: list[Walk] = []
+
+    def make() -> Walk:
+        if len(made) == 2:
+            raise EnvError("no more rooms")
+        made.append(Walk())
+        return made[-1]
+
+    with pytest.raises(EnvError, match="no more rooms"):
+        play(tasks_of(make, [1], 3), FakeSampler(renderer, say("on")))
+    assert [env.num_closed for env in made] == [1, 1]
+
+
+def test_replies_that_come_together_are_decoded_before_any_environment_reads_one(toy_tokenizer):
+    events: list[str] = []
+
+    class Noting(Walk):
+        def step(self, reply: str) -> StepResult:
+            events.append("step")
+            return super().step(reply)
+
+    class NotingRenderer(Renderer):
+        def decode(self, completion_ids: np.ndarray) -> str:
+            events.append("decode")
+            time.sleep(0.001)  # as a tokenizer, let other threads run
+            return super().decode(completion_ids)
+
+    noting = NotingRenderer(toy_tokenizer.make_tokenizer("chatml"))
+    play(tasks_of(Noting, [1], 3), FakeSampler(noting, say("on")))
+    assert events == (["decode"] * 3 + ["step"] * 3) * 3
 
 
 class OneByOne:

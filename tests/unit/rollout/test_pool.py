@@ -113,6 +113,33 @@ def test_results_are_polled_under_their_keys():
         assert found == {"a": 1, "b": 2}
 
 
+@pytest.mark.parametrize("workers", [1, 3])
+def test_questions_of_one_batch_are_answered_under_their_keys(workers):
+    with EnvPool(workers=workers) as pool:
+        envs = [pool.take(Client) for _ in range(20)]
+        pool.ask([(key, env, (0, 0)) for key, env in enumerate(envs)])
+        found = dict(pool.poll(linger_s=None))
+        assert found == {key: [Message("user", "port 1")] for key in range(20)}
+        pool.ask([])
+        assert pool.poll() == []
+
+
+def test_a_batch_of_questions_wakes_as_many_workers_as_it_needs():
+    barrier = threading.Barrier(3, timeout=60)
+
+    class Meeting(Client):
+        def step(self, reply: str) -> StepResult:
+            barrier.wait()
+            return super().step(reply)
+
+    with EnvPool(workers=3) as pool:
+        envs = [pool.take(Meeting) for _ in range(3)]
+        for _ in range(2):  # threads are started for the first batch, and woken for the second
+            pool.ask([(key, env, "here") for key, env in enumerate(envs)])
+            found = pool.poll(linger_s=None)
+            assert all(isinstance(result, StepResult) for _, result in found) and len(found) == 3
+
+
 def test_polling_without_pending_calls_gives_nothing():
     with EnvPool() as pool:
         assert pool.poll() == [] and pool.poll(wait_s=0.0) == []

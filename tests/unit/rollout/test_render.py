@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -224,6 +226,13 @@ def test_system_text_goes_into_the_first_user_message_where_there_is_no_system_r
     assert text.count("You push boxes.\n\nTurn 1 of 5.") == 1
 
 
+def test_a_dialogue_that_the_template_refuses_is_told_with_its_roles(toy_tokenizer):
+    renderer = Renderer(toy_tokenizer.make_tokenizer("mistral"))
+    dialogue = [Message("system", "Walk."), Message("user", "Here."), Message("user", "Now.")]
+    with pytest.raises(MooredError, match=r"system, user, user \(roles must alternate"):
+        renderer.start(dialogue)
+
+
 def test_template_options_reach_the_template(toy_tokenizer):
     tokenizer = toy_tokenizer.make_tokenizer("chatml")
     tokenizer.chat_template = "{{ greeting }}" + tokenizer.chat_template
@@ -349,7 +358,7 @@ def test_spans_of_known_tokens_decode_nothing(toy_tokenizer, monkeypatch, kind):
     ids = encode(renderer.tokenizer, "<think>Größe √2 推 🙂</think><answer>Up</answer>")
     text = renderer.decode(ids)
     first = renderer.spans(ids, text)
-    monkeypatch.setattr(renderer, "tokenizer", None)
+    monkeypatch.setattr(renderer._decoder, "_tokenizer", None)
     assert renderer.spans(ids, text) == first
 
 
@@ -495,6 +504,21 @@ def test_a_prompt_of_another_dialogue_has_no_observation_here(toy_tokenizer):
     renderer = Renderer(toy_tokenizer.make_tokenizer("chatml"))
     other = [Message("user", "Something else.")]
     assert renderer.observation_start(renderer.start(FIRST), other) is None
+
+
+def test_observations_that_are_expected_are_encoded_once_and_together(toy_tokenizer, monkeypatch):
+    renderer = Renderer(toy_tokenizer.make_tokenizer("chatml"))
+    encode, batches = ChunkEncoder.encode_chunks, []
+
+    def noted(encoder: ChunkEncoder, chunks: Iterable[str]) -> list[np.ndarray]:
+        batches.append(list(chunks))
+        return encode(encoder, batches[-1])
+
+    monkeypatch.setattr(ChunkEncoder, "encode_chunks", noted)
+    renderer.expect(["Next.", "Then.", "Next."])
+    end, header = "<|im_end|>\n", "<|im_start|>assistant\n"
+    each = ([end, f"<|im_start|>user\n{text}", end, header] for text in ("Next.", "Then."))
+    assert batches == [[chunk for chunks in each for chunk in chunks]]
 
 
 def test_an_observation_that_was_expected_is_neither_cut_nor_encoded_again(

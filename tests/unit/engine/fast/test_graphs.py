@@ -11,7 +11,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from moored.config import load_config
 from moored.engine.fast.buckets import bucket
-from moored.engine.fast.graphs import pad
+from moored.engine.fast.capture import HostBuffers
+from moored.engine.fast.graphs import ALIGNMENT_BYTES, DeviceBatch, _tensors, _with_bounds, pad
 from moored.engine.local.learner import LocalLearner
 from moored.engine.packing import loss_batch, micro_batches, pack, to_line
 from moored.training.batch import LossSample, Sample
@@ -146,6 +147,27 @@ def test_what_is_added_is_like_the_first_token_but_without_weight():
         assert len(padded.streams[name]) == shape.num_targets
     for name in ("weights", "mean_weights"):
         assert (padded.streams[name][20:] == 0.0).all()
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_one_copy_fills_a_batch_and_the_next_overwrites_it(device, monkeypatch):
+    host = []
+    for seed in (0, 1):
+        padded, shape = pad(host_batch(make_samples(seed=seed)))
+        host.append(_with_bounds(padded, shape))
+    buffers = HostBuffers(torch.device(device))
+    copies, copy = [], buffers.copy
+    monkeypatch.setattr(buffers, "copy", lambda *given: (copies.append(given), copy(*given))[1])
+    inputs = DeviceBatch(host[0], torch.device(device))
+    for batch in host:
+        inputs.fill(batch, buffers)
+        pairs = list(zip(_tensors(inputs.batch), _tensors(batch), strict=True))
+        assert len(pairs) == 7 + len(batch.streams)
+        for found, given in pairs:
+            assert found.dtype == given.dtype
+            assert found.storage_offset() * found.itemsize % ALIGNMENT_BYTES == 0
+            torch.testing.assert_close(found.cpu(), given, rtol=0, atol=0)
+    assert len(copies) == 2
 
 
 def test_gradients_are_not_added_to_the_next_update():

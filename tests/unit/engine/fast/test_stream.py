@@ -12,6 +12,7 @@ import transformers
 
 from moored.engine.base import Request, SamplingParams, write_replies
 from moored.engine.fast import stream as slot_stream
+from moored.engine.fast.capture import Fetch
 from moored.engine.fast.sampler import SlotSampler
 from moored.errors import MooredError
 from moored.types import Completion, FinishReason, Prompt
@@ -138,7 +139,60 @@ def test_more_requests_than_slots_wait_for_their_turn(model, monkeypatch):
     assert sampler.slots.num_rows == 5
 
 
+LENGTHS_OF_CHUNKS = [(1, 1), (3, 3), (8, 8), (11, 11), (32, 32), (2, 32)]
+"""Fewest and most decoding steps; a graph has 8 of them, or one."""
+
+
+@pytest.mark.parametrize("num_steps", LENGTHS_OF_CHUNKS, ids=str)
+def test_replies_do_not_depend_on_the_length_of_chunks(model, monkeypatch, num_steps):
+    params = SamplingParams(max_tokens=45, stop_ids=STOPS)
+    expected = in_lockstep(make_sampler(model), 12, 3, params)
+    assert max(len(reply.token_ids) for reply in expected.values()) > 33
+    monkeypatch.setattr(slot_stream, "FEWEST_STEPS", num_steps[0])
+    monkeypatch.setattr(slot_stream, "MOST_STEPS", num_steps[1])
+    assert_same(as_stream(make_sampler(model), 12, 3, params, held_back=(3, 7, 1)), expected)
+
+
+def test_chunks_are_longer_while_the_device_is_done_before_the_host_asks(model, monkeypatch):
+    was_done = iter([True] * 3 + [False] * 4 + [True] * 3)
+    monkeypatch.setattr(Fetch, "is_done", property(lambda _: next(was_done)))
+    sampler, launched = make_sampler(model), []
+    stream = sampler.stream(SamplingParams(max_tokens=140))
+    stream.submit(Request(session=0, prompt=first_prompts(1)[0], seed=0))
+    monkeypatch.setattr(
+        sampler,
+        "advance",
+        lambda num_rows, num_steps, advance=sampler.advance: (
+            launched.append(num_steps),
+            advance(num_rows, num_steps),
+        ),
+    )
+    ((_, reply),) = stream.poll()
+    # Two chunks are under way before the first answer. The first token comes without a step.
+    assert launched == [8, 8, 16, 32, 32, 16, 8, 8, 8, 3]
+    assert len(reply.token_ids) == 140 == 1 + sum(launched)
+
+
+def test_replies_come_with_the_copy_that_says_which_rows_ended(model, monkeypatch):
+    sampler, fetched = make_sampler(model), []
+    fetch = sampler.fetch
+    monkeypatch.setattr(sampler, "fetch", lambda *given: (fetched.append(given), fetch(*given))[1])
+    monkeypatch.setattr(slot_stream, "MOST_STEPS", 8)
+    found = as_stream(sampler, 3, 1, SamplingParams(max_tokens=20))
+    assert len(found) == 3
+    # 1 + 8 + 8 + 3 tokens; of each row no more is copied than it can have.
+    assert fetched == [(3, 9), (3, 17), (3, 20)]
+
+
+def test_memory_that_is_read_later_is_not_written_by_idle_rows(model):
+    """Replies of one token end before any step: their lanes must let go of their slots."""
+    sampler = make_sampler(model)
+    as_stream(sampler, 10, 2, SamplingParams(max_tokens=1))
+    assert_same(as_stream(sampler, 5, 3), in_lockstep(make_sampler(model), 5, 3))
+
+
 def test_rows_move_together_when_most_have_ended(model, monkeypatch):
+    monkeypatch.setattr(slot_stream, "MOST_STEPS", 8)
     sampler = make_sampler(model)
     prompts = first_prompts(40)
     requests = [Request(session=s, prompt=p, seed=s) for s, p in enumerate(prompts)]

@@ -427,3 +427,14 @@ def test_a_critic_that_is_not_finite_holds_back_the_policy_too():
     assert learner.version == 0
     assert all(torch.equal(tensor, before[name]) for name, tensor in learner.weights())
     assert np.isfinite(next(learner.step([ready_samples(model)]))["grad_norm"])
+
+
+def test_a_reference_that_does_not_fit_is_told_in_a_sentence(monkeypatch):
+    learner = LocalLearner(tiny_model(), load_config({"algorithm": {"kl_coef": 0.1}}))
+
+    def fill(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 54.00 MiB")
+
+    monkeypatch.setattr(learner, "_logprobs", fill)
+    with pytest.raises(MooredError, match="out of GPU memory in scoring by the reference model"):
+        learner.reference_logprobs([])

@@ -123,11 +123,9 @@ def kill(pool: ActorPool, number: int = 0) -> None:
 def ask(pool: ActorPool, make: Callable[[], Any], replies: Sequence[str]) -> list[Answer]:
     """One episode for each reply, as its first: all begin, then all are answered."""
     envs = [pool.take(make) for _ in replies]
-    for key, env in enumerate(envs):
-        pool.ask(key, env, (key, 0))
+    pool.ask([(key, env, (key, 0)) for key, env in enumerate(envs)])
     assert len(pool.poll(linger_s=None)) == len(replies)
-    for key, reply in enumerate(replies):
-        pool.ask(key, envs[key], reply)
+    pool.ask([(key, envs[key], reply) for key, reply in enumerate(replies)])
     found = dict(pool.poll(linger_s=None))
     pool.drop_calls()
     for key, env in enumerate(envs):
@@ -245,10 +243,10 @@ def test_an_environment_that_does_not_repeat_itself_is_an_error_after_a_loss(sta
     make = EnvMix(load_config({"env": "my_envs:Fickle"}).env).makers[0]
     env = pool.take(make)
     for question in ((0, 0), "on"):
-        pool.ask(1, env, question)
+        pool.ask([(1, env, question)])
         pool.poll()
     kill(pool)
-    pool.ask(1, env, "on")
+    pool.ask([(1, env, "on")])
     ((_, found),) = pool.poll()
     assert isinstance(found, EnvError) and "the same replies led elsewhere" in str(found)
     pool.discard(env)
@@ -285,7 +283,7 @@ def test_questions_that_were_dropped_leave_nothing_behind(start, writer):
     pool, _ = start("my_envs:Walk", actors=1)
     make = make_walk()
     env = pool.take(make)
-    pool.ask(5, env, (0, 0))
+    pool.ask([(5, env, (0, 0))])
     pool.poll(wait_s=0.0)
     pool.drop_calls()
     pool.give_back(make, env)
