@@ -1,9 +1,10 @@
 """What one rank of torchrun costs against one process: the update and `publish`, random weights.
 
-    python benchmarks/ranks_gpu.py --shape 0.5b [--groups 8 --group-size 16] [--out FILE]
+    python benchmarks/ranks_gpu.py --shape 0.5b [--layers] [--groups 8 --group-size 16] [--out FILE]
 
-Both sides train the same random model on the same samples, in turn and in one process: the local
+All sides train the same random model on the same samples, in turn and in one process: the local
 learner, and the learner of ranks (FSDP2) with one rank. `cost` is how much longer the latter takes.
+With `--layers` also that learner with nothing whole during an update, as larger models have it.
 """
 
 from __future__ import annotations
@@ -34,8 +35,10 @@ from moored.config import Config, load_config
 from moored.engine.fsdp.learner import ShardedLearner
 from moored.engine.local.engine import make_sampler
 from moored.engine.local.learner import LocalLearner
+from moored.plan import whole
 
 SIDES = ("local", "torchrun")
+LAYERS = "in layers"
 
 
 @contextmanager
@@ -59,7 +62,10 @@ def make_side(name: str, model: Any, config: Config, options: argparse.Namespace
     counts = dist.new_group(backend="gloo")
     assert isinstance(counts, dist.ProcessGroup)
     mesh = init_device_mesh(model.device.type, (1,))
+    share = whole.WHOLE_SHARE
+    whole.WHOLE_SHARE = 0.0 if name == LAYERS else share
     learner = ShardedLearner(model, config, mesh=mesh, counts=counts, with_critic=options.critic)
+    whole.WHOLE_SHARE = share
     return learner, sampler
 
 
@@ -69,7 +75,7 @@ def measure(options: argparse.Namespace, device: torch.device, bf16: bool) -> di
     config = load_config({**words, "engine": {"dtype": options.dtype}}, options.set)
     sides = {
         name: make_side(name, make_model(options.shape, device, bf16=bf16), config, options)
-        for name in SIDES
+        for name in (*SIDES, *([LAYERS] if options.layers else []))
     }
     samples = make_samples(options, SHAPES[options.shape].vocab_size)
     tokens = computed_tokens(samples)
@@ -97,9 +103,9 @@ def measure(options: argparse.Namespace, device: torch.device, bf16: bool) -> di
     }
 
 
-def cost_of(timings: dict[str, Timing]) -> float:
+def cost_of(timings: dict[str, Timing], side: str = "torchrun") -> float:
     """How much longer a rank takes, as a share of the time of one process."""
-    return timings["torchrun"].median_s / timings["local"].median_s - 1.0
+    return timings[side].median_s / timings["local"].median_s - 1.0
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -110,6 +116,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--prompt-tokens", type=int, default=200)
     parser.add_argument("--reply-tokens", type=int, default=800)
     parser.add_argument("--critic", action="store_true", help="with critic and KL")
+    parser.add_argument("--layers", action="store_true", help="also with nothing held whole")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="options")
     add_common_options(parser, repeats=5)
     options = parser.parse_args(words)
@@ -122,7 +129,9 @@ def main(words: Sequence[str] | None = None) -> None:
         console.print(timing_table(f"{options.shape}: {what}", timings, {}))
         figures[what] = {name: timing.record() for name, timing in timings.items()}
         figures[what]["cost"] = cost_of(timings)
-        console.print(f"{what}: one rank takes {cost_of(timings):+.1%}", highlight=False)
+        for side in list(timings)[1:]:
+            cost = f"{cost_of(timings, side):+.1%}"
+            console.print(f"{what}: one rank ({side}) takes {cost}", highlight=False)
     machine = describe_machine(device, bf16=bf16)
     show_machine(console, machine)
     write_record(options.out, machine, {options.shape: figures})

@@ -1,4 +1,4 @@
-"""`torchrun -m moored …` without torchrun: every rank a warm process, with its variables."""
+"""`torchrun -m -- moored …` without torchrun: every rank a warm process, with its variables."""
 
 from __future__ import annotations
 

@@ -96,7 +96,13 @@ def launch_command(
     if out is None:
         typer.echo(text, nl=False)
         return
-    out.write_text(text, encoding="utf-8")
+    try:
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise MooredError(
+            f"cannot write {str(out)!r} ({error.strerror}); give --out a file in a folder that "
+            f"exists"
+        ) from error
     print_line(make_console(), f"wrote {out}; submit it with: {_submit(on, out)}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -120,14 +120,16 @@ def _lengths(
     config: Config, turns: int | None, prompt_tokens: int | None, reply_tokens: int | None
 ) -> Lengths:
     from moored.plan import longest_lengths
-    from moored.plan.seconds import PROMPT_TOKENS
+    from moored.plan.seconds import PROMPT_TOKENS, check_lengths, most_turns
 
-    return longest_lengths(
-        config,
-        prompt=prompt_tokens or PROMPT_TOKENS,
-        turns=turns or _max_turns(config),
-        reply=reply_tokens,
-    )
+    prompt = prompt_tokens or PROMPT_TOKENS
+    if turns is None:
+        most = most_turns(config, prompt=prompt, reply=reply_tokens or 1)
+        turns = min(_max_turns(config), most)
+    found = longest_lengths(config, prompt=prompt, turns=turns, reply=reply_tokens)
+    found = found if prompt_tokens is None else replace(found, prompt=prompt_tokens)
+    check_lengths(config, found)
+    return found
 
 
 def _plan_one(config: Config, gpu: Gpu, note: str, lengths: Lengths, *, as_json: bool) -> bool:

@@ -25,7 +25,7 @@ def save_checkpoint(
     also: Callable[[Path], None] | None = None,
     keep: int = KEEP,
 ) -> Path:
-    """Write weights, optimiser and the loop's own state; keep the newest `keep` checkpoints.
+    """Write weights, optimiser and the loop's own state; keep the newest `keep`, at least this one.
 
     `also` may write more files into the folder.
     """
@@ -35,9 +35,20 @@ def save_checkpoint(
         if also is not None:
             also(folder)
         (folder / "state.json").write_text(json.dumps({"step": step, **state}) + "\n")
-    for old in _checkpoints(run)[:-keep]:
+    for old in _checkpoints(run)[: -max(1, keep)]:
         shutil.rmtree(old, ignore_errors=True)
     return final
+
+
+def remove_checkpoints(run: Path) -> None:
+    """Keep only the model that a run has ended with; a kill leaves all checkpoints or none."""
+    gone = (run / "checkpoints").rename(run / ".removed_checkpoints")
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def has_only_model(run: Path) -> bool:
+    """True when a run has finished and its checkpoints were removed."""
+    return (run / "model" / "config.json").is_file() and not _checkpoints(run)
 
 
 def load_checkpoint(run: Path, learner: Learner) -> dict[str, Any] | None:

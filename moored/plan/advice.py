@@ -12,7 +12,7 @@ from moored.config import Config
 from moored.errors import MooredError
 from moored.plan.gpus import GIB, Gpu
 from moored.plan.plan import BATCH_SIZES, Plan, plan
-from moored.plan.shapes import ModelShape, shape_of
+from moored.plan.shapes import shape_of
 
 MARGIN = 0.1
 """`train` refuses what is over by more, because plans are not exact."""
@@ -149,20 +149,19 @@ def refuse_what_cannot_fit(config: Config, gpu: Gpu) -> None:
 
     Models of unknown shape, and those that another engine computes, are let through.
     """
-    if config.engine.kind != "local":
-        return
-    shape = _known_shape(config.model)
-    if shape is None:
-        return
-    found = plan(config, shape, gpu)
-    if found.over > MARGIN:
+    found = plan_if_known(config, gpu)
+    if found is not None and found.over > MARGIN:
         raise MooredError(
             f"{config.model} {verdict(found)}; {remedy(found)}; `moored plan` shows every part"
         )
 
 
-def _known_shape(model: str) -> ModelShape | None:
+def plan_if_known(config: Config, gpu: Gpu) -> Plan | None:
+    """None for models of unknown shape, and where another engine than the local one computes."""
+    if config.engine.kind != "local":
+        return None
     try:
-        return shape_of(model)
+        shape = shape_of(config.model)
     except MooredError:
         return None
+    return plan(config, shape, gpu)

@@ -15,6 +15,7 @@ from moored.plan.links import LINK_SHARE, Cluster
 from moored.plan.seconds import Lengths, Work
 from moored.plan.setup import Setup
 from moored.plan.sharded import LearnerMemory
+from moored.plan.whole import Whole
 
 DRIVER_TURNS_PER_S = 7500.0
 """Turns that one driver handles, by the clock on the wall: 6,857 to 8,230 were measured on a core
@@ -44,11 +45,14 @@ class Update:
     compute_s: float
     links_s: float
     optimizer_s: float
+    overlaps: bool = True
+    """FSDP2 fetches the next layer while one is computed; whole weights come before all."""
 
     @property
     def seconds(self) -> float:
-        """FSDP2 fetches the next layer while one is computed: the slower side counts."""
-        return max(self.compute_s, self.links_s) + self.optimizer_s
+        """Where they overlap the slower side counts."""
+        both = self.compute_s, self.links_s
+        return (max(both) if self.overlaps else sum(both)) + self.optimizer_s
 
 
 class ClusterWork:
@@ -95,25 +99,32 @@ class ClusterWork:
         seconds = self.work.advantages() * self._imbalance(self.setup.num_episodes, ranks) / ranks
         passes = self.setup.has_critic + self.setup.scores_old
         passes *= self._micro_batches(self.work.step_tokens, ranks, memory)
-        others = max(self.work.launch_s, self._gather_weights(ranks))
+        others = max(self.work.launch_s, self._gather_weights(ranks, memory.whole))
         return max(seconds, passes * others)
 
     def update(self, ranks: int, memory: LearnerMemory) -> Update:
-        """Every micro-batch gathers weights forwards and backwards, and sums gradients."""
+        """Every micro-batch gathers weights forwards and backwards, and sums gradients.
+
+        What is whole during an update is gathered or summed once for each.
+        """
         setup = self.setup
         samples = -(-setup.num_episodes * setup.num_epochs // setup.num_updates)
         compute = self.work.passes(memory.checkpointing) * self._imbalance(samples, ranks) / ranks
         tokens = self.work.epoch_tokens * setup.num_epochs / setup.num_updates
         batches = setup.num_updates * self._micro_batches(tokens, ranks, memory)
-        shape, models = setup.shape, 1 + setup.has_critic
+        models, whole = 1 + setup.has_critic, memory.whole
         trained = setup.policy_trained + setup.critic_trained
-        sums = self.cluster.gather_s(4 * trained, ranks, calls=models * shape.layers)
-        gathers = 2 * models + setup.has_reference
-        links = batches * (gathers * self._gather_weights(ranks) + sums)
+        calls = models * (1 if whole.weights else setup.shape.layers)
+        sums = self.cluster.gather_s(4 * trained, ranks, calls=calls)
+        sums *= setup.num_updates if whole.gradients else batches
+        gathers = models * (setup.num_updates if whole.weights else 2 * batches)
+        gathers += batches * setup.has_reference
+        links = gathers * self._gather_weights(ranks, whole) + sums
         # The host launches the passes of a layer, backwards twice as long as forwards.
         launches = batches * (models * (3 + memory.checkpointing) + setup.has_reference)
         compute = max(compute, launches * self.work.launch_s)
-        return Update(compute, links, self.work.optimizer() / ranks)
+        optimizer = self.work.optimizer() / ranks
+        return Update(compute, links, optimizer, overlaps=not whole.weights)
 
     def publish(self, learners: int, replicas: int, ways: int, route: Route) -> float:
         """Weights are gathered, and go to all replicas: through Ray's object store, or directly."""
@@ -141,9 +152,11 @@ class ClusterWork:
         num_bytes = self.setup.element_bytes * self.setup.shape.num_parameters
         return self._gather_weights(ranks) + 2 * num_bytes / self.work.bandwidth
 
-    def _gather_weights(self, ranks: int) -> float:
+    def _gather_weights(self, ranks: int, whole: Whole | None = None) -> float:
+        """Of one model, layer by layer unless weights are whole."""
         shape = self.setup.shape
-        return self.cluster.gather_s(2 * shape.num_parameters, ranks, calls=shape.layers)
+        calls = 1 if whole is not None and whole.weights else shape.layers
+        return self.cluster.gather_s(2 * shape.num_parameters, ranks, calls=calls)
 
     def _micro_batches(self, tokens: float, ranks: int, memory: LearnerMemory) -> int:
         return max(1, math.ceil(tokens / ranks / memory.micro_batch_tokens))

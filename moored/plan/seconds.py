@@ -57,6 +57,28 @@ def longest_lengths(
     return Lengths(prompt=prompt, turns=turns, reply=longest if reply is None else reply)
 
 
+def most_turns(config: Config, *, prompt: int = PROMPT_TOKENS, reply: int = 1) -> int:
+    """Turns with replies of so many tokens that the context has room for."""
+    room = config.rollout.max_context - prompt + OBSERVATION_TOKENS
+    return max(1, room // (OBSERVATION_TOKENS + reply))
+
+
+def check_lengths(config: Config, lengths: Lengths) -> None:
+    """Refuse episodes that the configuration does not allow: their seconds would mean nothing."""
+    rollout = config.rollout
+    if lengths.reply > rollout.max_response_tokens:
+        raise MooredError(
+            f"replies of {lengths.reply} tokens are longer than rollout.max_response_tokens = "
+            f"{rollout.max_response_tokens}; raise that, or lower --reply-tokens"
+        )
+    if lengths.trajectory > rollout.max_context:
+        raise MooredError(
+            f"an episode of {lengths.trajectory:,} tokens (a prompt of {lengths.prompt}, then "
+            f"{lengths.turns} turns) is longer than rollout.max_context = {rollout.max_context}; "
+            f"raise that, or lower --turns, --prompt-tokens or --reply-tokens"
+        )
+
+
 def plan_seconds(
     setup: Setup,
     gpu: Gpu,

@@ -1,8 +1,9 @@
 """Bytes of GPU memory on a cluster: of a learner's rank (FSDP2) and of a GPU of a sampler.
 
 FSDP2 keeps a share of the float32 weights, moments and gradients on each rank, and gathers the
-rounded weights of a layer while it is computed. A sampler has whole weights, divided by its tensor
-parallelism, and fills the rest with keys and values.
+rounded weights of a layer while it is computed. During an update small models are whole on every
+rank, and gradients of larger ones may be (`moored.plan.whole`). A sampler has whole weights,
+divided by its tensor parallelism, and fills the rest with keys and values.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from moored.plan.coefficients import MemoryCoefficients, forward_tokens
 from moored.plan.gpus import Gpu
 from moored.plan.memory import Parts
 from moored.plan.setup import Setup
+from moored.plan.whole import SUM_BYTES, Whole, held_whole
 
 BATCH_SIZES = (24576, 16384, 12288, 8192, 6144, 4096, 2048)
 """Tokens of a micro-batch to choose from, as `moored.plan.plan` has them for one GPU."""
@@ -35,9 +37,10 @@ class LearnerMemory:
     """What a rank of the learner needs, and the micro-batch that was chosen for it."""
 
     phases: Mapping[str, Parts]
-    """Scoring and update."""
+    """Scoring, update, and where weights are whole the sum over ranks that ends it."""
     micro_batch_tokens: int
     checkpointing: bool
+    whole: Whole
 
     @property
     def peak(self) -> Parts:
@@ -71,15 +74,32 @@ def learner_choices(
     """
     fitting: list[LearnerMemory] = []
     last: LearnerMemory | None = None
+    whole = whole_of(setup, gpu)
     for tokens, checkpointing in _choices(setup):
-        phases = _learner_phases(setup, given, ranks, tokens, checkpointing)
+        phases = _learner_phases(setup, given, ranks, tokens, checkpointing, whole)
         if sampler_bytes:
             phases = {name: {**own, "sampler": sampler_bytes} for name, own in phases.items()}
-        last = LearnerMemory(phases=phases, micro_batch_tokens=tokens, checkpointing=checkpointing)
+        last = LearnerMemory(
+            phases=phases, micro_batch_tokens=tokens, checkpointing=checkpointing, whole=whole
+        )
         if last.peak_bytes <= given.filled_share * gpu.memory_bytes:
             fitting.append(last)
     assert last is not None
     return fitting or [last]
+
+
+def whole_of(setup: Setup, gpu: Gpu) -> Whole:
+    """What ranks with this GPU hold whole during an update."""
+    trained = setup.policy_trained + setup.critic_trained
+    parameters = _whole_parameters(setup)
+    return held_whole(parameters, trained, gpu.memory_bytes, element_bytes=setup.element_bytes)
+
+
+def _whole_parameters(setup: Setup) -> int:
+    """Of policy and critic, with what is frozen in them."""
+    shape, adapters = setup.shape, setup.shape.adapter_parameters(setup.lora_rank)
+    critic = shape.trunk_parameters + adapters if setup.has_critic else 0
+    return shape.num_parameters + adapters + critic
 
 
 def _choices(setup: Setup) -> Iterator[tuple[int, bool]]:
@@ -92,27 +112,28 @@ def _choices(setup: Setup) -> Iterator[tuple[int, bool]]:
 
 
 def _learner_phases(
-    setup: Setup, given: MemoryCoefficients, ranks: int, tokens: int, checkpointing: bool
+    setup: Setup,
+    given: MemoryCoefficients,
+    ranks: int,
+    tokens: int,
+    checkpointing: bool,
+    whole: Whole,
 ) -> Mapping[str, Parts]:
     shape, kind, rank = setup.shape, setup.layer_kind, setup.lora_rank
     tokens = min(tokens, -(-setup.minibatch_tokens // ranks))
     tokens = max(tokens, setup.max_context)
     resident = _resident(setup, given, ranks)
     outside = {"CUDA": given.context_bytes + given.workspace_bytes}
-    gathered = 2 * (GATHERED_LAYERS * shape.layer_parameters + _outer_parameters(setup))
     # Passes without gradients have more tokens, as in one process.
     asked = min(forward_tokens(tokens, given.forward_times), _own_tokens(setup, ranks))
     scoring = {
-        "gathered weights": gathered,
+        "gathered weights": _gathered_bytes(setup, ranks, shape.num_parameters, whole),
         "activations": asked * forward_bytes(shape, kind),
         "logits": 4 * logits_per_chunk(shape, asked, given),
     }
-    trained = setup.policy_trained + setup.critic_trained
     update = {
-        "gradients": 4 * trained // ranks,
-        "gathered weights": gathered,
-        # Of one layer, before they are summed over ranks: bfloat16, and float32 for the sum.
-        "gathered gradients": 0 if rank else 6 * shape.layer_parameters,
+        **_gradients(setup, ranks, whole),
+        "gathered weights": _gathered_bytes(setup, ranks, _whole_parameters(setup), whole),
         "activations": saved_bytes(
             shape, tokens, kind, checkpointing=checkpointing, lora_rank=rank
         ),
@@ -121,6 +142,13 @@ def _learner_phases(
         ),
     }
     phases = {"scoring": scoring, "update": update}
+    if whole.weights:
+        phases["sum over ranks"] = {
+            "gradients": SUM_BYTES * (setup.policy_trained + setup.critic_trained),
+            "gathered weights": update["gathered weights"],
+            # In the order of ranks; the policy's, whose sum comes before the critic's.
+            "gathered gradients": SUM_BYTES * setup.policy_trained,
+        }
     return {
         name: {
             **resident,
@@ -130,6 +158,29 @@ def _learner_phases(
         }
         for name, own in phases.items()
     }
+
+
+def _gathered_bytes(setup: Setup, ranks: int, parameters: int, whole: Whole) -> int:
+    """Weights that are whole at a time; a single rank gives none back."""
+    if not whole.weights and ranks > 1:
+        layers = GATHERED_LAYERS * setup.shape.layer_parameters
+        parameters = layers + _outer_parameters(setup)
+    return setup.element_bytes * parameters
+
+
+def _gradients(setup: Setup, ranks: int, whole: Whole) -> dict[str, int]:
+    """Sums over micro-batches, and what a backward pass adds to them."""
+    trained = setup.policy_trained + setup.critic_trained
+    sums = SUM_BYTES * trained // (1 if whole.gradients else ranks)
+    if whole.weights:
+        # All are added at the end of the pass; in float32 they are the sums themselves.
+        own = setup.element_bytes * setup.policy_trained if setup.bf16 else 0
+    elif setup.lora_rank:
+        own = 0
+    else:
+        # Of one layer, before they are summed over ranks: as computed, and float32 for the sum.
+        own = (setup.element_bytes + SUM_BYTES) * setup.shape.layer_parameters
+    return {"gradients": sums, "gathered gradients": own}
 
 
 def _own_tokens(setup: Setup, ranks: int) -> int:

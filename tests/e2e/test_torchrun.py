@@ -153,7 +153,7 @@ def test_a_follower_that_is_asked_to_stop_ends_all_after_the_step(toy_folder, tm
     ranks[1].send_signal(signal.SIGTERM)
     out, said = ranks[0].communicate()
     assert ranks[0].returncode == 143 and "stopping after this step" in said
-    assert "go on with: torchrun --nproc-per-node 2 -m moored train --resume run\n" in out
+    assert "go on with: torchrun --nproc-per-node 2 -m -- moored train --resume run\n" in out
     assert ranks[1].communicate() == ("", "") and ranks[1].returncode == 0
     done = int(str(read_records(tmp_path / "run")[-1]["step"]))
     assert (tmp_path / "run" / "checkpoints" / f"step_{done:06d}").is_dir()

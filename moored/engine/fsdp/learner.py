@@ -2,12 +2,14 @@
 
 Every rank is given its own samples and makes as many passes as the one with the most, because each
 pass is a collective. Gradients and figures are sums over ranks, so every rank takes the same step.
+Where there is room (`moored.plan.whole`), gradients are summed over ranks once for each update.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -36,8 +38,10 @@ from moored.engine.local.learner import LocalLearner
 from moored.engine.local.precision import keep_residual_in_float
 from moored.engine.local.state import Trained
 from moored.engine.lora import BASE, plain_model, plain_weights
+from moored.engine.packing import TokenBatch
 from moored.engine.passes import trunk_of
 from moored.models.adapter import PREFIX
+from moored.plan.whole import Whole, held_whole
 from moored.types import ScoreRequest
 
 T = TypeVar("T")
@@ -81,14 +85,28 @@ class ShardedLearner(LocalLearner):
     def _shard(self) -> None:
         if self.reference not in (None, self.model):
             self.reference.requires_grad_(False)
+        whole = self._held_whole()
         for module in dict.fromkeys(filter(None, (self.model, self.critic, self.reference))):
             if self.bf16:
                 keep_residual_in_float(module)
-            self._sharded[module] = Sharded(module, self._mesh, bf16=self.bf16)
+            self._sharded[module] = Sharded(module, self._mesh, bf16=self.bf16, whole=whole)
             self._fill(module)
         if self.reference is self.model:
             self._sharded[self.model].settle()
         self._weights = None
+
+    def _held_whole(self) -> Whole:
+        """The same on every rank: the one with the least memory decides."""
+        trained = [*filter(None, (self.model, self.critic))]
+        weights = [weight for module in trained for weight in module.parameters()]
+        least = torch.tensor(_memory_bytes(self.device, self._mesh.size()))
+        dist.all_reduce(least, dist.ReduceOp.MIN, group=self._counts)
+        return held_whole(
+            sum(weight.numel() for weight in weights),
+            sum(weight.numel() for weight in weights if weight.requires_grad),
+            int(least),
+            element_bytes=2 if self.bf16 else 4,
+        )
 
     @torch.no_grad()
     def _fill(self, module: nn.Module) -> None:
@@ -128,10 +146,30 @@ class ShardedLearner(LocalLearner):
     def _forward(self, module: nn.Module, compute: Callable[[], T]) -> T:
         return self._sharded[module].run(compute)
 
+    def _add_up(self, batches: Iterable[TokenBatch]) -> dict[str, torch.Tensor]:
+        return super()._add_up(self._announced(batches))
+
+    def _announced(self, batches: Iterable[TokenBatch]) -> Iterator[TokenBatch]:
+        """The same; before each FSDP2 is told whether it is the last of its update.
+
+        Every rank has as many, so each is the last one on all ranks or on none.
+        """
+        ahead = iter(batches)
+        batch = next(ahead)
+        while batch is not None:
+            following = next(ahead, None)
+            for trained in self._trained:
+                self._sharded[trained.module].begin_pass(is_last=following is None)
+            yield batch
+            batch = following
+
     def _take_in(self, lr_factor: float | None) -> None:
         super()._take_in(lr_factor)
         for trained in self._trained:
-            self._sharded[trained.module].reshard()
+            sharded = self._sharded[trained.module]
+            if lr_factor is None:
+                sharded.forget_gradients()
+            sharded.reshard()
 
     def _num_passes(self, own: int) -> int:
         most = torch.tensor(own)
@@ -156,9 +194,25 @@ class ShardedLearner(LocalLearner):
         return found
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Whole tensors, one at a time and rounded as passes see them; a collective each."""
+        """Whole tensors, rounded as passes see them; a collective each, or one for all of them."""
+        inner = plain_model(self.model)
+        if inner is self.model and self._sharded[inner].whole.weights:
+            yield from self._gather_at_once(inner)
+            return
         for name, tensor in plain_weights(self.model):
             yield name, whole(tensor.to(torch.bfloat16) if self.bf16 else tensor)
+
+    @torch.no_grad()
+    def _gather_at_once(self, model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+        """Copies of what passes compute with: operations on hundreds of DTensors take longer."""
+        state = model.state_dict()
+
+        def copy_weights() -> list[tuple[str, torch.Tensor]]:
+            own = dict(model.named_parameters(remove_duplicate=False))
+            found = {name: own[name] if name in own else state[name] for name in state}
+            return [(name, tensor.detach().clone()) for name, tensor in found.items()]
+
+        return self._sharded[model].run(copy_weights)
 
     def exact_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The same in float32, as far as they are."""
@@ -214,6 +268,13 @@ class ShardedLearner(LocalLearner):
         for parts in self._sharded.values():
             parts.reshard()
         self._version = read_version(folder)
+
+
+def _memory_bytes(device: torch.device, ranks: int) -> int:
+    """Of the GPU; ranks on CPUs share the main memory."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // ranks
 
 
 def _logits(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,8 @@
 """A module in shards: FSDP2 for each layer, and a root for all that stands around the layers.
 
+Small modules are one piece, whose weights and gradients are whole during an update: FSDP2's work
+for every layer would take the host longer than the GPU takes to compute it.
+
 The passes of `engine.passes` do not call the model's own `forward`: they call its trunk and use the
 head's matrix as it is. FSDP2 makes weights whole only around a `forward`, so the root is a wrapper
 whose `forward` runs any function: inside it embeddings, norms and head are whole tensors.
@@ -8,7 +11,7 @@ whose `forward` runs any function: inside it embeddings, norms and head are whol
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from torch import nn
@@ -17,8 +20,10 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from moored.engine.passes import Critic, trunk_of
+from moored.plan.whole import Whole
 
 T = TypeVar("T")
+IN_LAYERS = Whole(weights=False, gradients=False)
 
 
 class Root(nn.Module):
@@ -39,18 +44,22 @@ class Sharded:
     computes with rounded copies, and gradients are added over ranks in float32.
     """
 
-    def __init__(self, module: nn.Module, mesh: DeviceMesh, *, bf16: bool) -> None:
+    def __init__(
+        self, module: nn.Module, mesh: DeviceMesh, *, bf16: bool, whole: Whole = IN_LAYERS
+    ) -> None:
         self._bf16 = bf16
+        self.whole = whole
+        self._has_run = False
         self.root = Root(module)
         # A single rank's shard is the whole weight: to give copies back would save it nothing.
-        reshards = mesh.size() > 1
+        self._reshards = reshards = mesh.size() > 1
         policy = MixedPrecisionPolicy(
             param_dtype=torch.bfloat16 if bf16 else None,
             reduce_dtype=torch.float32,
             # The residual stream stays in float32.
             cast_forward_inputs=False,
         )
-        for layer in layers_of(module):
+        for layer in () if whole.weights else layers_of(module):
             self._cast(layer)
             fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshards)
         self._cast(self.root)
@@ -93,11 +102,39 @@ class Sharded:
 
     def run(self, compute: Callable[[], T]) -> T:
         """Compute with whole weights; a collective, once for each call on every rank."""
+        self._has_run = True
         result = self.root(compute)
         if not torch.is_grad_enabled():
             # Else what is whole would stay so, and would not follow the weights when they change.
             self.reshard()
         return result
+
+    def begin_pass(self, *, is_last: bool) -> None:
+        """Say before a pass with gradients whether it is the last one of its update."""
+        for part in self.parts:
+            if self.whole.gradients:
+                part.set_requires_gradient_sync(is_last, recurse=False)
+            if self.whole.weights:
+                part.set_reshard_after_backward(is_last and self._reshards, recurse=False)
+
+    def forget_gradients(self) -> None:
+        """Drop what was not yet summed over ranks, and end a pass that was interrupted.
+
+        FSDP2 has no public function for the first, and for the second only from torch 2.13 on.
+        """
+        if not self._has_run:
+            return
+        for part in self.parts:
+            part.set_requires_gradient_sync(True, recurse=False)
+            group = part._get_fsdp_state()._fsdp_param_group
+            for own in group.fsdp_params if group is not None else ():
+                own.unsharded_accumulated_grad = None
+                if hasattr(own, "_unsharded_param"):
+                    own._unsharded_param.grad = None
+        state = cast(FSDPModule, self.root)._get_fsdp_state()
+        # What a backward pass ends with. Without gradients it sums none, so no rank is waited for.
+        state._root_post_backward_final_callback()
+        state._state_ctx.iter_forward_root = None
 
     def reshard(self) -> None:
         """Give whole weights back, e.g. because shards have changed."""

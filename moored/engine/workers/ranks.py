@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun sets for every process that it starts."""
-HOW = "torchrun --nproc-per-node N -m -- moored train …"
+MODULE = "-m -- moored"
+"""For torchrun, which without the dashes takes `--run` for a short form of its `--run-path`."""
+HOW = f"torchrun --nproc-per-node N {MODULE} train …"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +36,7 @@ class Rank:
 
 
 def started_rank(variables: Mapping[str, str] = os.environ) -> Rank | None:
-    """This process as one of the ranks of `torchrun -m moored`; None for any other command.
+    """This process as one of the ranks of `torchrun -m -- moored`; None for any other command.
 
     A `moored` that a script of some other torchrun starts has the variables of that one, so they
     alone do not say it.
@@ -51,7 +53,7 @@ def typed_command() -> str:
     if rank is None:
         return "moored"
     ranks = f"--nproc-per-node {rank.size}" if rank.local_size == rank.size else "…"
-    return f"torchrun {ranks} -m moored"
+    return f"torchrun {ranks} {MODULE}"
 
 
 def kind_here(kind: str | None = None) -> str:

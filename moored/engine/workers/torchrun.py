@@ -22,6 +22,7 @@ from moored.engine.vllm.support import check_vllm
 from moored.engine.workers.engine import TeamEngine
 from moored.engine.workers.lines import LEAVE, Lines, has_met, leave, meet, part
 from moored.engine.workers.ranks import (
+    HOW,
     Rank,
     check_gpus,
     check_ranks,
@@ -49,7 +50,7 @@ def make_engine(config: Config, *, trains: bool = True) -> TeamEngine | LocalEng
     """
     rank = rank_from()
     if rank.rank != 0:
-        raise MooredError("only rank 0 drives; start all ranks with torchrun … -m moored")
+        raise MooredError(f"only rank 0 drives; start all ranks with {HOW}")
     if rank.size == 1:
         return OnlyRank(config, trains=trains)
     check_ranks(config, rank.size, trains=trains)

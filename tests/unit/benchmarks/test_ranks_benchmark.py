@@ -30,6 +30,27 @@ def test_one_rank_and_one_process_make_the_same_update_and_publish_in_turn(scrip
         assert sides["local"]["tokens"] == sides["torchrun"]["tokens"]
 
 
+def test_a_rank_that_holds_nothing_whole_is_measured_beside_one_that_does(script, tmp_path, capsys):
+    file = tmp_path / "found.json"
+    benchmark = script("ranks_gpu")
+    sizes, make = [], benchmark.ShardedLearner
+
+    def make_learner(model, *args, **kwargs):
+        learner = make(model, *args, **kwargs)
+        sizes.append(len(learner._sharded[model].parts))
+        return learner
+
+    benchmark.ShardedLearner = make_learner
+    try:
+        benchmark.main([*SMALL, "--layers", "--out", str(file)])
+    finally:
+        benchmark.ShardedLearner = make
+    assert sizes[0] == 1 < sizes[1]
+    found = json.loads(file.read_text())["figures"]["toy"]["update"]
+    assert found["in layers"]["tokens"] == found["local"]["tokens"]
+    assert "update: one rank (in layers) takes" in capsys.readouterr().out
+
+
 def test_records_are_compared_by_all_their_numbers(script):
     ranks = script("ranks")
     record = {"b": [1, {"c": 2.5}], "a": 0.5, "text": "3"}

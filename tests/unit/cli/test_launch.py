@@ -98,6 +98,11 @@ def test_a_job_can_be_written_to_a_file(run, tmp_path):
         (["--on", "kubernetes"], "a RayJob needs an image with moored[ray] installed: --image"),
         (["--on", "kubernetes", "--image", "x"], "a RayJob needs a volume that outlives its pods"),
         (["--on", "slurm", "--name", "My Run"], "--name must be lower-case letters, digits and"),
+        (["--on", "slurm", "--out", "no/job.sh"], "cannot write 'no/job.sh' (No such file or"),
+        (
+            ["--on", "slurm", "--out", "."],
+            "cannot write '.' (Is a directory); give --out a file in",
+        ),
         (["--on", "slurm", "rollout.num_group=3"], "num_group"),
         (["--on", "slurm", "env=sokobn"], "unknown environment 'sokobn'; did you mean 'sokoban'?"),
     ],

@@ -100,6 +100,28 @@ def test_lengths_can_be_given(run):
     assert (found["prompt_tokens"], found["turns"], found["reply_tokens"]) == (500, 3, 100)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--reply-tokens", "1000"], "replies of 1000 tokens are longer than rollout.max_response"),
+        (["--turns", "1000"], "an episode of 61,240 tokens (a prompt of 300, then 1000 turns) is "),
+        (["--prompt-tokens", "9999"], "tokens (a prompt of 9999, then 1 turns) is longer than rol"),
+    ],
+)
+def test_episodes_that_cannot_be_are_not_planned(run, words, said):
+    code, out, err = run("plan", "sokoban", "grpo", "qwen2.5-0.5b", "--gpu", "h100", *words)
+    assert (code, out) == (2, "")
+    assert said in err and "rollout.max_" in err
+
+
+def test_as_many_turns_are_planned_as_the_context_has_room_for(run):
+    words = ["rollout.max_context=1024", "--reply-tokens", "400", "--json"]
+    code, out, _ = run("plan", "sokoban", "grpo", "qwen2.5-0.5b", "--gpu", "h100", *words)
+    found = json.loads(out)
+    # 300 + 400 leave 324 tokens, which are too few for a second turn.
+    assert code == 0 and (found["turns"], found["trajectory_tokens"]) == (1, 700)
+
+
 def test_a_gpu_can_be_described(run):
     words = ["--memory-gib", "10", "--tflops", "100", "--bandwidth", "1"]
     code, out, _ = run("plan", "sokoban", "grpo", *words)

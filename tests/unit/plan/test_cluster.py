@@ -18,6 +18,7 @@ from moored.plan.layouts import IN_TURN, OVERLAPPED, TOGETHER, ClusterPlan
 from moored.plan.links import LINK_SHARE, make_cluster
 from moored.plan.seconds import longest_lengths
 from moored.plan.setup import setup_of
+from moored.plan.whole import Whole
 from moored.presets import read_presets
 
 SIZES = {
@@ -182,6 +183,24 @@ def test_every_micro_batch_gathers_weights_twice_and_sums_gradients_once():
     # 64 prompts of 300 and 1,024 continuations of 2,240 tokens: 36,140 on each of 64 ranks.
     half = replace(memory, micro_batch_tokens=20_000)
     assert found.update(64, half).links_s == pytest.approx(2 * (2 * gather + sums))
+
+
+def test_what_is_whole_during_an_update_is_gathered_and_summed_once():
+    found = work("Qwen/Qwen2.5-0.5B", 64, "algorithm.kl_coef=0", "optimizer.num_minibatches=1")
+    parameters, cluster = 494_032_768, found.cluster
+    memory = planned("Qwen/Qwen2.5-0.5B", 64).layouts[TOGETHER].learner
+    assert memory.whole == Whole(weights=True, gradients=True)
+    pieces = replace(memory, micro_batch_tokens=20_000)
+    gather = cluster.gather_s(2 * parameters, 64, calls=1)
+    sums = cluster.gather_s(4 * parameters, 64, calls=1)
+    update = found.update(64, pieces)
+    assert update.links_s == pytest.approx(gather + sums)
+    # Nothing is computed meanwhile.
+    assert update.seconds == pytest.approx(update.compute_s + update.links_s + update.optimizer_s)
+    layers = replace(pieces, whole=Whole(weights=False, gradients=True))
+    gather = cluster.gather_s(2 * parameters, 64, calls=24)
+    sums = cluster.gather_s(4 * parameters, 64, calls=24)
+    assert found.update(64, layers).links_s == pytest.approx(2 * 2 * gather + sums)
 
 
 def test_a_rank_with_one_sample_more_holds_up_all_others():

@@ -13,10 +13,13 @@ from moored.plan.sharded import (
     resident_bytes,
     sampler_bytes_kept,
     sampler_memory,
+    whole_of,
 )
+from moored.plan.whole import Whole
 from tests.unit.plan.tiny import BARE, config, tiny
 
-LARGE = Gpu("large", 1.0)
+LARGE, SMALL = Gpu("large", 1.0), Gpu("small", 100 / GIB)
+"""On the small one nothing is whole during an update."""
 LAYER = 4 * (4 + 2 * 2) + 4 * 4 + 3 * 4 * 8 + 2 * 4
 """Queries, keys and values, out; gated units; two norms."""
 OUTER = 10 * 4 + 4
@@ -34,7 +37,8 @@ def learner_memory(own: Setup, gpu: Gpu, given: MemoryCoefficients, *, ranks: in
 
 def test_a_rank_keeps_its_share_of_weights_moments_and_gradients():
     assert tiny().num_parameters == ALL
-    found = learner_memory(setup(), LARGE, BARE.memory, ranks=4)
+    found = learner_memory(setup(), SMALL, BARE.memory, ranks=4)
+    assert found.whole == Whole(weights=False, gradients=False)
     update = found.phases["update"]
     # float32 weights and two moments: 12 bytes of each parameter over 4 ranks.
     assert update["policy"] == 12 * ALL // 4
@@ -45,9 +49,51 @@ def test_a_rank_keeps_its_share_of_weights_moments_and_gradients():
     assert resident_bytes(setup(), BARE.memory, 4) == 12 * ALL // 4
 
 
+def test_a_single_rank_gives_no_weights_back():
+    update = learner_memory(setup(), SMALL, BARE.memory, ranks=1).phases["update"]
+    assert update["gathered weights"] == 2 * ALL
+
+
+def test_what_is_whole_during_an_update_has_a_tenth_of_the_memory():
+    # Rounded weights, float32 gradients and a copy of these: 10 bytes of each parameter.
+    whole = Gpu("whole", 100 * ALL / GIB)
+    assert whole_of(setup(), whole) == Whole(weights=True, gradients=True)
+    less = Gpu("less", (100 * ALL - 10) / GIB)
+    assert whole_of(setup(), less) == Whole(weights=False, gradients=True)
+    assert whole_of(setup(), Gpu("least", (40 * ALL - 10) / GIB)).gradients is False
+    # Weights of both are whole, the critic's without a head of its own.
+    two = Gpu("two", 200 * ALL / GIB)
+    assert whole_of(setup("algorithm.name=ppo"), two).weights
+    assert not whole_of(setup("algorithm.name=ppo"), whole).weights
+    adapters = tiny().adapter_parameters(2)
+    frozen = Gpu("frozen", 10 * (2 * (ALL + adapters) + 8 * adapters) / GIB)
+    assert whole_of(setup("optimizer.lora_rank=2"), frozen).weights
+
+
+def test_whole_weights_and_gradients_are_counted_on_every_rank():
+    found = learner_memory(setup(), LARGE, BARE.memory, ranks=4)
+    update, end = found.phases["update"], found.phases["sum over ranks"]
+    assert update["policy"] == 12 * ALL // 4
+    assert update["gradients"] == end["gradients"] == 4 * ALL
+    assert update["gathered weights"] == end["gathered weights"] == 2 * ALL
+    # Rounded until the pass ends; then sums in the order of ranks, when activations are gone.
+    assert update["gathered gradients"] == 2 * ALL
+    assert end["gathered gradients"] == 4 * ALL
+    assert "activations" not in end
+
+
+def test_whole_gradients_alone_leave_weights_in_layers():
+    gpu = Gpu("between", 50 * ALL / GIB)
+    phases = learner_memory(setup(), gpu, BARE.memory, ranks=4).phases
+    assert phases["update"]["gradients"] == 4 * ALL
+    assert phases["update"]["gathered weights"] == 2 * (2 * LAYER + OUTER)
+    assert phases["update"]["gathered gradients"] == 6 * LAYER
+    assert "sum over ranks" not in phases
+
+
 def test_critic_and_reference_are_sharded_too():
     with_both = setup("algorithm.name=ppo", "algorithm.kl_coef=0.1")
-    update = learner_memory(with_both, LARGE, BARE.memory, ranks=2).phases["update"]
+    update = learner_memory(with_both, SMALL, BARE.memory, ranks=2).phases["update"]
     # The head is the embedding here, so the critic has as many parameters.
     assert update["critic"] == 12 * ALL // 2
     # Frozen, so it is kept as it is used.
@@ -57,7 +103,7 @@ def test_critic_and_reference_are_sharded_too():
 
 def test_under_lora_the_base_is_frozen_and_rounded():
     adapters = tiny().adapter_parameters(2)
-    update = learner_memory(setup("optimizer.lora_rank=2"), LARGE, BARE.memory, ranks=2).phases[
+    update = learner_memory(setup("optimizer.lora_rank=2"), SMALL, BARE.memory, ranks=2).phases[
         "update"
     ]
     assert update["policy"] == (2 * ALL + 12 * adapters) // 2

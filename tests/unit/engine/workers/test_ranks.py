@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from moored.config import load_config
-from moored.engine.workers.ranks import VARIABLES, Rank, check_gpus, check_ranks, rank_from
+from moored.engine.workers.ranks import (
+    HOW,
+    VARIABLES,
+    Rank,
+    check_gpus,
+    check_ranks,
+    rank_from,
+    typed_command,
+)
 from moored.engine.workers.ranks import started_rank as find_rank
 from moored.errors import MooredError
 
@@ -41,6 +49,19 @@ def test_only_python_m_moored_is_a_rank_because_scripts_of_other_trainers_have_t
     assert find_rank(FOUR) is None
     monkeypatch.setattr("sys.argv", ["/somewhere/moored/__main__.py", "train"])
     assert find_rank(FOUR) == rank_from(FOUR)
+
+
+def test_a_command_that_an_error_or_a_stopped_run_prints_is_one_that_torchrun_reads(monkeypatch):
+    parse = pytest.importorskip("torch.distributed.run").parse_args
+    one_machine = {**FOUR, "WORLD_SIZE": "4", "RANK": "1"}
+    for name, value in one_machine.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("sys.argv", ["/somewhere/moored/__main__.py", "train"])
+    own = ["train", "--resume", "runs/a", "--run", "runs/b"]
+    for printed in (typed_command(), HOW.split(" train")[0]):
+        found = parse([*printed.split()[1:], *own])
+        assert (found.module, found.training_script) == (True, "moored")
+        assert found.training_script_args == own
 
 
 def test_ranks_of_a_machine_take_one_gpu_each():
