@@ -198,8 +198,8 @@ class RayTeam:
         """Did another rank die? Then an error of this one may come of it."""
         deadline_s = time.monotonic() + NOTICE_S
         waiting = list(calls)
-        while waiting and time.monotonic() < deadline_s:
-            done, waiting = self._ray.wait(waiting, timeout=deadline_s - time.monotonic())
+        while waiting and (left_s := deadline_s - time.monotonic()) > 0:
+            done, waiting = self._ray.wait(waiting, timeout=left_s)
             for call in done:
                 if _is_lost(self._ray, call):
                     return True

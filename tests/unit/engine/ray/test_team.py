@@ -63,6 +63,23 @@ def test_ranks_of_which_one_failed_are_not_asked_again(team):
     assert team.call("damaged_weights") == [[], []]
 
 
+def test_a_deadline_that_passes_between_two_looks_at_the_clock_is_no_error(monkeypatch):
+    clock = iter(range(10))
+    monkeypatch.setattr(ray_team, "NOTICE_S", 1.5)
+    monkeypatch.setattr(ray_team, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    waits = []
+
+    def wait(calls, timeout):
+        assert timeout >= 0, "Ray refuses a negative time"
+        waits.append(timeout)
+        return [], calls
+
+    team = object.__new__(RayTeam)
+    team._ray = SimpleNamespace(wait=wait)
+    assert not team._has_lost_one(["call"])
+    assert waits == [0.5]
+
+
 def test_all_ranks_gather_weights_and_rank_0_alone_packs_them():
     gathered = []
 
