@@ -86,6 +86,8 @@ class VllmSide:
     def __init__(self, folder: str, options: argparse.Namespace) -> None:
         if options.vllm_in_process:
             os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        # A forked process could not use a GPU that this one has asked for.
+        os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
         import vllm  # pyright: ignore[reportMissingImports]
 
         most = max(options.rows)

@@ -73,9 +73,14 @@ def check_vllm(config: Config, *, in_ranks: bool = False) -> None:
 
 def import_vllm() -> Any:
     """The module, set up to compute in this process, whose weights it takes over."""
+    import torch
+
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
+    if torch.cuda.is_available():
+        # Having asked for GPUs is enough: a forked process could not use them.
+        os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return importlib.import_module("vllm")

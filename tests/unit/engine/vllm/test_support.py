@@ -113,6 +113,17 @@ def test_a_share_of_memory_that_is_not_free_is_refused(monkeypatch):
     check("engine.vllm.memory_share=0.25")
 
 
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_processes_of_vllm_are_not_forked_where_there_is_a_gpu(monkeypatch, has_gpu):
+    install(monkeypatch)
+    monkeypatch.delenv("VLLM_WORKER_MULTIPROC_METHOD", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    support.import_vllm()
+    assert os.environ.pop("VLLM_WORKER_MULTIPROC_METHOD", "fork") == (
+        "spawn" if has_gpu else "fork"
+    )
+
+
 def test_vllm_computes_in_this_process_and_keeps_what_is_set(monkeypatch):
     install(monkeypatch)
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
