@@ -31,6 +31,9 @@ def serve_search_command(
     embedding_model: Annotated[
         str | None, typer.Option(help="Model for dense: a folder or hub id.")
     ] = None,
+    world_seed: Annotated[
+        int | None, typer.Option(help="Of the made-up corpus, as in the environment; default 0.")
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8000,
     max_waiting: Annotated[
@@ -46,8 +49,14 @@ def serve_search_command(
     from moored.envs.search.retriever import CorpusRetriever
     from moored.envs.search.server import SearchService, make_app
 
-    name = None if corpus is None else str(corpus)
-    choice = RetrieverChoice(name=retriever, corpus=name, embedding_model=embedding_model)
+    if corpus is not None and world_seed is not None:
+        raise MooredError("--world-seed is for the made-up corpus; leave it out, or the file")
+    choice = RetrieverChoice(
+        name=retriever,
+        corpus=None if corpus is None else str(corpus),
+        world_seed=world_seed or 0,
+        embedding_model=embedding_model,
+    )
     index = choice.make()
     if not isinstance(index, CorpusRetriever):
         raise MooredError(f"serve-search needs bm25 or dense, got {retriever!r}")

@@ -6,6 +6,7 @@ apart by seed range *and* by content hash.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import random
@@ -190,13 +191,17 @@ def warn_of_missing_splits(source: object, tasks: str, keys: Iterable[str]) -> N
     """Log a warning when a file has no tasks for some split; `tasks` names them, e.g. `9 rows`."""
     missing = missing_splits(keys)
     if missing:
-        logger.warning(
-            "%s: none of its %s belongs to the %s split, so no such task can be drawn; about one "
-            "in ten goes to validation and one in ten to test, by content: use a larger file",
-            source,
-            tasks,
-            " or ".join(missing),
+        _warn_once(
+            f"{source}: none of its {tasks} belongs to the {' or '.join(missing)} split, so no "
+            f"such task can be drawn; about one in ten goes to validation and one in ten to test, "
+            f"by content: use a larger file"
         )
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    """A run makes an environment for each of its episodes, all with the same to say."""
+    logger.warning("%s", text)
 
 
 def draw_task(

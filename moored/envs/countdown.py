@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import ClassVar, NamedTuple
 
 from moored.envs.arithmetic import MAX_CHARS, PRECEDENCE, evaluate
-from moored.envs.base import FORMAT_REMINDER, StepResult, draw_task
+from moored.envs.base import FORMAT_REMINDER, SPLIT_SEEDS, StepResult, draw_task
 from moored.envs.math.word_problems.problem import show
 from moored.envs.teaching import fill
 from moored.errors import EnvError
@@ -96,6 +96,10 @@ class Countdown:
         self.format_penalty = format_penalty
         self._task: CountdownTask | None = None
         self._over = True
+
+    def check_available(self) -> None:
+        """Draw a task: options that allow none are refused before a run, not in every episode."""
+        draw_task(SPLIT_SEEDS["train"].start, self._make_task, _task_key)
 
     def reset(self, task_seed: int, episode_seed: int = 0) -> list[Message]:
         self._task, _ = draw_task(task_seed, self._make_task, _task_key)

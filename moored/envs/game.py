@@ -12,7 +12,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypedDict, TypeVar
 
-from moored.envs.base import FORMAT_REMINDER, StepResult, draw_task
+from moored.envs.base import FORMAT_REMINDER, SPLIT_SEEDS, StepResult, draw_task
 from moored.errors import EnvError
 from moored.reply import parse_actions, parse_reply
 from moored.types import Content, Message, TextPart
@@ -32,6 +32,9 @@ class Outcome:
     success: bool = False
     changed: bool = True
     """False when the action had no effect, e.g. a push against a wall."""
+
+
+NO_ACTION = Outcome(0.0, changed=False)
 
 
 class Limits(TypedDict, total=False):
@@ -128,6 +131,11 @@ class Game(ABC, Generic[TaskT]):
         turns_left = self.max_turns - self._turn
         return min(self._actions_left, turns_left * self.max_actions_per_turn)
 
+    def check_available(self) -> None:
+        """Draw a task: options that allow none are refused before a run, not in every episode."""
+        if self._fixed_task() is None:
+            self._drawn_task(SPLIT_SEEDS["train"].start)
+
     def reset(self, task_seed: int, episode_seed: int = 0) -> list[Message]:
         task = self._fixed_task()
         if task is None:
@@ -161,8 +169,8 @@ class Game(ABC, Generic[TaskT]):
         actions = None if answer is None else self.parse(answer)
         self._turn += 1
         if actions is None:
-            return self._finish(self.format_penalty, Outcome(0.0, changed=False), [], valid=False)
-        reward, outcome, changed = 0.0, Outcome(0.0), []
+            return self._finish(self.format_penalty, NO_ACTION, [], valid=False)
+        reward, outcome, changed = 0.0, NO_ACTION, []
         for action in actions[: min(self.max_actions_per_turn, self._actions_left)]:
             outcome = self.act(action)
             reward += outcome.reward

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -67,10 +69,18 @@ def hub_records(hub_id: str, split: str = "train") -> Iterator[Record]:
     return ((f"row {index} of {name}", row) for index, row in enumerate(rows, start=1))
 
 
-def _open(path: Path) -> BinaryIO:
+@contextmanager
+def _open(path: Path) -> Iterator[BinaryIO]:
+    """The file, unpacked if need be; EnvError where it was cut off or damaged."""
     with path.open("rb") as file:
         is_compressed = file.read(2) == b"\x1f\x8b"
-    return cast(BinaryIO, gzip.open(path)) if is_compressed else path.open("rb")
+    try:
+        with cast(BinaryIO, gzip.open(path)) if is_compressed else path.open("rb") as file:
+            yield file
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise EnvError(
+            f"'{path}' is not a whole gzip file ({error}); download or write it again"
+        ) from error
 
 
 def _jsonl_records(path: Path) -> Iterator[Record]:

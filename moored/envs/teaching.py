@@ -40,7 +40,10 @@ class Spoils(Protocol):
     """An environment that knows how a good answer goes wrong; others replace it by a guess."""
 
     def spoil(self, answer: str, chance: float, rng: random.Random) -> str:
-        """The answer with mistakes; each of its parts is wrong with probability `chance`."""
+        """The answer with mistakes; each of its parts is wrong with probability `chance`.
+
+        An answer that has one part is wrong in any case.
+        """
         ...
 
 

@@ -249,10 +249,35 @@ def serve(handler: str, prepare: str, memory_bytes: int) -> None:
         pid = os.fork()
         if pid == 0:
             _answer_and_exit(call, memory_bytes)
+        _await_end(pid)
         exit_code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         if exit_code == NO_MORE_REQUESTS:
             return
         tell(LOST, exit_code)
+
+
+def _await_end(pid: int) -> None:
+    """Wait for the process that answers; kill it when nobody is left to read an answer.
+
+    The process that asked may be killed in the middle of a request without a limit. Only Linux can
+    wait for both processes; elsewhere such a request goes on until its end.
+    """
+    try:
+        descriptor = os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return
+    import select
+
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    poll.register(sys.stdin.fileno(), 0)  # its end is told in any case
+    ready = [found for found, _ in poll.poll()]
+    os.close(descriptor)
+    if descriptor in ready:
+        return
+    if os.getpgrp() == os.getpid():  # not in a worker of a worker
+        os.killpg(0, signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
 
 
 def _answer_and_exit(call: Callable[..., object], memory_bytes: int) -> None:

@@ -83,10 +83,14 @@ def _read_livecodebench(
 
 
 def _call(given: Any, expected: Any) -> Case:
-    """Arguments as a list, or as JSON with one in each line; a result in a list of its own."""
+    """Arguments as a list, or as JSON with one in each line.
+
+    Most rows have the result in a list of its own, others have it bare: `[7]` is 7 or the list
+    [7]. The judges of both data sets take either.
+    """
     arguments = _json_lines(given) if _is_text(given) else given
     is_wrapped = isinstance(expected, list) and len(expected) == 1
-    return Case(list(arguments), expected[0] if is_wrapped else expected)
+    return Case(list(arguments), expected[0] if is_wrapped else expected, or_list=is_wrapped)
 
 
 def _json_lines(text: str) -> list[Any]:

@@ -42,6 +42,8 @@ processes does not bind root, and counts all processes of a user."""
 NUM_UIDS = 1 << 20
 NOBODY = 65534
 """The user and group of a program in a container, where it is alone."""
+TRY_LIMIT_S = 60.0
+"""For a first try of bubblewrap or docker; a daemon that is stuck never answers."""
 MIN_PYTHON = "3.11"
 """The first release with -P."""
 SYSTEM_FOLDERS = ("/usr/lib", "/usr/lib32", "/usr/lib64", "/lib", "/lib32", "/lib64")
@@ -191,9 +193,12 @@ def _check_docker(isolation: Docker) -> None:
 
 
 def _try(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
-    )
+    options = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+    try:
+        return subprocess.run(command, **options, timeout=TRY_LIMIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        late = f"no answer within {TRY_LIMIT_S:g} s"
+        return subprocess.CompletedProcess(command, returncode=1, stderr=late)
 
 
 @functools.cache
@@ -249,6 +254,7 @@ class Bubblewrap:
             *(word for folder in SYSTEM_FOLDERS for word in _system_folder(folder)),
             *["--ro-bind", str(base / "lib"), "/python/lib"],
             *["--ro-bind", str(python), "/python/bin/python3"],
+            *(word for folder in _package_folders() for word in _emptied(folder)),
             *["--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"],
             *["--perms", "1777", "--size", tmp_bytes, "--tmpfs", "/tmp"],
             *["--remount-ro", "/", "--chdir", "/tmp"],
@@ -276,6 +282,26 @@ def _system_folder(folder: str) -> list[str]:
     if path.is_symlink():
         return ["--symlink", os.readlink(path), folder]
     return ["--ro-bind", folder, folder] if path.is_dir() else []
+
+
+@functools.cache
+def _package_folders() -> list[str]:
+    """Folders of installed packages among those that a program sees, by their names in there.
+
+    A program may read all that it sees: this package, with the answers to its tasks, may be one.
+    """
+    shown = {folder: Path(folder) for folder in SYSTEM_FOLDERS if not Path(folder).is_symlink()}
+    shown["/python/lib"] = Path(sys.base_prefix) / "lib"
+    return sorted(
+        f"{name}/{found.relative_to(folder)}"
+        for name, folder in shown.items()
+        for found in folder.glob("python3*/*-packages")
+        if found.is_dir() and not found.is_symlink()
+    )
+
+
+def _emptied(folder: str) -> list[str]:
+    return ["--tmpfs", folder, "--remount-ro", folder]
 
 
 def _python() -> list[str]:

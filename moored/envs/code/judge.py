@@ -7,7 +7,8 @@ How outputs are compared:
   and `1.00`). A number that the data set writes with a decimal point may differ by the problem's
   `tolerance`: 0, except for PrimeIntellect and TACO rows.
 - Values that a function returns are compared with `==`, floats with that tolerance. Unless the
-  problem keeps types, a tuple equals a list.
+  problem keeps types, a tuple equals a list. Where a PrimeIntellect or TACO row has a list of one
+  value, that value and the list are both right.
 
 Expected outputs never enter the sandbox, except in test code that asserts.
 """
@@ -26,7 +27,7 @@ from moored.envs.code.sandbox import Job, Outcome, SandboxPool
 from moored.envs.code.syntax import parse_source
 
 MAX_PROGRAM_CHARS = 32_768
-FENCE = re.compile(r"```[A-Za-z0-9]*[ \t]*\n(.*?)```", re.DOTALL)
+FENCE = re.compile(r"```[A-Za-z0-9]*[ \t]*\r?\n(.*?)```", re.DOTALL)
 PRINTS = re.compile(r"print|write|stdout")
 
 
@@ -108,10 +109,10 @@ def passes(outcome: Outcome, case: Case, problem: Problem) -> bool:
         value = _decode(json.loads(outcome.content))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return False
-    expected = case.expected
+    wanted = [case.expected, [case.expected]] if case.or_list else [case.expected]
     if not problem.keeps_types:
-        value, expected = _without_tuples(value), _without_tuples(expected)
-    return same_value(value, expected, problem.tolerance)
+        value, wanted = _without_tuples(value), _without_tuples(wanted)
+    return any(same_value(value, expected, problem.tolerance) for expected in wanted)
 
 
 def same_output(output: str, expected: str, tolerance: float = 0.0) -> bool:

@@ -18,6 +18,8 @@ class Case:
     """Text for standard input; a list of arguments; or code that asserts."""
     expected: object = None
     """Text on standard output; or the value to return. None for asserts."""
+    or_list: bool = False
+    """A list with the expected value alone is right too: the data set does not say which it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -52,7 +53,8 @@ def _load_file(
 def _load_hub(hub_id: str, max_tests: int) -> Mapping[Split, tuple[Problem, ...]]:
     name, config, split = [*hub_id.split(":", 2), "", ""][:3]
     records = hub_records(f"{name}:{config}", split or "train")
-    return _collect(records, name, max_tests, is_test=split == "test")
+    # A part of a split, or several, is written `test[:100]` and `train+test`.
+    return _collect(records, name, max_tests, is_test="test" in re.findall("[a-z]+", split))
 
 
 def _collect(

@@ -14,7 +14,7 @@ from moored.envs.base import (
     draw_task,
     warn_of_missing_splits,
 )
-from moored.envs.lean.proof import is_proved, read_tactics, whole_code
+from moored.envs.lean.proof import is_proved, opening, read_tactics, whole_code
 from moored.envs.lean.server import LeanReport, LeanServer
 from moored.envs.lean.theorems import Theorem, load_theorems, make_theorem, split_statement
 from moored.envs.teaching import fill
@@ -45,7 +45,8 @@ class Lean:
             `proof` where one is known.
         header: what stands before every theorem, such as "import Mathlib\\n".
         max_turns (3): proofs that may be tried.
-        time_limit_s (60): seconds Lean has for one proof; beyond it the proof counts as wrong.
+        time_limit_s (45): seconds Lean has for one proof; beyond it the proof counts as wrong. Keep
+            `rollout.env_timeout_s` (60) at least 15 above it, or the episode is lost first.
         format_penalty (−0.1): reward of a malformed reply.
 
     A server that dies, hangs, or answers with an error or nonsense costs the episode, not the run.
@@ -63,7 +64,7 @@ class Lean:
         source: str | Path | None = None,
         header: str = "",
         max_turns: int = 3,
-        time_limit_s: int = 60,
+        time_limit_s: int = 45,
         format_penalty: float = -0.1,
     ) -> None:
         for option, value in (("max_turns", max_turns), ("time_limit_s", time_limit_s)):
@@ -76,7 +77,7 @@ class Lean:
         self._header = header
         self._theorems = () if source is None else load_theorems(source)
         if source is not None:
-            keys = (theorem.statement for theorem in self._theorems)
+            keys = (theorem.key for theorem in self._theorems)
             warn_of_missing_splits(source, f"{len(self._theorems)} theorems", keys)
         self._theorem: Theorem | None = None
 
@@ -87,7 +88,7 @@ class Lean:
         LeanServer(*self._server).check_reachable()
 
     def reset(self, task_seed: int, episode_seed: int = 0) -> list[Message]:
-        self._theorem, _ = draw_task(task_seed, self._draw, lambda theorem: theorem.statement)
+        self._theorem, _ = draw_task(task_seed, self._draw, lambda theorem: theorem.key)
         self._turn = 0
         shown = f"{self._header}{self._theorem.header}{self._theorem.statement} := by"
         user = f"```lean\n{shown}\n```\n{self._turn_text()}"
@@ -107,7 +108,7 @@ class Lean:
         except EnvError:
             self._theorem = None
             raise
-        first_line = code[: code.index(tactics.splitlines()[0])].count("\n")
+        first_line = opening(self._header + theorem.header, theorem.statement).count("\n")
         return self._finish(report, first_line=first_line)
 
     def oracle(self) -> str:

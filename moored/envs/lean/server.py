@@ -47,7 +47,7 @@ class LeanServer(Resource):
 
     url: str
     token_env: str = "LEAN_SERVER_API_KEY"
-    time_limit_s: int = 60
+    time_limit_s: int = 45
     max_concurrency: int | None = 16
     _client: JsonClient | None = field(default=None, compare=False, repr=False)
 

@@ -30,6 +30,11 @@ class Theorem:
     name: str
     proof: str
 
+    @property
+    def key(self) -> str:
+        """What two theorems share exactly when they state the same, whatever they are called."""
+        return " ".join(STATEMENT.sub(f"theorem {NAME}", self.statement, count=1).split())
+
 
 def make_theorem(rng: random.Random) -> Theorem:
     """A small theorem that Lean's core tactics prove."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from moored.envs.search.dense import Dense
 from moored.envs.search.remote import SearchServer
 from moored.envs.search.retriever import Bm25, Retriever
+from moored.envs.search.world import make_world
 from moored.errors import EnvError, require_packages
 
 
@@ -19,6 +20,8 @@ class RetrieverChoice:
     world_seed: int = 0
     embedding_model: str | None = None
     timeout_s: float = 10.0
+    is_made_up: bool = False
+    """The questions are about the world of `world_seed`, which a server must have too."""
 
     def __post_init__(self) -> None:
         if not self.is_server and self.name not in ("bm25", "dense"):
@@ -44,7 +47,8 @@ class RetrieverChoice:
     def make(self) -> Retriever:
         """The retriever, not yet open."""
         if self.is_server:
-            return SearchServer(self.name, self.timeout_s)
+            known = make_world(self.world_seed).things[0].name if self.is_made_up else None
+            return SearchServer(self.name, self.timeout_s, known_title=known)
         if self.name == "dense":
             return Dense(self.corpus, self.world_seed, self.embedding_model or "")
         return Bm25(self.corpus, self.world_seed)

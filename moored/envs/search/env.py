@@ -58,7 +58,7 @@ class Search:
     - `embedding_model=None`: for `dense`, a sentence-transformers model, as a folder or hub id.
     - `timeout_s=10.0`: how long a server may take for one request; each search has three tries.
     - `num_hops=(1, 3)`: hops of the made questions, one number or a range.
-    - `world_seed=0`: which world is made up.
+    - `world_seed=0`: which world is made up; a server needs the same, `--world-seed`.
     - `num_passages=5`: passages a search shows.
     - `max_passage_chars=800`: longer passages are cut.
     - `max_turns=5`: turns an episode has, the last one for `finish`.
@@ -98,6 +98,7 @@ class Search:
             world_seed=world_seed,
             embedding_model=embedding_model,
             timeout_s=timeout_s,
+            is_made_up=questions is None,
         )
         self.num_hops = _check_hops(num_hops)
         self.world_seed = world_seed

@@ -7,6 +7,7 @@ as an `EnvError`: it ends the episode that searched, and never becomes text that
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,10 @@ from moored.envs.search.corpus import Passage, parse_contents, storable
 from moored.envs.search.retriever import Hit, Retriever
 from moored.errors import EnvError
 
+logger = logging.getLogger(__name__)
+
+NUM_PROBED = 5
+"""Passages that are asked for at the start."""
 MAX_PAUSE_S = 5.0
 """Longest pause before another try, whatever the server asks for."""
 
@@ -74,6 +79,8 @@ class SearchServer(Retriever):
     """Searches in a row that fail before the server is left alone."""
     rest_s: float = 15.0
     """For how long it is left alone; searches fail at once meanwhile."""
+    known_title: str | None = None
+    """Of a passage that it must have for the questions to have answers; None: not known."""
 
     def open(self) -> None:
         from moored.json_http import JsonClient
@@ -82,12 +89,22 @@ class SearchServer(Retriever):
         self._client = JsonClient(address, api_key=None, timeout_s=self.timeout_s)
         self._breaker = CircuitBreaker(self.max_failures, self.rest_s)
         try:
-            self.search(["town"], 1)
+            (hits,) = self.search([self.known_title or "town"], NUM_PROBED)
         except EnvError as error:
             self._client.close()
             raise EnvError(
                 f"{error}; start it first (moored serve-search), or check the address"
             ) from error
+
+        titles = [hit.passage.title for hit in hits]
+        if self.known_title is not None and self.known_title not in titles:
+            logger.warning(
+                "the search server at %s does not have the passages that the made-up questions are "
+                "about (no %r): set env.N.options.questions to questions about its own, or start "
+                "it with the same --world-seed",
+                self._client.url,
+                self.known_title,
+            )
 
     def close(self) -> None:
         self._client.close()

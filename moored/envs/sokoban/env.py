@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Hashable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar, Unpack
 
@@ -155,10 +156,7 @@ class Sokoban(Game[Room]):
             rows = draw_rows(self._room, self._boxes, self._player)
             picture = draw_tiles(rows, SOKOBAN_TILES, self.tile_px)
             return [ImagePart(type="image", image=picture)]
-        if self.view == "coord":
-            return f"{self._walls_text()}\n{self._coord_text()}"
-        grid = "\n".join(draw_rows(self._room, self._boxes, self._player))
-        return grid if self.view == "grid" else f"{grid}\n{self._coord_text()}"
+        return _state_text(self.view, self._room, self._boxes, self._player)
 
     def plan(self) -> list[str]:
         return solve(self._room, self._boxes, self._player) or []
@@ -178,22 +176,31 @@ class Sokoban(Game[Room]):
     def _fixed_task(self) -> Room | None:
         return self._level
 
-    def _coord_text(self) -> str:
-        cols = self._room.cols
-        return (
-            f"Player: {_coords(1 << self._player, cols)}\n"
-            f"Boxes: {_coords(self._boxes, cols)}\n"
-            f"Targets: {_coords(self._room.targets, cols)}"
-        )
 
-    def _walls_text(self) -> str:
-        room = self._room
-        inner = room.walls & interior(room.rows, room.cols)
-        return (
-            f"Room: {room.rows} rows, {room.cols} columns; rows 0 and {room.rows - 1} and columns "
-            f"0 and {room.cols - 1} are wall.\n"
-            f"Inner walls: {_coords(inner, room.cols) or 'none'}"
-        )
+@lru_cache(maxsize=4096)  # the episodes of a group come through the same positions
+def _state_text(view: str, room: Room, boxes: int, player: int) -> str:
+    """A position in one of the views that are text."""
+    if view == "coord":
+        return f"{_walls_text(room)}\n{_coord_text(room, boxes, player)}"
+    grid = "\n".join(draw_rows(room, boxes, player))
+    return grid if view == "grid" else f"{grid}\n{_coord_text(room, boxes, player)}"
+
+
+def _coord_text(room: Room, boxes: int, player: int) -> str:
+    return (
+        f"Player: {_coords(1 << player, room.cols)}\n"
+        f"Boxes: {_coords(boxes, room.cols)}\n"
+        f"Targets: {_coords(room.targets, room.cols)}"
+    )
+
+
+def _walls_text(room: Room) -> str:
+    inner = room.walls & interior(room.rows, room.cols)
+    return (
+        f"Room: {room.rows} rows, {room.cols} columns; rows 0 and {room.rows - 1} and columns "
+        f"0 and {room.cols - 1} are wall.\n"
+        f"Inner walls: {_coords(inner, room.cols) or 'none'}"
+    )
 
 
 def _coords(cells: int, cols: int) -> str:

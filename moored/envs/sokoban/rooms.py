@@ -157,13 +157,18 @@ def read_levels(path: str | Path) -> tuple[Room, ...]:
             f"cannot read the level file {str(path)!r} ({error}); levels_file takes one text "
             f"file in the Boxoban format"
         ) from error
+    return _parse_levels(text, str(path))
+
+
+@lru_cache(maxsize=4)  # a run makes an environment for each of its episodes
+def _parse_levels(text: str, source: str) -> tuple[Room, ...]:
     rooms = tuple(
-        parse_room(rows, symbols=BOXOBAN_SYMBOLS, source=str(path), first_line=first_line)
+        parse_room(rows, symbols=BOXOBAN_SYMBOLS, source=source, first_line=first_line)
         for first_line, rows in _split_levels(text)
     )
     if not rooms:
         raise EnvError(
-            f"the level file {str(path)!r} holds no rooms; after each line that starts with ';' "
+            f"the level file {source!r} holds no rooms; after each line that starts with ';' "
             f"give rows of {BOXOBAN_SYMBOLS!r}"
         )
     return rooms

@@ -40,7 +40,8 @@ class WebShop:
     Without files the shop is generated: 1,200 products of 33 kinds in 13 departments, and 4,800
     goals. WebShop's own files load as they are: `items_shuffle*.json` as `products`,
     `items_ins_v2*.json` as `attributes` and `items_human_ins*.json` as `human_goals`. All goals of
-    one product belong to one split. A product with a range of prices costs the highest.
+    one product belong to one split, and so do products that are asked for in the same words. A
+    product with a range of prices costs the highest.
     `moored play webshop --web` shows the same shop to a person as a web page (needs
     `moored[serve]`).
 
@@ -142,7 +143,7 @@ class WebShop:
         return self._visit
 
     def reset(self, task_seed: int, episode_seed: int = 0) -> list[Message]:
-        self._goal, _ = draw_task(task_seed, self._pick_goal, _task_key)
+        self._goal, _ = draw_task(task_seed, self._pick_goal, self._task_key)
         self._visit = Visit()
         self._turn = 0
         self._over = False
@@ -201,6 +202,9 @@ class WebShop:
 
     def _pick_goal(self, rng: random.Random) -> Goal:
         return rng.choice(self.catalogue.goals)
+
+    def _task_key(self, goal: Goal) -> str:
+        return self.catalogue.split_keys[goal.asin]
 
     def _finish_purchase(self) -> StepResult:
         score = self.score()
@@ -263,7 +267,3 @@ class WebShop:
             f"Instruction: {self.goal.instruction}\n"
             f"{render_page(self.walk, self._visit)}\n{FORMAT_REMINDER}."
         )
-
-
-def _task_key(goal: Goal) -> str:
-    return goal.asin

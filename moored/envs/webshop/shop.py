@@ -24,6 +24,8 @@ class Catalogue:
     def __init__(self, products: Sequence[Product], goals: Sequence[Goal]) -> None:
         self.products = tuple(products)
         self.goals = tuple(goals)
+        self.split_keys = _split_keys(self.goals)
+        """Number of a product -> what decides the split of its goals."""
         self._places = {product.asin: place for place, product in enumerate(self.products)}
         self._index = SearchIndex(map(_searchable_text, self.products))
 
@@ -52,8 +54,9 @@ class Shop(Resource):
             return
         products = load_products(self.products, self.attributes, self.num_products)
         goals = load_goals(products, self.products, self.attributes, self.human_goals)
-        warn_of_missing_splits(self.products, f"{len(goals)} goals", (x.asin for x in goals))
         self.catalogue = Catalogue(products, goals)
+        keys = self.catalogue.split_keys.values()
+        warn_of_missing_splits(self.products, f"{len(goals)} goals", keys)
 
     def close(self) -> None:
         del self.catalogue
@@ -64,6 +67,26 @@ def generated_catalogue(num_products: int, seed: int) -> Catalogue:
     """The made products and goals; a repeated call is free."""
     products = generate_products(num_products, seed)
     return Catalogue(products, generate_goals(products, seed))
+
+
+def _split_keys(goals: Sequence[Goal]) -> dict[str, str]:
+    """For every product the first one that it shares an instruction with, directly or by others.
+
+    Two products may be asked for in the same words, and such goals are one task.
+    """
+    above: dict[str, str] = {}
+    first: dict[str, str] = {}
+
+    def top(asin: str) -> str:
+        while above[asin] != asin:
+            above[asin] = asin = above[above[asin]]
+        return asin
+
+    for goal in goals:
+        above.setdefault(goal.asin, goal.asin)
+        one, other = top(first.setdefault(goal.instruction, goal.asin)), top(goal.asin)
+        above[other] = one
+    return {asin: top(asin) for asin in above}
 
 
 def _searchable_text(product: Product) -> str:

@@ -125,7 +125,10 @@ async def _act(game: Game, verb: str, request: Request) -> Response:
     if verb == "new":
         game.start(game.task_seed + 1)
     else:
-        fields = parse_qs(body.decode("utf-8", "replace"), max_num_fields=10)
+        try:
+            fields = parse_qs(body.decode("utf-8", "replace"), max_num_fields=10)
+        except ValueError:
+            return PlainTextResponse("the form has too many fields", status_code=400)
         text = fields.get(FORMS[verb], [""])[0].strip()
         if text:
             game.act(f"{verb}[{text}]")

@@ -266,3 +266,15 @@ def test_the_fewest_groups_of_an_environment_in_a_step():
 def test_entries_of_one_name_are_numbered_in_records():
     mix = EnvMix([EnvConfig(name="a"), EnvConfig(name="b"), EnvConfig(name="a")])
     assert mix.names == ("a#1", "b", "a#2")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "problem"),
+    [
+        ("sokoban", {"rows": 3, "cols": 5}, "found no 3×5 room with 1 boxes"),
+        ("countdown", {"max_number": 1, "max_target": 1}, "no target up to 1 other than the sum"),
+    ],
+)
+def test_options_that_allow_no_task_are_refused_before_a_run(name, options, problem) -> None:
+    with pytest.raises(EnvError, match=problem):
+        EnvMix([EnvConfig(name=name, options=options)]).check()

@@ -56,6 +56,19 @@ class Client:
         LOG.append("close client")
 
 
+def test_a_resource_that_lets_no_call_in_is_refused() -> None:
+    class Shut(Client):
+        def resources(self) -> Any:
+            server = Server(self.port)
+            server.max_concurrency = 0
+            return {"server": server}
+
+    LOG.clear()
+    with pytest.raises(EnvError, match="max_concurrency of the resource 'server' must be at least"):
+        SharedResources().attach(Shut())
+    assert LOG == []
+
+
 class Plain(Resource):
     """Equal only to itself."""
 

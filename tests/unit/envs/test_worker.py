@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -36,6 +37,12 @@ def fall_silent():
 
 def raise_picky():
     raise Picky(1, 2)
+
+def compute_for_ever():
+    helper = subprocess.Popen(["sleep", "3600"])
+    emit((os.getpid(), helper.pid))
+    while True:
+        pass
 
 def start_helper():
     return subprocess.Popen(["sleep", "3600"]).pid
@@ -181,6 +188,40 @@ def test_stopping_ends_what_the_child_started(handlers):
     worker.stop()
     while _is_running(helper):
         time.sleep(0.01)
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="Linux alone can wait for both")
+def test_a_request_without_a_limit_ends_with_the_process_that_asked(handlers, tmp_path):
+    script = (
+        "from moored.envs.worker import Worker\n"
+        f"for pids in Worker('{handlers}:compute_for_ever').watch(limit_s=3600):\n"
+        "    print(*pids, flush=True)\n"
+    )
+    paths = os.pathsep.join([str(tmp_path), *sys.path])
+    asker = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": paths},
+    )
+    assert asker.stdout is not None
+    pids = list(map(int, asker.stdout.readline().split()))
+    assert len(pids) == 2 and all(map(is_running, pids))
+    asker.kill()
+    asker.communicate()
+    end_s = time.monotonic() + 60.0
+    while any(map(is_running, pids)) and time.monotonic() < end_s:
+        time.sleep(0.01)
+    left = list(filter(is_running, pids))
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert left == []
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_a_handler_that_cannot_be_imported_is_an_error():

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from moored.envs.code import isolation
 from moored.envs.code.isolation import Bubblewrap, Docker, Limits, make_isolation
 from moored.envs.code.sandbox import SandboxPool
 from moored.envs.code.seccomp import CLONE_THREAD, FORBIDDEN, seccomp_filter
@@ -46,6 +47,13 @@ def test_without_docker_it_is_refused(empty_path: Path) -> None:
 def test_docker_without_its_daemon_is_refused(empty_path: Path) -> None:
     add_program(empty_path, "docker", "echo 'Cannot connect to the Docker daemon' >&2; exit 1")
     with pytest.raises(EnvError, match=r"docker does not answer \(Cannot connect to the Docker"):
+        make_isolation("docker", Limits())
+
+
+def test_docker_whose_daemon_is_stuck_is_refused(empty_path: Path, monkeypatch) -> None:
+    add_program(empty_path, "docker", "exec /bin/sleep 3600")
+    monkeypatch.setattr(isolation, "TRY_LIMIT_S", 0.2)
+    with pytest.raises(EnvError, match=r"docker does not answer \(no answer within 0.2 s\)"):
         make_isolation("docker", Limits())
 
 

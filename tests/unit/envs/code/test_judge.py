@@ -31,6 +31,7 @@ PAIR = Problem(
         ("print(1)", "print(1)"),
         ("```python\nprint(1)\n```", "print(1)"),
         ("```\nprint(1)\n```", "print(1)"),
+        ("```python\r\nprint(1)\r\n```", "print(1)"),
         ("First ```py\nx = 1\n``` and then ```python\nprint(2)\n``` so.", "print(2)"),
         ("print(", None),
         ("here is my program: print(1)", None),

@@ -12,11 +12,12 @@ from types import SimpleNamespace
 import pytest
 
 from moored.envs.base import SPLIT_SEEDS, Split
+from moored.envs.code.contests import read_deepcoder
 from moored.envs.code.env import Code
-from moored.envs.code.judge import judge
+from moored.envs.code.judge import judge, passes
 from moored.envs.code.problem import Case, Problem
 from moored.envs.code.rows import load_problems
-from moored.envs.code.sandbox import SandboxPool
+from moored.envs.code.sandbox import Outcome, SandboxPool
 from moored.errors import EnvError
 
 DATA = Path(__file__).parents[5] / "shared" / "data"
@@ -192,6 +193,18 @@ def test_asserts_of_another_form_run_in_the_sandbox(tmp_path: Path, pool: Sandbo
     assert judge("def half(x): return 2", problem, pool, wall_s=5.0).num_passed == 1
 
 
+@pytest.mark.parametrize(("returned", "is_right"), [("[3]", True), ("3", True), ("[4]", False)])
+def test_a_result_of_one_value_may_be_that_value_or_a_list_of_it(returned, is_right) -> None:
+    """A row with `[3]` means 3 where it wraps results, and the list where it does not."""
+    tests = {"fn_name": "odd", "inputs": [[[2, 3, 4]], [[1, 5]]], "outputs": [[3], [1, 5]]}
+    problem = read_deepcoder({"problem": "The odd numbers.", "tests": json.dumps(tests)})
+    assert problem is not None
+    outcome = Outcome("done", returned.encode())
+    assert passes(outcome, problem.cases[0], problem) is is_right
+    assert passes(Outcome("done", b"[1, 5]"), problem.cases[1], problem)
+    assert not passes(Outcome("done", b"1"), problem.cases[1], problem)
+
+
 @needs_data
 def test_a_sample_of_humaneval_passes_and_a_wrong_solution_never_does(pool: SandboxPool) -> None:
     problems = load_problems(DATA / "HumanEval.jsonl.gz", 15)["test"]
@@ -224,6 +237,24 @@ def test_a_hub_id_names_config_and_split(monkeypatch: pytest.MonkeyPatch) -> Non
     found = load_problems("hub:someone/deep:lcbv5:test", 15)
     assert asked == [("someone/deep", "taco", "train"), ("someone/deep", "lcbv5", "test")]
     assert [len(found[split]) for split in ("train", "validation", "test")] == [0, 0, 1]
+
+
+@pytest.mark.parametrize("split", ["test[:10]", "train+test", "test[50%:]"])
+def test_a_part_of_a_test_split_is_never_trained_on(monkeypatch, split: str) -> None:
+    rows = [{**PRIME_STDIN, "problem": f"Problem {number}."} for number in range(20)]
+    monkeypatch.setitem(
+        sys.modules, "datasets", SimpleNamespace(load_dataset=lambda *_, **given: rows)
+    )
+    found = load_problems(f"hub:someone/parts:lcbv5:{split}", 15)
+    assert [len(found[part]) for part in ("train", "validation", "test")] == [0, 0, 20]
+
+
+def test_a_compressed_file_that_was_cut_off_is_told(tmp_path: Path) -> None:
+    rows = "\n".join(json.dumps({**TACO, "problem": f"Problem {n}."}) for n in range(500))
+    path = tmp_path / "rows.jsonl.gz"
+    path.write_bytes(gzip.compress(rows.encode())[:-200])
+    with pytest.raises(EnvError, match=r"rows.jsonl.gz' is not a whole gzip file \(Compressed"):
+        load_all(path)
 
 
 def test_compressed_rows_are_read(tmp_path: Path) -> None:

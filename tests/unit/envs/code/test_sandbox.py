@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from moored.envs.code import sandbox
 from moored.envs.code.sandbox import Job, Outcome, SandboxPool
 from tests.unit.envs.code.host import LIMIT_S, MARGIN_S, Host, run_one
 from tests.unit.envs.code.hostile_programs import FILES, HANGS, HOSTILE, NETWORK, PROCESSES
@@ -123,6 +125,50 @@ def test_nothing_is_left_for_the_next_program(pool: SandboxPool) -> None:
     run_one(pool, "open('/tmp/note', 'w').write('hello')\nimport math\nmath.pi = 3\n")
     outcome = run_one(pool, "import math, os\nprint(math.pi > 3.1, os.listdir('/tmp'))\n")
     assert outcome.content == b"True []\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "cores", "num_programs"),
+    [
+        ({"cpu.max": "150000 100000\n"}, 1.5, 1),
+        ({"cpu.max": "max 100000\n"}, math.inf, 64),
+        ({"cpu/cpu.cfs_quota_us": "200000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2.0, 2),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, math.inf, 64),
+        ({}, math.inf, 64),
+    ],
+)
+def test_programs_share_no_core_where_a_container_has_few_of_many(
+    tmp_path: Path, monkeypatch, files: dict[str, str], cores: float, num_programs: int
+) -> None:
+    (tmp_path / "cpu").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert sandbox.container_cores(tmp_path) == cores
+    monkeypatch.setattr(sandbox, "container_cores", lambda: cores)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)), raising=False)
+    assert SandboxPool().max_concurrency == num_programs
+
+
+def test_installed_packages_are_not_there(pool: SandboxPool) -> None:
+    source = """
+import glob, os, sys
+roots = ("/python/lib", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/lib")
+folders = {f for root in roots for f in glob.glob(root + "/python3*/*-packages")}
+print(sorted(name for folder in folders for name in os.listdir(folder)))
+sys.path += sorted(folders)
+for folder in folders:
+    try:
+        open(folder + "/a", "w")
+        print("written")
+    except OSError:
+        pass
+try:
+    import pip
+    print("imported")
+except ImportError:
+    print("none")
+"""
+    assert run_one(pool, source) == Outcome("done", b"[]\nnone\n")
 
 
 def test_the_order_of_a_set_is_the_same_in_every_run(pool: SandboxPool) -> None:

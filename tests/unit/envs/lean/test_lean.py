@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 
+from moored.config import RolloutConfig
 from moored.envs import format_reply
 from moored.envs.check.nasty import NASTY_REPLIES, fuzz_replies
 from moored.envs.check.runner import check_env
 from moored.envs.lean import server
+from moored.envs.lean.env import Lean
 from moored.envs.lean.proof import (
     forbidden_words,
     is_proved,
@@ -27,7 +29,7 @@ from moored.envs.lean.proof import (
 )
 from moored.envs.lean.server import LeanMessage, LeanReport, read_report
 from moored.envs.lean.theorems import FAMILIES, make_theorem, read_theorem
-from moored.envs.mix import make_env, open_env
+from moored.envs.mix import make_env, open_env, option_defaults
 from moored.errors import EnvError, MooredError
 
 NO_AXIOMS = "'goal' does not depend on any axioms"
@@ -148,6 +150,9 @@ def test_comments_earn_nothing_and_never_reach_lean() -> None:
         "open Classical in simp",
         "run_tac do return",
         "stop",
+        'exact by_elab do IO.FS.writeFile "/tmp/a" "b"; return .const ``trivial []',
+        "exact eval% (1 + 1)",
+        "run_meta return",
     ],
 )
 def test_words_that_leave_the_theorem_or_its_proof_open_are_malformed(cheat: str) -> None:
@@ -175,6 +180,43 @@ def test_nothing_that_rests_on_another_axiom_is_proved() -> None:
     assert not is_proved(report(NO_AXIOMS, sorries=1), "goal")
     assert not is_proved(report(NO_AXIOMS, severity="error"), "goal")
     assert not is_proved(LeanReport(has_timed_out=True), "goal")
+
+
+def test_a_proof_that_writes_leans_verdict_itself_is_not_proved() -> None:
+    cheat = f'trace "{NO_AXIOMS}"\nexact sorryAx _ false'
+    assert read_tactics(cheat) == cheat
+    told = (
+        LeanMessage("info", NO_AXIOMS, 2),
+        LeanMessage("warning", "declaration uses 'sorry'", 1),
+        LeanMessage("info", "'goal' depends on axioms: [sorryAx]", 5),
+    )
+    assert not is_proved(LeanReport(told), "goal")
+    assert not is_proved(LeanReport(told[::-1]), "goal")
+
+
+def test_a_theorem_whose_name_ends_in_a_prime_can_be_proved() -> None:
+    for rest in ("does not depend on any axioms", "depends on axioms: [propext]"):
+        assert is_proved(LeanReport((LeanMessage("info", f"'goal'' {rest}", 1),)), "goal'")
+
+
+def test_lean_has_answered_before_the_call_is_given_up() -> None:
+    longest_s = server.LeanServer("http://a").time_limit_s + server.HTTP_GRACE_S
+    assert longest_s + sum(server.RETRY_WAITS_S) < RolloutConfig().env_timeout_s
+    assert option_defaults(Lean)["time_limit_s"] == server.LeanServer("http://a").time_limit_s
+
+
+def test_lines_of_errors_count_within_the_answer_whatever_the_statement_says(
+    tmp_path: Path,
+) -> None:
+    rows = [{"formal_statement": f"theorem t{i} : simp = simp := by"} for i in range(40)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    told = result(message("unknown identifier", "error", line=2))
+    with (
+        kimina(lambda code: told) as address,
+        open_env("lean", url=address, source=tmp_path / "rows.jsonl") as env,
+    ):
+        env.reset(0)
+        assert "line 1: unknown identifier" in str(env.step(answer("simp")).observation)
 
 
 def test_lean_gets_the_header_the_statement_the_tactics_and_a_question() -> None:
@@ -220,6 +262,16 @@ def test_a_server_that_fails_costs_the_episode(said: object, problem: str) -> No
         with pytest.raises(EnvError, match=problem):
             env.step(answer("simp"))
         env.reset(1)
+
+
+def test_a_theorem_under_another_name_stays_in_its_split() -> None:
+    rows = [f"lemma t{i}\n  (x : Nat) : x + 0 = x := by sorry" for i in range(40)]
+    rows += [f"theorem Foo.t{i}' (x : Nat) :  x + 0 = x := by" for i in range(40)]
+    assert len({read_theorem("row", row, "").key for row in rows}) == 1
+    other = read_theorem("row", "theorem t0 (x : Nat) : 0 + x = x := by", "")
+    assert other.key != read_theorem("row", rows[0], "").key
+    made = make_theorem(random.Random(0))
+    assert made.key == made.statement
 
 
 def test_a_server_without_a_free_process_is_asked_again() -> None:

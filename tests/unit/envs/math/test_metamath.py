@@ -285,6 +285,13 @@ def test_too_few_rows_for_a_split_are_told_at_construction(tmp_path, caplog):
     assert "few.json: none of its 1 rows belongs to the validation or test split" in caplog.text
 
 
+def test_what_all_environments_of_a_run_have_to_say_is_said_once(tmp_path, caplog):
+    file = write(tmp_path, json.dumps(metamath_rows(1)), "single.json")
+    for _ in range(128):
+        MetaMath(source=file)
+    assert [record.getMessage().count("none of its 1 rows") for record in caplog.records] == [1]
+
+
 def test_a_pickled_environment_leaves_its_rows_behind(tmp_path):
     env = MetaMath(source=write(tmp_path, json.dumps(metamath_rows(2000))))
     first = env.reset(1)

@@ -22,6 +22,7 @@ from moored.envs.base import StepResult
 from moored.envs.mix import make_env, open_env
 from moored.envs.search.env import Search
 from moored.envs.search.remote import CircuitBreaker, SearchServer
+from moored.envs.search.world import make_world
 from moored.errors import EnvError
 from moored.rollout.episodes import Task, roll_out
 from moored.rollout.pool import EnvPool
@@ -186,6 +187,27 @@ def serve_search(*words: str) -> Iterator[tuple[WarmProcess, str]]:
         process.send_signal(signal.SIGCONT)
         process.kill()
         process.communicate()
+
+
+def test_a_server_without_the_passages_of_the_questions_is_told_of_at_the_start(caplog):
+    """A server of one's own, and made-up questions: none could be answered."""
+    with serving(good) as (url, seen):
+        open_and_close(url)
+        assert "does not have the passages that the made-up questions are about" in caplog.text
+        assert "set env.N.options.questions" in caplog.text
+        (asked,) = seen
+        titles = [thing.name for thing in make_world(3).things]
+        assert asked["queries"][0] in titles
+    caplog.clear()
+    with serve_search("--world-seed", "3") as (_, url):
+        open_and_close(url)
+        assert not caplog.text
+
+
+def open_and_close(url: str) -> None:
+    (retriever,) = Search(retriever=url, world_seed=3).resources().values()
+    retriever.open()
+    retriever.close()
 
 
 @pytest.fixture(scope="module")

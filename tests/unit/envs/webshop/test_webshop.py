@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import pytest
 
 from moored.envs import StepResult, format_reply
-from moored.envs.base import SPLIT_SEEDS
+from moored.envs.base import SPLIT_SEEDS, split_of_content
 from moored.envs.mix import open_env
 from moored.envs.webshop.env import WebShop
 from moored.envs.webshop.goods import DEPARTMENTS
 from moored.envs.webshop.oracle import earns_full_score
+from moored.envs.webshop.shop import Catalogue
 from moored.envs.webshop.visit import Visit, parse_action
 from moored.errors import ConfigError, EnvError
 
@@ -105,6 +107,27 @@ def test_with_no_turn_to_spare_the_oracle_searches_by_the_title() -> None:
     titles = [goal for query, goal in queries if query == f"search[{goal.title}]"]
     assert 5 <= len(titles) <= 30
     assert all(play_oracle(env, seed).success for seed in SPLIT_SEEDS["train"][:60])
+
+
+def test_an_instruction_that_two_products_share_is_in_one_split() -> None:
+    catalogue = opened(num_products=5000).catalogue
+    splits: dict[str, set[str]] = {}
+    for goal in catalogue.goals:
+        split = split_of_content(catalogue.split_keys[goal.asin])
+        splits.setdefault(goal.instruction, set()).add(split)
+    assert len(splits) < len(catalogue.goals)  # some are shared
+    assert all(len(found) == 1 for found in splits.values())
+    alone = Catalogue([], catalogue.goals[:4]).split_keys
+    assert alone == {catalogue.goals[0].asin: catalogue.goals[0].asin}
+
+
+def test_products_that_share_instructions_with_a_third_are_in_its_split() -> None:
+    goals = opened().catalogue.goals
+    wanted = [("a", "x"), ("b", "y"), ("c", "x"), ("c", "y"), ("d", "z")]
+    made = [replace(goals[0], asin=asin, instruction=text) for asin, text in wanted]
+    assert Catalogue([], made).split_keys["b"] == Catalogue([], made).split_keys["c"]
+    assert Catalogue([], made).split_keys["a"] == Catalogue([], made).split_keys["c"]
+    assert Catalogue([], made).split_keys["d"] == "d"
 
 
 def test_the_goals_of_a_product_are_in_one_split() -> None:

@@ -117,6 +117,7 @@ def test_other_sites_other_hosts_and_long_forms_are_refused(browser: httpx.Clien
     own = {"origin": str(browser.base_url).rstrip("/")}
     assert browser.post("/search", data={"keywords": "a b"}, headers=own).status_code == 200
     assert browser.post("/search", data={"keywords": "a" * 20_000}).status_code == 413
+    assert browser.post("/search", data={str(n): "a" for n in range(11)}).status_code == 400
     assert browser.get("/search").status_code == 405
     assert browser.get("/nowhere").status_code == 404
 
