@@ -98,6 +98,9 @@ class AlgorithmConfig(Section):
     """Std of a group in `grpo`: 0 divides by its size, 1 by one less, as TRL and verl do."""
     gamma_turn: float = Field(default=0.95, ge=0.0, le=1.0)
     """Discount from turn to turn, for `bilevel_gae`."""
+    bootstrap_truncated: bool = True
+    """GAE: an episode that a limit cut off goes on with the critic's value; false: it ends there,
+    as where the limit of turns is part of the task."""
     clip_low: float = Field(default=0.2, ge=0.0)
     """The ratio is clipped below 1 - clip_low."""
     clip_high: float = Field(default=0.28, ge=0.0)
@@ -196,7 +199,7 @@ class CollapseConfig(Section):
     permutations: int = Field(default=999, ge=0)
     """Draws for the p-value that the verdict rests on: about 6 ms a view; 0 turns it off."""
     ema_decay: float = Field(default=0.9, ge=0.0, lt=1.0)
-    """Weight of the past in the running mean of MI."""
+    """Weight of the past in the running spread of the marginal, by which MI-ZScore-EMA divides."""
     views: list[
         typing.Literal["first_turn", "observation_swap", "trajectory", "positions", "chain"]
     ] = Field(default=["first_turn", "observation_swap", "trajectory"])
@@ -279,8 +282,9 @@ class Config(Options):
     """`nano`, `mini`, `smollm2`, a folder, or a hub id."""
     checkpoint_every: int = Field(default=50, ge=1)
     """Steps between checkpoints, from which a run can be resumed; the last step has one too."""
-    keep_checkpoints: int = Field(default=2, ge=1)
-    """How many of the newest are kept; more let you go back to before a collapse."""
+    keep_checkpoints: int = Field(default=2, ge=0)
+    """How many of the newest are kept; more let you go back to before a collapse. 0: one, and none
+    once all steps are done and the model is written."""
     profile: bool = False
     """Print seconds and token rates of each phase; write a Chrome trace of step 4 to trace.json."""
     env: list[EnvConfig] = Field(default=[EnvConfig(name="sokoban")], min_length=1)

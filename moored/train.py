@@ -21,7 +21,7 @@ from moored.config import Config, dump_config
 from moored.diagnostics.monitor import CollapseMonitor, Measurement
 from moored.engine.base import ClusterEngine, Engine, Event
 from moored.engine.build import build_engine, require_run_packages
-from moored.engine.checkpoint import save_checkpoint
+from moored.engine.checkpoint import remove_checkpoints, save_checkpoint
 from moored.engine.workers.team import WorkerLost
 from moored.envs.mix import EnvMix
 from moored.errors import MooredError
@@ -239,6 +239,8 @@ def train(run: Run, on_step: Callable[[StepRecord], bool | None] | None = None) 
     """
     reason = _train(run, on_step)
     surviving(run, lambda: _export(run))
+    if not run.config.keep_checkpoints and run.next_step > run.config.num_steps:
+        remove_checkpoints(run.log.path)
     return reason
 
 

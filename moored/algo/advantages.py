@@ -153,15 +153,15 @@ def _backward_pass(
         np.ascontiguousarray(np.take_along_axis(x, order_BS, axis=1).T)
         for x in (rewards_BT, values_BT, mask_BT, ~cut_BT)
     )
-    advantages_SB = np.zeros(inside_SB.shape)
-    value_next_B, advantage_next_B = last_B, np.zeros(len(mask_BT))
-    for s in range(num_steps - 1, -1, -1):
-        inside_B, keep_B = inside_SB[s], keep_SB[s]
-        delta_B = rewards_SB[s] + gamma * value_next_B * keep_B - values_SB[s]
-        advantage_B = delta_B + gamma * lam * advantage_next_B * keep_B
-        advantage_next_B = np.where(inside_B, advantage_B, advantage_next_B)
-        value_next_B = np.where(inside_B, values_SB[s], value_next_B)
-        advantages_SB[s] = np.where(inside_B, advantage_B, 0.0)
+    # Rows with fewer tokens than others have zeros behind their last one, and its next is `last_B`.
+    next_SB = np.vstack([np.where(inside_SB, values_SB, last_B)[1:], last_B])
+    delta_SB = rewards_SB + gamma * next_SB * keep_SB - values_SB
+    factor_SB = gamma * lam * (inside_SB & keep_SB)
+    advantages_SB = np.where(inside_SB, delta_SB, 0.0)
+    following_B = np.zeros(len(mask_BT))
+    for s in reversed(range(num_steps)):
+        advantages_SB[s] += factor_SB[s] * following_B
+        following_B = advantages_SB[s]
     advantages_BT = np.zeros(mask_BT.shape)
     np.put_along_axis(advantages_BT, order_BS, advantages_SB.T, axis=1)
     return Advantages(advantages_BT, np.where(mask_BT, advantages_BT + values_BT, 0.0))

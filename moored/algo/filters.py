@@ -38,22 +38,10 @@ PRESETS: Mapping[str, SelectOptions] = MappingProxyType(
         # RAGEN-2, section 4: mass of the reward variance.
         "paper": {"score": "variance", "ddof": 0, "rule": "top_p", "value": 0.9},
         # RAGEN's code: what it calls reward_variance is the sample std, and an absolute eps
-        # lowers the target, so that a batch of tiny scores is dropped whole.
-        "ragen": {
-            "score": "std",
-            "ddof": 1,
-            "rule": "top_p",
-            "value": 0.9,
-            "eps": 0.01,
-            "keep_zero": True,
-        },
-        "ragen_softmax": {
-            "score": "std",
-            "ddof": 1,
-            "rule": "top_p_softmax",
-            "value": 0.9,
-            "keep_zero": True,
-        },
+        # lowers the target, so that a batch of tiny scores is dropped whole. Its guide and its runs
+        # set rollout_filter_include_zero=False.
+        "ragen": {"score": "std", "ddof": 1, "rule": "top_p", "value": 0.9, "eps": 0.01},
+        "ragen_softmax": {"score": "std", "ddof": 1, "rule": "top_p_softmax", "value": 0.9},
         # DAPO's dynamic sampling: drop groups whose rewards are all equal.
         "dapo": {"score": "std", "ddof": 0, "rule": "nonzero"},
     }
@@ -166,12 +154,24 @@ def select(
     candidates = np.arange(len(scores_P)) if takes_all else np.flatnonzero(scores_P)
     if len(candidates) == 0:
         return candidates
-    sign = -1.0 if largest else 1.0
-    order = candidates[np.argsort(sign * scores_P[candidates], kind="stable")]
+    order = candidates[_ranked(scores_P[candidates], largest=largest)]
     ranking = Ranking(
         scores=scores_P[order], value=value, eps=eps, largest=largest, num_groups=len(scores_P)
     )
     return _kept(order, keep(ranking), rule)
+
+
+def _ranked(scores: np.ndarray, *, largest: bool) -> np.ndarray:
+    """Positions of the scores, best first; those that are equal up to rounding stay in order.
+
+    The same rewards in another order add up to a variance whose last bit differs, and on another
+    processor it may be the other one.
+    """
+    order = np.argsort(-scores if largest else scores, kind="stable")
+    ordered = scores[order]
+    size = np.maximum(np.abs(ordered[1:]), np.abs(ordered[:-1]))
+    is_next = np.abs(np.diff(ordered)) > ROUNDING * size
+    return order[np.lexsort((order, np.concatenate([[0], np.cumsum(is_next)])))]
 
 
 def _kept(order: np.ndarray, chosen: slice | np.ndarray, rule: str) -> np.ndarray:
@@ -293,15 +293,23 @@ class RewardVariance:
     """How reward variance is spread over the groups of one batch."""
 
     variances: np.ndarray
-    """(P,) population variance of the rewards in each group."""
+    """(P,) population variance of the rewards in each group; 0 with fewer than two rewards."""
+    is_known: np.ndarray | None = None
+    """(P,) groups with two rewards or more, of which the figures below are; None: all."""
+
+    @property
+    def known(self) -> np.ndarray:
+        """Variances of the groups that have one."""
+        return self.variances if self.is_known is None else self.variances[self.is_known]
 
     @property
     def mean(self) -> float:
-        return float(self.variances.mean())
+        """0 when no group has a variance."""
+        return float(self.known.mean()) if len(self.known) else 0.0
 
     @property
     def std(self) -> float:
-        return float(self.variances.std())
+        return float(self.known.std()) if len(self.known) else 0.0
 
     @property
     def std_over_mean(self) -> float:
@@ -310,10 +318,10 @@ class RewardVariance:
 
     @property
     def zero_fraction(self) -> float:
-        return float(np.mean(self.variances == 0.0))
+        return float(np.mean(self.known == 0.0)) if len(self.known) else 0.0
 
     def kept_fraction(self, rho: float) -> float:
-        """Share of groups that `top_p` with this mass keeps."""
+        """Share of all groups that `top_p` with this mass keeps."""
         return len(select(self.variances, rule="top_p", value=rho)) / len(self.variances)
 
     def std_over_mean_interval(
@@ -321,10 +329,12 @@ class RewardVariance:
     ) -> tuple[float, float]:
         """Bootstrap interval over groups: with 8 groups the ratio is a rough number."""
         rng = np.random.default_rng(seed)
-        num_groups, ratio = len(self.variances), np.zeros(draws)
+        known, ratio = self.known, np.zeros(draws)
+        if not len(known):
+            return 0.0, 0.0
         # One draw at a time: all at once would need draws x groups numbers.
         for draw in range(draws):
-            sample = self.variances[rng.integers(num_groups, size=num_groups)]
+            sample = known[rng.integers(len(known), size=len(known))]
             mean = sample.mean()
             ratio[draw] = sample.std() / mean if mean > 0.0 else 0.0
         low, high = np.quantile(ratio, [(1 - level) / 2, (1 + level) / 2])
@@ -336,4 +346,5 @@ def reward_variance(rewards: ArrayLike, group_ids: GroupIds | None = None) -> Re
     grouped = group(rewards, group_ids)
     if len(grouped.labels) == 0:
         raise MooredError("reward_variance needs at least one group, got none")
-    return RewardVariance(moments(grouped).variance(0))
+    stats = moments(grouped)
+    return RewardVariance(stats.variance(0), stats.count_P >= 2)

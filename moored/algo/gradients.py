@@ -219,6 +219,6 @@ def _jackknife(value: np.ndarray, without_n: np.ndarray) -> Interval:
 def _student_t(degrees: int) -> float:
     if degrees <= len(STUDENT_T):
         return STUDENT_T[degrees - 1]
-    # Cornish-Fisher: right to 0.001 from 11 degrees of freedom.
+    # Cornish-Fisher: right to 0.1 % from 11 degrees of freedom.
     z = 1.959964
     return z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)

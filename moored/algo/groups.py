@@ -78,6 +78,13 @@ class GroupMoments:
         squares_P = np.einsum("pg,pg->p", self.deviation_PG, self.deviation_PG)
         return squares_P / np.maximum(self.count_P - ddof, 1)
 
+    def of(self, chosen_P: np.ndarray) -> GroupMoments:
+        """The moments of some groups alone."""
+        if chosen_P.all():
+            return self
+        parts = (self.count_P, self.mean_P, self.deviation_PG, self.values_PG)
+        return GroupMoments(*(part[chosen_P] for part in parts))
+
 
 def group(values: ArrayLike, group_ids: GroupIds | None = None) -> Grouped:
     """Lay out `values`: (P, G), a list of rows of unequal length, or flat with `group_ids`."""
@@ -206,7 +213,7 @@ def std(groups: GroupMoments, ddof: int) -> np.ndarray:
 
 
 def mean(groups: GroupMoments, _ddof: int) -> np.ndarray:
-    return np.where(groups.count_P < 2, 0.0, groups.mean_P)
+    return groups.mean_P
 
 
 LENGTH = Score(mean, "length")
@@ -241,10 +248,16 @@ def group_scores(groups: GroupMoments, *, score: str = "variance", ddof: int = 0
     """(P,) score of each group; NaN members are left out, fewer than two finite ones score 0."""
     if ddof not in (0, 1):
         raise MooredError(f"ddof must be 0 (population) or 1 (sample), got {ddof!r}")
-    scores_P = np.asarray(load_score(score).function(groups, ddof), dtype=np.float64)
-    if scores_P.shape != groups.count_P.shape:
+    function, has_two_P = load_score(score).function, groups.count_P >= 2
+    scores_P = np.zeros(len(has_two_P))
+    if not has_two_P.any():
+        return scores_P
+    found = np.asarray(function(groups.of(has_two_P), ddof), dtype=np.float64)
+    num_scored = int(has_two_P.sum())
+    if found.shape != (num_scored,):
         raise MooredError(
-            f"score {score!r} must return one number for each of {len(groups.count_P)} groups, "
-            f"got shape {scores_P.shape}"
+            f"score {score!r} must return one number for each of {num_scored} groups, got shape "
+            f"{found.shape}"
         )
+    scores_P[has_two_P] = found
     return scores_P

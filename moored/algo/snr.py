@@ -100,7 +100,7 @@ def advise(
 def _decide(
     rv: RewardVariance, interval: tuple[float, float], causes: Triage, min_groups: int
 ) -> tuple[Recommendation, list[str]]:
-    num_groups = len(rv.variances)
+    num_groups = len(rv.known)
     if causes.share("reward_blind") > BLIND_ABOVE:
         return Recommendation.FIX_REWARD, [
             f"{causes.share('reward_blind'):.0%} of the groups behave differently for the same "

@@ -109,6 +109,7 @@ def _resume(words: Sequence[str], folder: Path) -> Run:
     config = with_rates(load_config(folder / "config.yaml", overrides))
     changes = changes_since(folder, config)
     check_folder(folder, resume=True)
+    _check_goes_on(folder, config)
     check_config(config)
     _check_machine(config)
     from moored.train import build_run, resume
@@ -119,6 +120,24 @@ def _resume(words: Sequence[str], folder: Path) -> Run:
     for name, change in changes.items():
         print(f"changed: {name} from {change.old} to {change.new}")
     return made
+
+
+def _check_goes_on(folder: Path, config: Config) -> None:
+    """Leave where all steps are done and only the model was kept; raise where more are wanted."""
+    from moored.engine.checkpoint import has_only_model
+    from moored.runlog.log import read_records
+
+    if not has_only_model(folder):
+        return
+    done, model = len(read_records(folder)), str(folder / "model")
+    if done < config.num_steps:
+        raise ConfigError(
+            f"{str(folder)!r} has done its {done} steps and kept only its model "
+            f"(keep_checkpoints=0); train on from that: model={quote(model)}"
+        )
+    print(f"all {done} steps done")
+    print_line(make_console(), f"model: {model}")
+    raise typer.Exit
 
 
 @contextmanager

@@ -37,7 +37,8 @@ class TokenValues:
     turn_ends_BT: np.ndarray
     """True on the last sampled token of each turn."""
     bootstrap_B: np.ndarray
-    """The critic's value after the last token of an episode that was cut off; 0 for others."""
+    """The critic's value after the last token of an episode that was cut off; 0 for others, and
+    without `algorithm.bootstrap_truncated`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,10 @@ def token_advantages(
     """
     known = values or [np.zeros(len(sample.ids_T) + 1) for sample in samples]
     rows = by_trajectory(samples)
-    found = estimator.function(_token_values(samples, known, rows), options)
+    tokens = _token_values(samples, known, rows)
+    if not options.bootstrap_truncated:
+        tokens = replace(tokens, bootstrap_B=np.zeros(len(rows)))
+    found = estimator.function(tokens, options)
     result: dict[int, TokenAdvantages] = {}
     for row, members in enumerate(rows):
         stop = 0

@@ -102,7 +102,7 @@ def _trajectory_samples(
     pieces: list[tuple[np.ndarray, bool, np.ndarray, float]] = []
     start: Prompt | None = None
     stream = Prompt(np.zeros(0, dtype=np.int64))
-    for turn in trajectory.turns:
+    for turn, reward in _turns_with_tokens(trajectory, reward_of):
         if start is not None and turn.prompt.continues(stream):
             seen = turn.prompt.ids[len(stream.ids) :]
             pieces.append((seen, False, np.zeros(len(seen)), 0.0))
@@ -110,12 +110,29 @@ def _trajectory_samples(
             if start is not None:
                 samples.append(_sample(start, stream.images, pieces, group, number))
             start, pieces = turn.prompt, []
-        pieces.append((turn.completion_ids, True, turn.logprobs, reward_of(turn)))
+        pieces.append((turn.completion_ids, True, turn.logprobs, reward))
         stream = turn.prompt.then(turn.completion_ids)
     if start is not None:
         is_cut = trajectory.stop.is_truncation
         samples.append(_sample(start, stream.images, pieces, group, number, is_truncated=is_cut))
     return samples
+
+
+def _turns_with_tokens(
+    trajectory: Trajectory, reward_of: Callable[[Turn], float]
+) -> list[tuple[Turn, float]]:
+    """Turns that sampled a token, and their rewards; an empty reply adds its own to the one before.
+
+    What an empty reply earned before any token was sampled, no token can be trained on.
+    """
+    found: list[tuple[Turn, float]] = []
+    for turn in trajectory.turns:
+        if len(turn.completion_ids):
+            found.append((turn, reward_of(turn)))
+        elif found:
+            last, reward = found[-1]
+            found[-1] = last, reward + reward_of(turn)
+    return found
 
 
 def _sample(

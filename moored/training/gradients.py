@@ -40,9 +40,15 @@ def measure_gradients(
     groups: Sequence[Group],
     options: GradientsConfig,
 ) -> dict[str, object]:
-    """A record of `gradients.jsonl`: figures of each RV bucket and of all groups."""
+    """A record of `gradients.jsonl`: figures of each RV bucket and of all groups.
+
+    A group whose episodes all ended in errors has no gradient, and is left out.
+    """
     assert isinstance(learner, GradientLearner)
     parts = update_by_group(config, algorithm, learner, groups)
+    if any(parts):
+        groups = [group for group, part in zip(groups, parts, strict=True) if part]
+        parts = [part for part in parts if part]
     found = learner.term_gradients(parts, params=options.params)
     figures = decompose(
         found.products_TPTP,
@@ -50,7 +56,7 @@ def measure_gradients(
         rv=reward_variance([shaped_rewards(config, group) for group in groups]).variances,
         num_tokens=[sum(given.sample.num_loss_tokens for given in part) for part in parts],
         num_samples=[len({given.sample.trajectory for given in part}) for part in parts],
-        num_buckets=options.num_buckets,
+        num_buckets=min(options.num_buckets, len(groups)),
     )
     projection = None
     if found.dimensions is not None:

@@ -22,18 +22,20 @@ def step_metrics(
 ) -> dict[str, float]:
     """What a step generated, kept and trained on; `stats` are those of the update.
 
-    Reward variance is of the rewards that the filter scores. Masked tokens are not trained on.
+    Success and reward are of the episodes that did not end in an error, NaN when all did: an error
+    says nothing about the policy. Reward variance is of the rewards that the filter scores. Masked
+    tokens are not trained on.
     """
     trajectories = [t for group in groups for t in group.trajectories]
     turns = [turn for t in trajectories for turn in t.turns]
     generated = sum(len(turn.completion_ids) for turn in turns)
     weights = sample_weights(options, samples, selection)
     trained = sum(s.num_loss_tokens for s, w in zip(samples, weights, strict=True) if w)
-    rewards = np.array([t.reward for t in trajectories])
+    whole = [t for t in trajectories if not t.stop.is_error]
     rv = reward_variance([filter_rewards(group, options.reward) for group in groups])
     return {
-        "rollout/reward_mean": float(np.nanmean(rewards)) if np.isfinite(rewards).any() else np.nan,
-        "rollout/success_rate": float(np.mean([t.success for t in trajectories])),
+        "rollout/reward_mean": float(np.mean([t.reward for t in whole] or [np.nan])),
+        "rollout/success_rate": float(np.mean([t.success for t in whole] or [np.nan])),
         "rollout/validity_rate": float(np.mean([turn.is_valid for turn in turns] or [0.0])),
         "rollout/turns_mean": len(turns) / len(trajectories),
         "rollout/reply_tokens_mean": generated / max(len(turns), 1),

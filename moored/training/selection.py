@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -17,9 +18,9 @@ from moored.types import Group, Selection, Trajectory
 
 
 def score_groups(options: FilterConfig, groups: Sequence[Group]) -> Selection:
-    """Score and select groups."""
+    """Score and select groups; `soft` keeps all that have a weight, whatever the rule."""
     quantity = load_score(options.score).quantity
-    return select_groups(
+    selection = select_groups(
         np.concatenate([_scored(options, group, quantity) for group in groups]),
         group_ids(groups),
         score=options.score,
@@ -30,6 +31,9 @@ def score_groups(options: FilterConfig, groups: Sequence[Group]) -> Selection:
         largest=options.largest,
         keep_zero=options.keep_zero,
     )
+    if options.action == "soft":
+        return replace(selection, kept=np.flatnonzero(selection.weights))
+    return selection
 
 
 def group_ids(groups: Sequence[Group]) -> np.ndarray:

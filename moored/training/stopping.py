@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -21,6 +22,8 @@ class LoopState:
     empty_steps: int = 0
     validity: float = 1.0
     """Share of well-formed turns in the last step."""
+    has_only_errors: bool = False
+    """Every episode of the last step ended in an error."""
     first_variances: list[float] = field(default_factory=list)
     low_variance_steps: int = 0
     low_evaluations: int = 0
@@ -35,6 +38,7 @@ def take_step(
     state.alarm_step = None if alarm is None else alarm.step
     state.empty_steps = state.empty_steps + 1 if metrics["update/is_empty"] else 0
     state.validity = metrics["rollout/validity_rate"]
+    state.has_only_errors = math.isnan(metrics.get("rollout/success_rate", 0.0))
     variance = metrics["rollout/reward_variance_mean"]
     if len(state.first_variances) < 10:
         state.first_variances.append(variance)
@@ -75,7 +79,9 @@ def stop_reason(config: Config, state: LoopState) -> str:
 
 
 def _remedy(state: LoopState) -> str:
-    """What to do where all rewards of a group are equal."""
+    """What to do where all rewards of a group are equal, or missing."""
+    if state.has_only_errors:
+        return "every episode of the last one ended in an error; the warnings of the run say which"
     if state.validity < FEW_VALID:
         return (
             f"{state.validity:.0%} of the turns were well-formed; teach the model the form first "

@@ -156,7 +156,8 @@ def update(
 def _rate_factor(config: Config, selection: Selection, step: int) -> float:
     """Factor on the learning rates: the schedule's, and the filter's by kept fraction.
 
-    The latter scales the rate because AdamW cancels any factor on the loss.
+    The latter scales the rate because AdamW cancels any factor on the loss. Groups drawn to refill
+    a batch do not make it larger.
     """
     options = config.optimizer
     factor = lr_factor(
@@ -166,7 +167,9 @@ def _rate_factor(config: Config, selection: Selection, step: int) -> float:
         warmup_steps=options.warmup_steps,
         min_ratio=options.min_lr_ratio,
     )
-    return factor * loss_scale(selection.kept_fraction, config.filter.loss_scale)
+    batch = max(min(selection.num_groups, config.rollout.num_groups), 1)
+    kept_share = min(len(selection.kept) / batch, 1.0)
+    return factor * loss_scale(kept_share, config.filter.loss_scale)
 
 
 def _minibatches(

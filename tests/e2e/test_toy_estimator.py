@@ -36,7 +36,7 @@ def all_but_the_best(ranking):
 '''
 
 COMMAND = "from moored.cli.main import main; main()"
-SMALL = ["num_steps=1", "collapse.every=0", "evaluation.every=0", "filter.keep_zero=true"]
+SMALL = ["seed=1", "num_steps=1", "collapse.every=0", "evaluation.every=0", "filter.keep_zero=true"]
 
 
 @pytest.fixture

@@ -27,6 +27,20 @@ def kept(scores, **options) -> list[int]:
     return select(scores, **options).tolist()
 
 
+def test_scores_that_differ_by_rounding_tie_and_the_earlier_group_is_kept():
+    # The same rewards in another order: a variance whose last bit may differ.
+    twice = [1.0, float(np.nextafter(1.0, 2.0))]
+    for rule, value in (("top_k_count", 1), ("top_p", 0.5)):
+        for largest in (True, False):
+            for scores in (twice, twice[::-1]):
+                kept = select(scores, rule=rule, value=value, largest=largest)
+                assert kept.tolist() == [0]
+    # Beside one that is really larger, and one that is really smaller.
+    scores = [0.25, *twice, 9.0]
+    assert select(scores, rule="top_k_count", value=2).tolist() == [1, 3]
+    assert select(scores, rule="top_k_count", value=2, largest=False).tolist() == [0, 1]
+
+
 def test_variance_scores_are_population_variances():
     np.testing.assert_allclose(select_groups(REWARDS).scores, [0.25, 0, 0.1875, 0.01])
 
@@ -204,11 +218,13 @@ def test_ragen_preset_follows_the_reference_code():
     np.testing.assert_allclose(selection.scores, [0.70711, 0.14142, 0.01414, 0], atol=1e-5)
     # 0.9 * 0.86267 - 0.01 = 0.7664; the first two reach 0.8485.
     assert selection.kept.tolist() == [0, 1]
-    # All groups are candidates in softmax mode, the constant one too.
+    # RAGEN's runs remove constant groups before the softmax, which would need the fourth, too.
     softmax = select_groups(rewards, **preset("ragen_softmax"))
     shares = np.exp(selection.scores) / np.exp(selection.scores).sum()
-    assert shares[:3].sum() < 0.9  # so the fourth is needed
-    assert softmax.kept.tolist() == [0, 1, 2, 3]
+    assert shares[:3].sum() < 0.9
+    assert softmax.kept.tolist() == [0, 1, 2]
+    with_zero = {**preset("ragen_softmax"), "keep_zero": True}
+    assert select_groups(rewards, **with_zero).kept.tolist() == [0, 1, 2, 3]
 
 
 def test_dapo_preset_drops_constant_groups_only():

@@ -126,7 +126,8 @@ def test_ragen_preset_keeps_what_the_reference_loop_keeps():
         scores = [statistics.stdev(row) if len(set(row)) > 1 else 0.0 for row in rewards.tolist()]
         expected = slow_ragen(scores, 0.9, 0.01)
         assert select_groups(rewards, **preset("ragen")).kept.tolist() == expected
-    assert select_groups(np.zeros((3, 2)), **{**preset("ragen"), "value": 1.0}).kept_fraction == 1
+    no_filter = {**preset("ragen"), "value": 1.0, "keep_zero": True}
+    assert select_groups(np.zeros((3, 2)), **no_filter).kept_fraction == 1
 
 
 def test_selection_metrics_are_means_over_all_and_over_kept_groups():

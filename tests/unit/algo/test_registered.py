@@ -18,6 +18,10 @@ def reward_range(groups: GroupMoments, _ddof: int) -> np.ndarray:
     return np.nanmax(groups.values_PG, axis=1) - np.nanmin(groups.values_PG, axis=1)
 
 
+def plain_mean(groups: GroupMoments, _ddof: int) -> np.ndarray:
+    return groups.mean_P
+
+
 def one_number(_groups: GroupMoments, _ddof: int) -> float:
     return 1.0
 
@@ -80,3 +84,11 @@ def test_a_stream_takes_a_score_of_ones_own():
 def test_what_cannot_be_used_is_told_in_one_sentence(options, message):
     with pytest.raises(MooredError, match=message):
         select_groups(REWARDS, **options)
+
+
+def test_a_group_with_fewer_than_two_rewards_scores_zero_by_a_score_of_ones_own_too():
+    nan = float("nan")
+    rewards = [[0.0, 1.0], [nan, nan], [nan, 5.0]]
+    # The range of no reward at all is not a number, and the mean of one reward would be 5.
+    assert select_groups(rewards, score=f"{HERE}:reward_range").scores.tolist() == [1, 0, 0]
+    assert select_groups(rewards, score=f"{HERE}:plain_mean").scores.tolist() == [0.5, 0, 0]

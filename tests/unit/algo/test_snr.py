@@ -96,6 +96,20 @@ def test_even_variance_earns_the_advice_not_to_filter():
     assert advice.step_time_saved is None
 
 
+def test_groups_without_two_rewards_do_not_make_variance_look_bimodal():
+    # Four groups of RV 1/4 each, and four of which nothing is known: not a spread of 0 and 1/4.
+    nan = float("nan")
+    advice = advise([[1, 0]] * 4 + [[nan, nan]] * 3 + [[1, nan]])
+    assert advice.rv.variances.tolist() == [0.25] * 4 + [0.0] * 4
+    assert (advice.rv.mean, advice.rv.std_over_mean, advice.rv.zero_fraction) == (0.25, 0.0, 0.0)
+    assert advice.std_over_mean_interval == (0.0, 0.0)
+    assert advice.recommendation is Recommendation.NO_FILTER
+    # They do not count as groups from which the spread is read, either.
+    few = advise([[1, 0], [1, 1], [0, 1]] + [[nan, nan]] * 3)
+    assert few.recommendation is Recommendation.MORE_GROUPS
+    assert advise([[nan, nan], [1, nan]]).recommendation is Recommendation.NO_SIGNAL
+
+
 def test_in_between_the_advice_is_to_try():
     # RV 1/4, 1/4, 1/4, 0 : std/mean = sqrt(3)/4 / (3/4) = 0.577
     advice = advise([[1, 0], [0, 1], [1, 0], [0, 0]])

@@ -155,6 +155,14 @@ def test_only_the_end_of_the_trajectory_is_continued_by_the_critic():
     assert found == [[6.75, 6.75], [13.5, 13.5]]
 
 
+def test_without_bootstrap_truncated_an_episode_that_was_cut_off_ends_there():
+    values = [[0.0, 0.0, 7.0], [0.0, 0.0, 7.0]]
+    cut = pieces(0, 10, is_truncated=True)
+    assert returns_of(cut, values, GAE, bootstrap_truncated=False) == [[10, 10], [10, 10]]
+    found = returns_of(cut, values, BILEVEL_GAE, gamma_turn=0.5, bootstrap_truncated=False)
+    assert found == [[5, 5], [10, 10]]
+
+
 def test_trajectories_do_not_credit_each_other():
     samples = [*pieces(0, 1), *pieces(0, 10, trajectory=1)]
     zeros = [[0.0, 0.0, 0.0]] * 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -86,3 +87,16 @@ def test_an_alarm_stops_a_run_only_where_that_is_asked_for_and_stops_it_again_wh
     resumed = LoopState(**asdict(state))
     assert stop_reason(asks, resumed).startswith("the collapse alarm went off at step 7: ")
     assert stop_reason(goes_on, resumed) == ""
+
+
+def test_empty_steps_of_errors_alone_are_not_put_down_to_tasks_or_form():
+    config, state = load_config({"filter": {"max_empty_steps": 1}}), LoopState()
+    metrics = {"update/is_empty": 1.0, "rollout/reward_variance_mean": 0.0}
+    # No episode came to a reply: no turn is valid, and there is no success to speak of.
+    errors = {"rollout/validity_rate": 0.0, "rollout/success_rate": math.nan}
+    take_step(config, state, {**metrics, **errors})
+    reason = stop_reason(config, LoopState(**asdict(state)))
+    assert "every episode of the last one ended in an error" in reason
+    assert "well-formed" not in reason and "easier tasks" not in reason
+    take_step(config, state, {**metrics, "rollout/validity_rate": 1.0, "rollout/success_rate": 0.0})
+    assert "easier tasks" in stop_reason(config, state)

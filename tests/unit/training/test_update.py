@@ -123,6 +123,18 @@ def test_loss_scale_scales_the_learning_rate_by_the_kept_fraction_or_its_root():
         assert weights(learner.seen[0]) == [[1 / 4, 1 / 4]] * 2
 
 
+def test_loss_scale_does_not_shrink_an_update_whose_dropped_groups_were_refilled():
+    # Four groups drawn for a batch of two: two have variance, so that the update is a full one.
+    drawn = [*TWO, group(2, [1.0, 1.0]), group(3, [0.0, 0.0])]
+    refill = ["filter.rule=nonzero", "filter.action=refill", "filter.loss_scale=linear"]
+    learner = Recorder()
+    train_on(options(*refill, "rollout.num_groups=2"), learner, drawn)
+    assert learner.factors == [1.0]
+    # One of two is still missing after the last refill.
+    train_on(options(*refill, "rollout.num_groups=2"), learner, drawn[1:])
+    assert learner.factors == [1.0, 0.5]
+
+
 def test_a_minibatch_without_kept_rows_is_skipped_and_counted():
     config = options(
         "filter.action=mask",
@@ -243,93 +255,6 @@ def test_overlong_replies_change_advantages_but_not_which_groups_are_kept():
     std = (2 / 9) ** 0.5
     expected = [1 / 3 / (std + 1e-6), 1 / 3 / (std + 1e-6), -2 / 3 / (std + 1e-6)]
     assert [given.advantages_T[0] for given in samples] == pytest.approx(expected)
-
-
-def moved(task_reward: float, *, penalty: float = 0.0, success: bool = False) -> Trajectory:
-    """One reply; with a penalty it is malformed."""
-    turn = Turn(
-        prompt=Prompt(np.array([1])),
-        completion_ids=np.arange(2),
-        logprobs=np.zeros(2),
-        reply="",
-        reward=task_reward + penalty,
-        penalty=penalty,
-        is_valid=penalty == 0.0,
-    )
-    return Trajectory(
-        env="toy", task_seed=0, episode_seed=0, turns=(turn,), stop=StopReason.DONE, success=success
-    )
-
-
-def scores_of(members: Sequence[Trajectory], *overrides: str) -> float:
-    one = Group(group_id=0, env="toy", task_seed=0, trajectories=tuple(members))
-    return float(score_groups(options(*overrides).filter, [one]).scores[0])
-
-
-def test_a_group_of_failures_with_one_malformed_reply_scores_zero_unless_total_is_asked_for():
-    failures = [moved(0.0), moved(0.0), moved(0.0), moved(0.0, penalty=-0.4)]
-    assert scores_of(failures, "filter.score=variance") == 0.0
-    # Rewards 0, 0, 0, -0.4: mean -0.1, variance (3 * 0.01 + 0.09) / 4.
-    total = scores_of(failures, "filter.score=variance", "filter.reward=total")
-    assert total == pytest.approx(0.03)
-
-
-def test_a_malformed_reply_that_escapes_the_price_of_moves_is_not_better_than_a_failure():
-    # Ten failed moves cost 1; a malformed reply moves nothing, and costs a penalty of 2.
-    failures = [moved(-1.0), moved(-1.0), moved(-1.0), moved(0.0, penalty=-2.0)]
-    assert scores_of(failures, "filter.score=variance") == 0.0
-    # Beside a success it is as bad as failing: 9, 9 and 0 without a failure, 9, -1, -1 with one.
-    solved = [moved(9.0, success=True), moved(9.0, success=True), moved(0.0, penalty=-2.0)]
-    assert scores_of(solved, "filter.score=variance") == pytest.approx(18.0)
-    mixed = [moved(9.0, success=True), moved(-1.0), moved(0.0, penalty=-2.0)]
-    assert scores_of(mixed, "filter.score=variance") == pytest.approx(200.0 / 9.0)
-
-
-def test_groups_of_malformed_replies_alone_have_no_task_variance():
-    malformed = [moved(0.0, penalty=-0.1), moved(0.0, penalty=-0.2)]
-    assert scores_of(malformed, "filter.score=variance") == 0.0
-
-
-def test_a_success_after_a_malformed_turn_keeps_its_task_reward():
-    recovered = moved(9.0, penalty=-0.1, success=True)
-    assert scores_of([recovered, moved(1.0)], "filter.score=variance") == pytest.approx(16.0)
-
-
-def test_best_and_worst_are_ranked_by_the_reward_that_the_filter_scores():
-    members = [moved(-2.0), moved(-1.0), moved(0.0, penalty=-5.0), moved(3.0, success=True)]
-    one = Group(group_id=0, env="toy", task_seed=0, trajectories=tuple(members))
-    # By task the malformed reply ties with the worst failure, which comes first.
-    for reward, worst in (("task", 0), ("total", 2)):
-        chosen = one_update(
-            [one], "filter.rule=none", "filter.best_and_worst=1", f"filter.reward={reward}"
-        )
-        assert [given.sample.trajectory for given in chosen] == [worst, 3]
-
-
-def test_reward_variance_in_the_log_is_of_the_rewards_that_the_filter_scores():
-    members = (moved(0.0), moved(0.0), moved(0.0), moved(0.0, penalty=-0.4))
-    groups = [Group(group_id=0, env="toy", task_seed=0, trajectories=members)]
-    for reward, variance in (("task", 0.0), ("total", 0.03)):
-        chosen = options(f"filter.reward={reward}").filter
-        metrics = step_metrics(chosen, groups, score_groups(chosen, groups), [], {})
-        assert metrics["rollout/reward_variance_mean"] == pytest.approx(variance)
-        assert metrics["rollout/reward_mean"] == pytest.approx(-0.1)
-
-
-def test_scores_of_length_and_entropy_are_taken_of_tokens_not_of_rewards():
-    sharp = [trajectory(9.0, 4, 0, logprob=-0.5), trajectory(9.0, 2, 0, logprob=-1.5)]
-    groups = [
-        Group(group_id=0, env="toy", task_seed=0, trajectories=tuple(sharp)),
-        group(1, [0.0, 1.0], [6, 8]),
-    ]
-
-    def scores(score: str) -> list[float]:
-        return score_groups(options(f"filter.score={score}").filter, groups).scores.tolist()
-
-    assert scores("length") == [3, 7]
-    assert scores("entropy") == [1, 1]
-    assert scores("entropy_std") == [0.5, 0]
-    assert scores("reward_mean") == [9, 0.5]
 
 
 def test_every_minibatch_of_a_step_gets_the_factor_of_that_step():
