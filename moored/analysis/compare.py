@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from moored.config_text import read_yaml
 from moored.errors import MooredError
@@ -32,8 +32,10 @@ LOOK_FIGURES = {
     "retrieval": "retrieval_accuracy",
 }
 """Of the report in collapse.jsonl that regime and alarm of an environment follow."""
-NOT_COMPARED = ("seed", "profile", "checkpoint_every", "log", "run_id")
+NOT_COMPARED = ("seed", "profile", "checkpoint_every", "keep_checkpoints", "log", "run_id")
 """Options in which repeated runs may differ."""
+CHANGED_FREELY = (*NOT_COMPARED, "num_steps")
+"""Options whose change in the middle of a run changes none of its steps."""
 T_975 = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
@@ -153,11 +155,12 @@ def read_ends(path: Path, *, last: int = LAST, until: int | None = None) -> RunE
     if not steps:
         within = "" if until is None else f" up to step {until}"
         raise MooredError(f"{str(path)!r} has no finished step{within}; nothing to compare")
-    # Start and end of a short run must not overlap.
+    # Start and end of a short run must not overlap: a single step is its end.
     num = max(1, min(last, len(steps) // 2))
-    early = [look for look in looks if _step(look) <= _step(steps[num - 1])]
+    first = steps[:num] if len(steps) > 1 else []
+    early = [look for look in looks if first and _step(look) <= _step(first[-1])]
     late = [look for look in looks if _step(look) >= _step(steps[-num])] or looks[-1:]
-    starts = _step_values(steps[:num]) | look_values(early)
+    starts = _step_values(first) | look_values(early)
     ends = _step_values(steps[-num:]) | look_values(late)
     alarms = [_step(look) for look in looks if look.get("alarm")]
     verdict = looks[-1].get("verdict") if looks else None
@@ -210,11 +213,37 @@ def _numbers(records: Sequence[Record], key: str) -> list[float]:
 
 
 def read_options(path: Path) -> dict[str, object]:
-    """Every option of a run by its dotted name; empty without a readable config.yaml."""
+    """Every option of a run by its dotted name; empty without a readable config.yaml.
+
+    One that was changed when the run was resumed also has its earlier values, or the run would
+    pass for one that had the last value throughout.
+    """
     try:
-        return dict(_flatten(read_yaml(path / "config.yaml")))
+        found = dict(_flatten(read_yaml(path / "config.yaml")))
+        return found | {f"{c.name}, until step {c.step}": c.old for c in read_changes(path)}
     except MooredError:
         return {}  # its numbers can still be compared
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptionChange:
+    """An option that was changed when a run was resumed after a step."""
+
+    step: int
+    name: str
+    old: object
+    new: object
+
+
+def read_changes(path: Path) -> list[OptionChange]:
+    """What was changed in the middle of a run, as far as steps depend on it; oldest first."""
+    records = cast("list[dict[str, Any]]", read_records(path, "changes"))
+    return [
+        OptionChange(step=record["step"], name=name, old=change["old"], new=change["new"])
+        for record in records
+        for name, change in record["options"].items()
+        if name.partition(".")[0] not in CHANGED_FREELY
+    ]
 
 
 def _flatten(value: object, name: str = "") -> list[tuple[str, object]]:

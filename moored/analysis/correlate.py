@@ -43,6 +43,18 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BestLag:
+    """The lag at which the correlation within runs is strongest, and its 95 % interval.
+
+    Of several lags one is strongest in noise too: then the interval holds most of them.
+    """
+
+    lag: int
+    low: int
+    high: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Correlation:
     """One diagnostic against success."""
 
@@ -57,12 +69,8 @@ class Correlation:
     """Of ranks inside each setting: which seed of a setting is better."""
     by_lag: Mapping[int, Estimate]
     """Mean over runs of Spearman within the run."""
-
-    @property
-    def best_lag(self) -> int | None:
-        """The lag at which the correlation within runs is strongest; the nearest to 0 of equals."""
-        found = sorted(self.by_lag, key=lambda lag: (-abs(self.by_lag[lag].value), abs(lag)))
-        return found[0] if found else None
+    best_lag: BestLag | None
+    """None where too few runs have any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +101,18 @@ def correlate(runs: Sequence[RunCurves], *, draws: int = 2000, seed: int = 0) ->
             f"studies or seeds first"
         )
     names = dict.fromkeys(name for run in runs for name in run.diagnostics)
-    rng = np.random.default_rng(seed)
-    found = [_correlation(name, runs, draws, rng) for name in names]
+    rng, lag_rng = np.random.default_rng(seed), np.random.default_rng([seed, 1])
+    found = [_correlation(name, runs, draws, rng, lag_rng) for name in names]
     kept = [each for each in found if each is not None]
     return sorted(kept, key=lambda each: -abs(each.spearman.value))
 
 
 def _correlation(
-    name: str, runs: Sequence[RunCurves], draws: int, rng: np.random.Generator
+    name: str,
+    runs: Sequence[RunCurves],
+    draws: int,
+    rng: np.random.Generator,
+    lag_rng: np.random.Generator,
 ) -> Correlation | None:
     having = [(run, value) for run in runs if (value := run.final(name)) is not None]
     members = [run for run, _ in having]
@@ -113,7 +125,9 @@ def _correlation(
         return None
     arms = dict.fromkeys(run.arm for run in members)
     of_arm = {arm: ends.of(np.array([run.arm == arm for run in members])) for arm in arms}
-    by_lag = {lag: _at_lag(name, members, lag, draws, rng) for lag in LAGS}
+    within = {lag: np.array([_within(run, name, lag) for run in members]) for lag in LAGS}
+    within = {lag: r for lag, r in within.items() if np.isfinite(r).sum() >= MIN_RUNS}
+    by_lag = {lag: _at_lag(r, ends.settings, draws, rng) for lag, r in within.items()}
     return Correlation(
         name=name,
         num_runs=len(having),
@@ -126,7 +140,8 @@ def _correlation(
             if part.vary
         },
         between_seeds=_between_seeds(ends, draws, rng),
-        by_lag={lag: estimate for lag, estimate in by_lag.items() if estimate is not None},
+        by_lag=by_lag,
+        best_lag=_best_lag(within, ends.settings, draws, lag_rng),
     )
 
 
@@ -201,24 +216,37 @@ def _draw(settings: Floats, draws: int, rng: np.random.Generator) -> Floats:
 
 
 def _estimate(value: float, drawn: Floats, num_runs: int) -> Estimate:
-    # A draw in which nothing varies has no correlation.
-    drawn = drawn[np.isfinite(drawn)]
-    low, high = np.percentile(drawn, [2.5, 97.5]) if len(drawn) else (value, value)
+    # A draw in which nothing varies shows no correlation. Without such draws a few runs, of which
+    # one succeeds, would have an interval far from 0.
+    low, high = np.percentile(np.nan_to_num(drawn), [2.5, 97.5])
     return Estimate(value=value, low=float(low), high=float(high), num_runs=num_runs)
 
 
-def _at_lag(
-    name: str, runs: Sequence[RunCurves], lag: int, draws: int, rng: np.random.Generator
-) -> Estimate | None:
-    """Mean over runs of the correlation between a look and success `lag` steps later."""
-    found = [(run.setting, value) for run in runs if np.isfinite(value := _within(run, name, lag))]
-    if len(found) < MIN_RUNS:
+def _at_lag(within_R: Floats, settings: Floats, draws: int, rng: np.random.Generator) -> Estimate:
+    """Mean over runs of the correlation between a look and success some steps later."""
+    is_known = np.isfinite(within_R)
+    within_R = within_R[is_known]
+    weights = _draw(settings[is_known], draws, rng)
+    drawn = weights @ within_R / weights.sum(axis=1)
+    return _estimate(float(within_R.mean()), drawn, len(within_R))
+
+
+def _best_lag(
+    within: Mapping[int, Floats], settings: Floats, draws: int, rng: np.random.Generator
+) -> BestLag | None:
+    """The strongest lag over all runs, and in each draw of them; the nearest to 0 of equals."""
+    if not within:
         return None
-    within = np.array([value for _, value in found])
-    settings = _numbered([setting for setting, _ in found])
-    weights = _draw(settings, draws, rng)
-    drawn = weights @ within / weights.sum(axis=1)
-    return _estimate(float(within.mean()), drawn, len(within))
+    lags = np.array(sorted(within, key=abs))
+    within_LR = np.array([within[lag] for lag in lags])
+    is_known_LR = np.isfinite(within_LR)
+    values_LR = np.where(is_known_LR, within_LR, 0.0)
+    weights_DR = np.vstack([np.ones(len(settings)), _draw(settings, draws, rng)])
+    # A draw without any run that has a lag leaves that lag at 0.
+    counts_DL = np.maximum(weights_DR @ is_known_LR.T, 1.0)
+    best, *drawn = lags[np.abs(weights_DR @ values_LR.T / counts_DL).argmax(axis=1)]
+    low, high = np.percentile(drawn, [2.5, 97.5], method="nearest")
+    return BestLag(lag=int(best), low=int(low), high=int(high))
 
 
 def _within(run: RunCurves, name: str, lag: int) -> float:

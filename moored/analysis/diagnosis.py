@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from moored.analysis.sample import RewardStats, label_of
 from moored.diagnostics.alarm import Alarm
 from moored.diagnostics.information import Likelihood
+from moored.diagnostics.look import WORST_FIRST
 from moored.diagnostics.report import CollapseReport, Regime, Verdict
 from moored.diagnostics.watch import Watched
 
@@ -115,11 +116,15 @@ class Series:
     skipped_turns: Mapping[int, str] = field(default_factory=dict)
     others: Mapping[str, tuple[Look, ...]] = field(default_factory=dict)
     """Further views, by name; the verdict is not theirs."""
+    unmeasured_since: int | None = None
+    """Step from which on no look of training could be measured; None: the last one was."""
 
     @property
     def verdict(self) -> Verdict:
-        """That of the last look."""
-        return self.looks[-1].verdict
+        """That of the last look; health that could not be measured to the end cannot be told."""
+        found = self.looks[-1].verdict
+        is_open = self.unmeasured_since is not None and found is Verdict.HEALTHY
+        return Verdict.CANNOT_TELL if is_open else found
 
     @property
     def collapsed_at(self) -> Look | None:
@@ -143,6 +148,7 @@ class Series:
             "verdict": self.verdict,
             "why": self.looks[-1].why,
             "looks": [look.to_dict() for look in self.looks],
+            "unmeasured_since": self.unmeasured_since,
             "skipped": [{"steps": steps, "why": why} for steps, why in self.skipped.items()],
             "turns": [{"turn": t.turn, "report": t.report.to_dict()} for t in self.turns],
             "skipped_turns": [{"turn": t, "why": why} for t, why in self.skipped_turns.items()],
@@ -158,11 +164,13 @@ class Diagnosis:
     """All environments of a run or of some files."""
 
     series: tuple[Series, ...]
-    """One for each environment."""
+    """One for each environment that was measured."""
     source: str
     """Where the scores come from, as a phrase: "measured by training", "scored with nano"."""
     temperature: float
     """Log-probabilities are those of the model at this temperature."""
+    unmeasured: Mapping[str, str] = field(default_factory=dict)
+    """Environments of which no look could be measured, and why."""
     warnings: tuple[str, ...] = ()
     token_forwards: int = 0
     seconds: float = 0.0
@@ -173,15 +181,20 @@ class Diagnosis:
 
     @property
     def verdict(self) -> Verdict:
-        """Collapsed when an environment is; healthy when all are."""
+        """Collapsed when an environment is; healthy when all are, which all must show."""
         found = {series.verdict for series in self.series}
-        order = (Verdict.COLLAPSED, Verdict.CANNOT_TELL, Verdict.HEALTHY)
-        return next(verdict for verdict in order if verdict in found)
+        found |= {Verdict.CANNOT_TELL} if self.unmeasured else set()
+        return next(verdict for verdict in WORST_FIRST if verdict in found)
+
+    @property
+    def is_of_one(self) -> bool:
+        """There is one environment, which then needs no name."""
+        return len(self.series) + len(self.unmeasured) == 1
 
     @property
     def worst(self) -> Series:
-        """The first environment with the verdict of the whole."""
-        return next(series for series in self.series if series.verdict is self.verdict)
+        """The first of the measured environments that are worst off."""
+        return min(self.series, key=lambda series: WORST_FIRST.index(series.verdict))
 
     def with_closeups(self, closeups: Sequence[Closeup]) -> Diagnosis:
         return replace(self, closeups=tuple(closeups))
@@ -195,6 +208,7 @@ class Diagnosis:
             "temperature": self.temperature,
             "warnings": list(self.warnings),
             "environments": [series.to_dict() for series in self.series],
+            "unmeasured": dict(self.unmeasured),
             "token_forwards": self.token_forwards,
             "seconds": self.seconds,
             "num_bad_rows": self.num_bad_rows,

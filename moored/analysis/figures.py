@@ -128,7 +128,8 @@ def phase_chart(steps: Numbers, seconds: Mapping[str, Numbers], alarm_step: int 
     data = [
         {
             "type": "scatter",
-            "mode": "lines",
+            # A line through one point cannot be seen.
+            "mode": "lines+markers" if len(steps) == 1 else "lines",
             "name": phase,
             "x": _whole(steps),
             "y": short(values),
@@ -212,9 +213,10 @@ def dash_of(style: int) -> str:
 
 def _line(curve: Curve) -> Chart:
     color = color_of(curve.style)
+    has_dots = curve.has_dots or len(curve.x) == 1
     line = {
         "type": "scatter",
-        "mode": "lines+markers" if curve.has_dots else "lines",
+        "mode": "lines+markers" if has_dots else "lines",
         "name": curve.name,
         "legendgroup": curve.name,
         "showlegend": not curve.is_faint,
@@ -223,8 +225,8 @@ def _line(curve: Curve) -> Chart:
         "line": {"color": color, "width": 1 if curve.is_faint else 2, "dash": dash_of(curve.style)},
         "hovertemplate": "%{y:.4g}",
     }
-    if curve.has_dots:
-        line["marker"] = {"size": 4}
+    if has_dots:
+        line["marker"] = {"size": 4 if curve.has_dots else 7}
     if curve.is_faint:
         line |= {"opacity": 0.35, "hoverinfo": "skip"}
         del line["hovertemplate"]

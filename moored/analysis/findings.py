@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from moored.analysis.diagnosis import Diagnosis, Look, Series
 from moored.diagnostics.alarm import NOTHING_TO_LOSE
+from moored.diagnostics.look import WORST_FIRST
 from moored.diagnostics.report import CollapseReport, Interval, Regime, Verdict
 from moored.diagnostics.resampling import t_quantile
 
@@ -86,13 +87,14 @@ TEACH_FIRST = "Teach the model to reason about its prompt first: moored sft, or 
 
 def headline(diagnosis: Diagnosis) -> Finding:
     """The verdict, and since when."""
-    if len(diagnosis.series) == 1:
+    if diagnosis.is_of_one:
         text = _state(diagnosis.series[0])
         return Finding(text, KINDS[diagnosis.verdict])
     by_state: dict[str, list[str]] = {}
-    order = (Verdict.COLLAPSED, Verdict.CANNOT_TELL, Verdict.HEALTHY)
-    for series in sorted(diagnosis.series, key=lambda series: order.index(series.verdict)):
+    for series in sorted(diagnosis.series, key=lambda series: WORST_FIRST.index(series.verdict)):
         by_state.setdefault(_state(series), []).append(series.env or "the rest")
+    if diagnosis.unmeasured:
+        by_state["Not measured"] = list(diagnosis.unmeasured)
     parts = [f"{state} in {', '.join(envs)}" for state, envs in by_state.items()]
     text = "; ".join(part if place == 0 else _lower(part) for place, part in enumerate(parts))
     return Finding(text, KINDS[diagnosis.verdict])
@@ -105,6 +107,8 @@ def _lower(text: str) -> str:
 def _state(series: Series) -> str:
     """Of one environment, in a few words."""
     since, alarm = series.collapsed_at, series.alarm
+    if series.verdict is not series.looks[-1].verdict:
+        return f"Not measured since step {series.unmeasured_since}, healthy before"
     if series.verdict is Verdict.CANNOT_TELL:
         return "Cannot tell"
     if since is None:
@@ -120,10 +124,20 @@ def explanation(diagnosis: Diagnosis) -> list[Finding]:
     """Why, with intervals and p-values, and what to do; one line for each environment."""
     found = []
     for series in diagnosis.series:
-        env = f"{series.env}: " if len(diagnosis.series) > 1 else ""
-        text = f"{env}{series.looks[-1].why} {_remedy(series)}".strip()
+        env = "" if diagnosis.is_of_one else f"{series.env}: "
+        text = f"{env}{_why(series)} {_remedy(series)}".strip()
         found.append(Finding(text, KINDS[series.verdict]))
-    return found
+    lines = [f"{env}: no look was measured: {why}" for env, why in diagnosis.unmeasured.items()]
+    return found + [Finding(line, Kind.WARNING) for line in lines]
+
+
+def _why(series: Series) -> str:
+    """What the last look says, and why it is not that of the last step where it is not."""
+    last, since = series.looks[-1], series.unmeasured_since
+    if since is None:
+        return last.why
+    reason = series.skipped[str(since)]
+    return f"No look from step {since} on was measured: {reason}. At step {last.label}: {last.why}"
 
 
 def _remedy(series: Series) -> str:
@@ -157,7 +171,7 @@ def notes(diagnosis: Diagnosis) -> list[Finding]:
     found = [Finding(text, Kind.WARNING) for text in diagnosis.warnings]
     found.append(Finding(f"{diagnosis.source}, {at}"))
     for series in diagnosis.series:
-        env = f"{series.env}: " if len(diagnosis.series) > 1 else ""
+        env = "" if diagnosis.is_of_one else f"{series.env}: "
         found += [Finding(f"{env}{each.text}", each.kind) for each in _series_notes(series)]
     if diagnosis.num_bad_rows:
         found.append(Finding(f"bad rows skipped: {diagnosis.num_bad_rows}"))

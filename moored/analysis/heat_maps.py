@@ -86,9 +86,9 @@ def score_map(matrix: ScoreMatrix, limit: float) -> Chart:
     """Gains of reasonings under prompts, own prompts framed; colours end at `limit` nats.
 
     Reasonings are sorted by the prompt they were written for, so that reasoning that depends on
-    its prompt shows a diagonal.
+    its prompt shows a diagonal. Of many, some of every prompt are shown.
     """
-    order = np.lexsort((matrix.columns_M, matrix.blocks_M))[:MOST_ROWS]
+    order = _spread(np.lexsort((matrix.columns_M, matrix.blocks_M)))
     gain_MN, columns_M = gains(matrix)[order], matrix.columns_M[order]
     own = [[column == j for j in range(gain_MN.shape[1])] for column in columns_M]
     data = {
@@ -109,6 +109,13 @@ def score_map(matrix: ScoreMatrix, limit: float) -> Chart:
     layout["yaxis"] |= {"showgrid": False, "showticklabels": False, "ticks": ""}
     layout["yaxis"] |= {"autorange": "reversed"}
     return {"data": [data], "layout": layout}
+
+
+def _spread(order_M: np.ndarray) -> np.ndarray:
+    """At most `MOST_ROWS` of them, at equal distances."""
+    if len(order_M) <= MOST_ROWS:
+        return order_M
+    return order_M[np.linspace(0, len(order_M) - 1, MOST_ROWS).round().astype(int)]
 
 
 def _frames(columns_M: np.ndarray, blocks_M: np.ndarray) -> list[Chart]:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from moored.analysis.compare import look_values
+from moored.analysis.compare import OptionChange, look_values, read_changes
 from moored.analysis.diagnosis import Diagnosis
 from moored.analysis.report_rollouts import Rollouts, read_rollouts
 from moored.analysis.stored import read_diagnosis
@@ -57,8 +57,10 @@ class RunData:
     """Measurements of `gradients.jsonl`, oldest first."""
     starts: Sequence[Mapping[str, Any]]
     """Records of `starts.jsonl`: command, versions and machine of every start."""
+    changes: Sequence[OptionChange]
+    """Options that were changed when the run was resumed."""
     options: Mapping[str, Any]
-    """config.yaml; empty when it cannot be read."""
+    """config.yaml, the last values; empty when it cannot be read."""
     config_text: str
     problems: tuple[str, ...]
 
@@ -97,6 +99,7 @@ def read_run(path: Path) -> RunData:
         scores=_attempt(problems, lambda: _scores(path), {}),
         rollouts=rollouts,
         gradients=_attempt(problems, lambda: _gradients(path), []),
+        changes=_attempt(problems, lambda: read_changes(path), []),
         starts=_attempt(problems, lambda: read_records(path, "starts"), []),
         options=options,
         config_text=(path / "config.yaml").read_text(encoding="utf-8") if options else "",
@@ -158,11 +161,15 @@ def thinned(
 
 
 def smoothed(y: Sequence[float], window: int) -> list[float]:
-    """Centred running mean over `window` neighbours, fewer at the ends."""
-    values, half = np.asarray(y, dtype=float), window // 2
+    """Running mean over `window` neighbours around each, fewer at the ends.
+
+    Of an even number, one more lies behind than before.
+    """
+    values = np.asarray(y, dtype=float)
     sums = np.concatenate([[0.0], np.cumsum(values)])
     places = np.arange(len(values))
-    low, high = np.maximum(places - half, 0), np.minimum(places + half + 1, len(values))
+    low = np.maximum(places - window // 2, 0)
+    high = np.minimum(places + (window + 1) // 2, len(values))
     return ((sums[high] - sums[low]) / (high - low)).tolist()
 
 

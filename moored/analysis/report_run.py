@@ -95,8 +95,17 @@ def _facts(run: RunData) -> dict[str, str]:
 
 
 def _filter(options: Mapping[str, Any]) -> str:
+    """The rule and its number, and what makes it keep others than the groups that vary most."""
+    chosen = options.get("filter")
     rule = _option(options, "filter", "rule")
-    return rule if rule == "none" else f"{rule} {_option(options, 'filter', 'value')}".strip()
+    if not isinstance(chosen, Mapping):
+        return rule
+    parts = [rule if rule in ("none", "nonzero") else f"{rule} {chosen.get('value', '')}".strip()]
+    if rule != "none" and chosen.get("largest") is False:
+        parts.append("lowest first")
+    if num := chosen.get("best_and_worst"):
+        parts.append(f"{num} best and {num} worst trajectories of a group")
+    return ", ".join(part for part in parts if part)
 
 
 def _option(options: Mapping[str, Any], section: str, key: str) -> str:
@@ -108,6 +117,12 @@ def _option(options: Mapping[str, Any], section: str, key: str) -> str:
 def _notes(run: RunData) -> Iterable[Finding]:
     if run.num_steps is not None and run.last_step < run.num_steps:
         text = f"The run is not complete: {run.last_step} of {run.num_steps} steps are finished."
+        yield Finding(text, Kind.WARNING)
+    for change in run.changes:
+        text = (
+            f"{change.name} was changed from {change.old} to {change.new} when the run was resumed "
+            f"after step {change.step}."
+        )
         yield Finding(text, Kind.WARNING)
     for problem in run.problems:
         yield Finding(f"Left out: {problem}", Kind.WARNING)

@@ -50,9 +50,14 @@ class RunCurves:
     diagnostics: Mapping[str, ByStep]
 
     def final(self, name: str) -> float | None:
-        """Mean of a diagnostic over the last steps; None when it was not measured there."""
-        last = max(self.success)
-        values = [v for step, v in self.diagnostics.get(name, {}).items() if step > last - LAST]
+        """Mean of a diagnostic over the last steps; None when it was not measured there.
+
+        Of looks that are further apart than that, the last one.
+        """
+        last, curve = max(self.success), self.diagnostics.get(name, {})
+        values = [v for step, v in curve.items() if step > last - LAST]
+        if not values and curve and name in LOOK_DIAGNOSTICS:
+            return curve[max(curve)]
         return fmean(values) if values else None
 
     @property

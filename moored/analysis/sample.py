@@ -14,7 +14,7 @@ import json
 import math
 import random
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -239,20 +239,32 @@ class Draw:
 
 
 def _windows(draws: Sequence[StepDraw], window: int | None) -> tuple[StepDraw, ...]:
-    if window is not None:
-        return tuple(pool(draws[i : i + window]) for i in range(0, len(draws), window))
-    best = tuple(draws)
-    for size in range(1, len(draws) + 1):
-        pooled = _windows(draws, size)
-        if _usual_prompts(pooled) > _usual_prompts(best):
-            best = pooled
-        if _usual_prompts(best) >= min(ENOUGH_PROMPTS, draws[0].num_prompts):
+    size = _fewest_steps(draws) if window is None else window
+    return tuple(pool(draws[i : i + size]) for i in range(0, len(draws), size))
+
+
+def _fewest_steps(draws: Sequence[StepDraw]) -> int:
+    """Steps to pool for looks to hold `ENOUGH_PROMPTS`, or else as many as they can."""
+    keys = [drawn.prompts.values.keys() for drawn in draws]
+    num_prompts = draws[0].num_prompts
+    most = min(ENOUGH_PROMPTS, num_prompts, len(set().union(*keys)))
+    best, found = 1, 0
+    for size in _window_sizes(len(draws)):
+        windows = (set().union(*keys[i : i + size]) for i in range(0, len(keys), size))
+        usual = statistics.median_low([min(len(window), num_prompts) for window in windows])
+        best, found = (size, usual) if usual > found else (best, found)
+        if found >= most:
             break
     return best
 
 
-def _usual_prompts(draws: Sequence[StepDraw]) -> int:
-    return statistics.median_low([len(drawn.prompts.values) for drawn in draws])
+def _window_sizes(count: int) -> Iterator[int]:
+    """1, 2, 3, …, and larger ones further and further apart, up to all: each takes a pass."""
+    size = 1
+    while size < count:
+        yield size
+        size += max(1, size // 8)
+    yield count
 
 
 def draw(

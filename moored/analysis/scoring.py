@@ -23,6 +23,7 @@ from moored.types import ScoreRequest
 PROBE_PAIRS = 4
 MOST_TURNS = 10
 """Most turn positions that are measured; each costs as much as a look."""
+NOTHING = "nothing can be measured: "
 VIEW = "one_turn"
 """What rollout files show: the reasonings of one turn, each under the prompts of the others."""
 
@@ -60,6 +61,8 @@ class Plan:
     token_forwards: int
     turn: int = 1
     """Turn position that the looks are of."""
+    unmeasured: Mapping[str, str] = field(default_factory=dict)
+    """Environments without a look that can be measured, and why."""
 
     @property
     def num_looks(self) -> int:
@@ -105,28 +108,30 @@ def _nothing_to_measure(looks: Sequence[StepDraw], wanted: int) -> str:
     where = "" if best.step is None else f"step {best.label} "
     remedy = "; pool steps with --window, or lower --prompts" if len(looks) > 1 else ""
     why = too_few_prompts(best, len(best.prompts.values), wanted)
-    return f"nothing can be measured: {where}{why}{remedy}"
+    return f"{NOTHING}{where}{why}{remedy}"
 
 
 def make_plan(drawn: Draw, scorer: Scorer, size: Size) -> Plan:
     """Encode what was drawn; looks with fewer prompts than the others are skipped.
 
-    An environment without a look that can be measured is left out, unless it is the only one.
+    An environment without a look that can be measured is named, unless it is the only one.
     """
     if not drawn.series:
         raise TooFewPromptsError(
             f"the files hold no rows that can be used ({drawn.num_bad + drawn.num_torn} bad)"
         )
-    planned, refusals = [], []
+    planned: list[PlannedSeries] = []
+    refusals: dict[str, TooFewPromptsError] = {}
     for env, looks in drawn.series.items():
         try:
             planned.append(_plan_series(env, looks, scorer, size))
         except TooFewPromptsError as error:
-            refusals.append(error)
+            refusals[env or "the rest"] = error
     if not planned:
-        raise refusals[0]
+        raise next(iter(refusals.values()))
     cost = sum(scorer.cost(pairs) for series in planned for pairs in series.pair_sets)
-    return Plan(series=tuple(planned), token_forwards=cost)
+    unmeasured = {env: str(error).removeprefix(NOTHING) for env, error in refusals.items()}
+    return Plan(series=tuple(planned), token_forwards=cost, unmeasured=unmeasured)
 
 
 def _plan_series(
@@ -144,7 +149,7 @@ def _plan_series(
         scorer.check_fits(pairs)
         planned.append(PlannedLook(look, pairs))
     if not planned:
-        raise TooFewPromptsError(f"nothing can be measured: {next(iter(skipped.values()))}")
+        raise TooFewPromptsError(f"{NOTHING}{next(iter(skipped.values()))}")
     return PlannedSeries(env=env, looks=tuple(planned), skipped=skipped, num_prompts=num_prompts)
 
 
@@ -228,6 +233,7 @@ def diagnose(
     measured = [_measure_series(planned, plan.turn, scorers, measure) for planned in plan.series]
     found = Diagnosis(
         series=tuple(series for series, _ in measured),
+        unmeasured=plan.unmeasured,
         source=f"scored with {_models([look for series, _ in measured for look in series.looks])}",
         temperature=scorers.temperature,
         token_forwards=plan.token_forwards,

@@ -65,8 +65,14 @@ def read_diagnosis(run: Path) -> Diagnosis:
             f"none of the {len(records)} looks in {where!r} has a verdict: "
             f"{_first_reason(records)}; score the rollouts afresh: --rescore"
         )
+    unmeasured = {
+        env: next(iter(reader.skipped.values()))
+        for env, reader in found.items()
+        if not reader.looks
+    }
     return Diagnosis(
         series=series,
+        unmeasured=unmeasured,
         source="measured by training (collapse.jsonl)",
         temperature=config.rollout.temperature,
     )
@@ -87,6 +93,7 @@ class _SeriesReader:
     turns: dict[int, CollapseReport] = field(default_factory=dict)
     """Of the last look."""
     view: str = ""
+    unmeasured_since: int | None = None
     alarm: Alarm | None = None
     _watch: CollapseWatch = field(init=False)
 
@@ -100,12 +107,13 @@ class _SeriesReader:
         reports = {
             name: read_report(stored, f"{self.where!r}, step {step}")
             for name, stored in record["reports"].items()
-            if self.is_one or name.startswith(f"{self.env}/")
+            if self.is_one or self._is_mine(name)
         }
         if followed not in reports:
-            reasons = record["skipped"]
-            self.skipped[str(step)] = reasons.get(followed) or next(iter(reasons.values()), "")
+            self.skipped[str(step)] = self._reason(record["skipped"], followed)
+            self.unmeasured_since = self.unmeasured_since or step
             return
+        self.unmeasured_since = None
         missing = entry.get("share_unmeasured")
         self.looks.append(
             Look(
@@ -120,6 +128,14 @@ class _SeriesReader:
         if entry["alarm"] is not None and self.alarm is None:
             self.alarm = _read_alarm(entry["alarm"], f"{self.where!r}, step {step}")
         self._add_others(step, {n: r for n, r in reports.items() if n != followed})
+
+    def _reason(self, reasons: Mapping[str, str], followed: str | None) -> str:
+        """Why the view that the verdict follows, or any of this environment, was not measured."""
+        own = [why for name, why in reasons.items() if self.is_one or self._is_mine(name)]
+        return reasons.get(followed or "") or next(iter(own), "the reason is not logged")
+
+    def _is_mine(self, name: str) -> bool:
+        return name.startswith(f"{self.env}/")
 
     def _add_others(self, step: int, reports: Mapping[str, CollapseReport]) -> None:
         self.turns = {}
@@ -142,6 +158,7 @@ class _SeriesReader:
             skipped=self.skipped,
             turns=tuple(TurnLook(turn=t, report=r) for t, r in sorted(self.turns.items())),
             others={view: tuple(looks) for view, looks in self.others.items()},
+            unmeasured_since=self.unmeasured_since,
         )
 
 

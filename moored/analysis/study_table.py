@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from moored.analysis.compare import LAST, half_width, read_ends
+from moored.analysis.compare import LAST, LOOK_FIGURES, half_width, read_ends
 from moored.errors import MooredError
 from moored.runlog.log import read_records
 
@@ -23,7 +23,8 @@ END_FIGURES = (
     *("success", "reward", "well-formed replies", "validation success"),
     *("MI", "H(Z|X)", "retrieval"),
 )
-"""Those of `moored compare`, at the end of the run; the last three in the followed view."""
+"""Those of `moored compare`, at the end of the run; the last three in the followed view, and in a
+run of several environments for each of them: `MI, sokoban`."""
 STEP_MEANS = {
     "kept groups": "filter/kept_fraction",
     "reply tokens": "rollout/reply_tokens_mean",
@@ -45,6 +46,8 @@ class RunResult:
     path: Path
     seed: int
     last_step: int
+    num_averaged: int
+    """Steps at the end that the figures of the end are means over."""
     figures: Mapping[str, float]
     verdict: str | None
     alarm_step: int | None
@@ -108,6 +111,7 @@ def read_table(
                 results[arms].append(read_result(path, seed))
             except (MooredError, OSError) as error:
                 left_out[str(path)] = str(error)
+    figures = _with_environments(figures, [run for found in results.values() for run in found])
     means = {arms: _means(found, figures) for arms, found in results.items()}
     rows = [
         Row(
@@ -131,7 +135,7 @@ def read_result(path: Path, seed: int) -> RunResult:
     """All figures of one run; missing ones are left out."""
     ends = read_ends(path)
     steps, timing = read_records(path), read_records(path, "timing")
-    figures = {name: fmean(ends.ends[name]) for name in END_FIGURES if ends.ends.get(name)}
+    figures = {name: fmean(values) for name, values in ends.ends.items() if values}
     figures["peak success"] = peak([_number(r, "rollout/success_rate") or 0.0 for r in steps])
     for name, key in STEP_MEANS.items():
         values = [value for r in _settled(steps) if (value := _number(r, key)) is not None]
@@ -140,6 +144,7 @@ def read_result(path: Path, seed: int) -> RunResult:
         path=path,
         seed=seed,
         last_step=ends.last_step,
+        num_averaged=ends.num_averaged,
         figures=figures | _times(_settled(timing)),
         verdict=ends.verdict,
         alarm_step=ends.alarm_step,
@@ -180,6 +185,16 @@ def _means(runs: Sequence[RunResult], figures: Sequence[str]) -> dict[str, Mean]
         by_seed = {run.seed: run.figures[name] for run in runs if name in run.figures}
         if by_seed:
             found[name] = _mean(by_seed)
+    return found
+
+
+def _with_environments(figures: Sequence[str], runs: Sequence[RunResult]) -> list[str]:
+    """The figures, and after one of looks those of each environment, where runs have several."""
+    known = dict.fromkeys(name for run in runs for name in run.figures)
+    found: list[str] = []
+    for figure in figures:
+        own = [name for name in known if name.startswith(f"{figure}, ")]
+        found += [figure, *(own if figure in LOOK_FIGURES else [])]
     return found
 
 
@@ -243,13 +258,33 @@ def _cell(mean: Mean | None, sign: str = "") -> str:
     return f"{mean.mean:{sign}.{digits}f}{spread}"
 
 
+def table_notes(table: StudyTable) -> list[str]:
+    """What the means are over, and what makes runs differ that should be alike."""
+    runs = [run for row in table.rows for run in row.runs]
+    if not runs:
+        return []
+    averaged, ends = ({run.num_averaged for run in runs}, {run.last_step for run in runs})
+    steps = "step" if averaged == {1} else f"{_span(averaged)} steps"
+    found = [
+        "Means over seeds; ± is half of the 95 % interval (Student's t). Success, reward and "
+        f"collapse are means over the last {steps} of each run."
+    ]
+    if len(ends) > 1:
+        found.append(f"The runs end at different steps, from {min(ends)} to {max(ends)}.")
+    return found
+
+
+def _span(values: set[int]) -> str:
+    return str(min(values)) if len(values) == 1 else f"{min(values)} to {max(values)}"
+
+
 def to_markdown(table: StudyTable) -> str:
-    """The table, and the differences below it."""
+    """The table, the differences below it, and what its figures are."""
     text = _markdown(table_lines(table))
     if table.against is not None and any(row.differences for row in table.rows):
         text += f"\nDifferences from {table.against[0]} {table.against[1]}, seed by seed:\n\n"
         text += _markdown(table_lines(table, differences=True))
-    return text
+    return "\n".join([text, *(f"{note}\n" for note in table_notes(table))])
 
 
 def _markdown(lines: Sequence[Sequence[str]]) -> str:

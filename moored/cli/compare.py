@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from moored.analysis.compare import Comparison
     from moored.analysis.replies import TaskReplies
 
+NAME_WIDTH, ARM_WIDTH = 22, 11
+"""Columns of a terminal for names of figures, and for an arm with a number in each line."""
+SEEN_WIDTH, REPLY_WIDTH = 28, 30
+"""The same for a step with what the model saw, and for a reply beside it."""
+
 Last = Annotated[
     int, typer.Option(metavar="K", help="Steps averaged at the start and at the end.", min=1)
 ]
@@ -51,7 +56,7 @@ def compare_command(
     else:
         _show(make_console(), found)
         if written:
-            make_console().print(_reply_table(shown, written))
+            _show_replies(make_console(), shown, written)
     for path, reason in found.left_out.items():
         print_line(make_console(stderr=True), f"left out: {path}: {reason}")
     if found.left_out:
@@ -82,35 +87,43 @@ def _show(console: Console, found: Comparison) -> None:
     for arm in found.arms:
         for run in arm.runs:
             print_line(console, f"{arm.label}  {run.path}  ({run.last_step} steps)")
-    console.print(_figure_table(found))
+    num_arms = len(found.arms)
+    size = max(1, (console.width - NAME_WIDTH) // ARM_WIDTH)
+    # More columns than fit would have nothing in them but ellipses.
+    blocks = [range(i, min(i + size, num_arms)) for i in range(0, num_arms, size)]
+    for block in blocks:
+        console.print(_figure_table(found, block))
     for line in explanation(found):
         console.print(line, style="dim")
     if found.options:
         console.print("\nOptions that differ", style="bold")
-        console.print(_option_table(found))
+        for block in blocks:
+            console.print(_option_table(found, block))
     elif len(found.arms) > 1:
         console.print("\nThe runs have the same options.")
 
 
-def _figure_table(found: Comparison) -> Table:
+def _figure_table(found: Comparison, block: range) -> Table:
+    """One column for each arm of the block."""
     from rich import box
     from rich.table import Table
 
     from moored.analysis.compare_text import alarms_of, figure_cell, verdicts_of
 
     table = Table(box=box.SIMPLE_HEAD, header_style="bold")
+    arms = [found.arms[place] for place in block]
     table.add_column("start → end")
-    for arm in found.arms:
+    for arm in arms:
         table.add_column(arm.label, justify="right")
-    figures = [arm.figures() for arm in found.arms]
+    figures = [arm.figures() for arm in arms]
     for name in dict.fromkeys(name for each in figures for name in each):
         table.add_row(name, *(figure_cell(each.get(name)) for each in figures))
-    table.add_row("verdict", *map(verdicts_of, found.arms))
-    table.add_row("alarm at step", *map(alarms_of, found.arms))
+    table.add_row("verdict", *map(verdicts_of, arms))
+    table.add_row("alarm at step", *map(alarms_of, arms))
     return table
 
 
-def _option_table(found: Comparison) -> Table:
+def _option_table(found: Comparison, block: range) -> Table:
     from rich import box
     from rich.table import Table
 
@@ -118,19 +131,32 @@ def _option_table(found: Comparison) -> Table:
 
     table = Table(box=box.SIMPLE_HEAD, header_style="bold")
     table.add_column("option", overflow="fold")
-    for arm in found.arms:
-        table.add_column(arm.label, overflow="fold")
+    for place in block:
+        table.add_column(found.arms[place].label, overflow="fold")
     for name, values in found.options.items():
-        table.add_row(name, *map(option_cell, values))
+        table.add_row(name, *(option_cell(values[place]) for place in block))
     return table
 
 
-def _reply_table(runs: Sequence[Path], written: Sequence[TaskReplies]) -> Table:
+def _show_replies(console: Console, runs: Sequence[Path], written: Sequence[TaskReplies]) -> None:
+    """Side by side where there is room, else one below the other."""
+    names = [run.name for run in runs]
+    labels = names if len(set(names)) == len(names) else list(map(str, runs))
+    if console.width >= SEEN_WIDTH + REPLY_WIDTH * len(labels):
+        console.print(_reply_table(labels, written))
+        return
+    for each in written:
+        console.print(f"\nstep {each.step}", style="bold")
+        console.print(each.seen)
+        for label, reply in zip(labels, each.replies, strict=True):
+            console.print(f"{label}:", style="bold")
+            console.print(reply)
+
+
+def _reply_table(labels: Sequence[str], written: Sequence[TaskReplies]) -> Table:
     from rich import box
     from rich.table import Table
 
-    names = [run.name for run in runs]
-    labels = names if len(set(names)) == len(names) else list(map(str, runs))
     table = Table(box=box.SIMPLE_HEAD, header_style="bold", show_lines=True)
     table.add_column("step", justify="right")
     table.add_column("what the model saw", overflow="fold")

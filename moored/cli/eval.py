@@ -98,7 +98,7 @@ def eval_command(
 
 def evaluate_source(source: str, env: str | None, given: dict[str, Any]) -> Evaluation:
     """Evaluate a run (its newest checkpoint), a model, or what a server calls `source`."""
-    from moored.engine.checkpoint import newest_checkpoint
+    from moored.engine.checkpoint import has_only_model, newest_checkpoint
     from moored.envs.mix import EnvMix
     from moored.models.load import check_model_name
 
@@ -107,7 +107,8 @@ def evaluate_source(source: str, env: str | None, given: dict[str, Any]) -> Eval
     if not is_run and not is_endpoint:
         check_model_name(source)
     config = _evaluation_config(source, env, given, is_run=is_run)
-    saved = newest_checkpoint(Path(source)) if is_run else None
+    has_checkpoint = is_run and not has_only_model(Path(source))
+    saved = newest_checkpoint(Path(source)) if has_checkpoint else None
     mix = EnvMix(config.env)
     mix.check()
     if is_run:
@@ -138,6 +139,7 @@ def _evaluation_config(
     """What was given, laid over the configuration of the run if there is one."""
     from moored.config import load_config
     from moored.config_text import parse_value
+    from moored.engine.checkpoint import has_only_model
 
     if env is None and not is_run:
         raise MooredError("a model has no environment of its own; give --env, e.g. --env sokoban")
@@ -145,6 +147,9 @@ def _evaluation_config(
     of_run: dict[str, Any] = {"model": source}
     if is_run:
         of_run = load_config(Path(source) / "config.yaml").model_dump()
+    if is_run and has_only_model(Path(source)):
+        # Adapters are summed into the weights there.
+        of_run["model"], of_run["optimizer"]["lora_rank"] = str(Path(source) / "model"), 0
     if is_run and of_run["engine"]["kind"] == "ray":
         # In this process: the cluster of the run may be gone.
         of_run["engine"]["kind"], of_run["rollout"]["max_lag"] = "local", 0

@@ -50,7 +50,7 @@ def report_command(
 
     It has the verdict, curves, rewards and trajectories, holds everything it needs and opens
     offline. Nothing is measured again, so no model is needed. Runs that cannot be read are named on
-    the page; the exit code is then 1.
+    the page; the exit code is then 1. Where none can be read, no page is written.
     """
     from moored.analysis.report import check_folders
     from moored.analysis.report_page import check_can_draw, write_report
@@ -64,6 +64,9 @@ def report_command(
 
         find_browser()
     report = _build(runs, until)
+    if not report.sections:
+        # A page that says only this would take the place of an earlier one.
+        raise MooredError("; ".join(report.left_out.values()))
     write_report(file, report)
     console = make_console()
     print_line(console, f"{report.title}\nreport: {file}")
@@ -90,7 +93,10 @@ def write_or_explain(runs: Sequence[Path], file: Path, command: str) -> None:
     console = make_console()
     try:
         check_can_draw()
-        write_report(file, build_report(runs, command=command))
+        report = build_report(runs, command=command)
+        if not report.sections:
+            raise MooredError("; ".join(report.left_out.values()))
+        write_report(file, report)
     except MooredError as error:
         print_line(console, f"no report: {error}")
     except Exception as error:

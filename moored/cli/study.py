@@ -270,9 +270,13 @@ def _finish(
     table = read_table(cells, factors=names, figures=study.report, against=study.against)
     seconds = {run.name: folder.seconds(run) for run in runs}
     found = {"study": study.name, "paper": study.paper, **provenance(), "run_seconds": seconds}
-    text = json.dumps({**found, **to_dict(table)}, indent=1)
+    reasons = {run.name: failure(folder, run) for run in failed}
+    text = json.dumps({**found, **to_dict(table), "failed": reasons}, indent=1)
     write_atomically(folder.path / "results.json", text + "\n")
     page = f"# {study.name}\n\n{study.question}\n\n{to_markdown(table)}"
+    page += "".join(
+        f"\nNot in the table, it failed: {name}: {why}\n" for name, why in reasons.items()
+    )
     page += f"\nThe paper: {study.paper}\n" if study.paper else ""
     write_atomically(folder.path / "results.md", page)
     show_table(console, study, table)
@@ -285,6 +289,6 @@ def _finish(
     if failed:
         stderr = make_console(stderr=True)
         print_line(stderr, f"{len(failed)} of {len(runs)} runs failed:")
-        for run in failed:
-            print_line(stderr, f"  {run.name}: {failure(folder, run)}")
+        for name, why in reasons.items():
+            print_line(stderr, f"  {name}: {why}")
         raise typer.Exit(1)

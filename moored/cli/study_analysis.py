@@ -18,11 +18,9 @@ if TYPE_CHECKING:
 
 def analyse(study: Study, given: Sequence[Path], out: Path) -> None:
     """Correlate every diagnostic with success over runs of studies; print and store."""
-    from rich import box
-    from rich.table import Table
-
     from moored.analysis.correlate import correlate
     from moored.analysis.run_curves import read_all
+    from moored.cli.study_progress import print_table
     from moored.studies.folder import check_owner
 
     check_owner(out, study)
@@ -32,11 +30,8 @@ def analyse(study: Study, given: Sequence[Path], out: Path) -> None:
     tables = [_over_runs(found), _over_time(found)]
     console = make_console()
     print_line(console, f"{study.name}: {study.question}")
-    for header, *lines in tables:
-        table = Table(*header, box=box.SIMPLE_HEAD, header_style="bold")
-        for line in lines:
-            table.add_row(*line)
-        console.print(table)
+    for lines in tables:
+        print_table(console, lines, 1)
     print_line(console, _explanation(found))
     for path, reason in left_out.items():
         print_line(console, f"left out: {path}: {reason}")
@@ -86,8 +81,9 @@ def _over_time(found: Sequence[Correlation]) -> list[list[str]]:
     lines = [["within runs", *(f"{lag:+d} steps" for lag in lags), "strongest lag"]]
     for each in found:
         cells = [_cell(each.by_lag.get(lag)) for lag in lags]
-        best = "–" if each.best_lag is None else f"{each.best_lag:+d}"
-        lines.append([each.name, *cells, best])
+        best = each.best_lag
+        shown = "–" if best is None else f"{best.lag:+d} [{best.low:+d}, {best.high:+d}]"
+        lines.append([each.name, *cells, shown])
     return lines
 
 

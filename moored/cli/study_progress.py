@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 START_UP_S = 8.0
 """A process imports torch and loads its model before the first step."""
 REFRESH_S = 1.0
+GAP = 3
+"""Characters between two columns of a table."""
 MARGIN = 8
 """Lines of a terminal that the live table leaves; of more arms it shows those under way."""
 
@@ -137,28 +139,42 @@ class StudyProgress:
 
 def show_table(console: Console, study: Study, table: StudyTable) -> None:
     """Means with 95 % intervals over seeds, and differences where the study asks for them."""
-    from moored.analysis.study_table import table_lines
+    from moored.analysis.study_table import table_lines, table_notes
 
-    console.print(_rich_table(table_lines(table), len(study.factors)))
+    print_table(console, table_lines(table), len(study.factors))
     if table.against is not None and any(row.differences for row in table.rows):
         print_line(
             console, f"Differences from {' '.join(table.against)}, seed by seed:", style="bold"
         )
-        console.print(_rich_table(table_lines(table, differences=True), len(study.factors)))
-    print_line(
-        console,
-        "Means over seeds; ± is half of the 95 % interval (Student's t). Success, reward and "
-        "collapse are means over the last 10 steps.",
-        style="dim",
-    )
+        print_table(console, table_lines(table, differences=True), len(study.factors))
+    for note in table_notes(table):
+        print_line(console, note, style="dim")
     for path, reason in table.left_out.items():
         print_line(console, f"left out: {path}: {reason}", style="dim")
 
 
-def _rich_table(lines: Sequence[Sequence[str]], num_names: int) -> Table:
-    shown = Table(box=box.SIMPLE_HEAD, header_style="bold")
-    for position, heading in enumerate(lines[0]):
-        shown.add_column(heading, justify="left" if position < num_names else "right")
-    for line in lines[1:]:
-        shown.add_row(*line)
-    return shown
+def print_table(console: Console, lines: Sequence[Sequence[str]], num_names: int) -> None:
+    """As one table, or below each other in several that are narrow enough for the terminal."""
+    for columns in _blocks(lines, num_names, console.width):
+        shown = Table(box=box.SIMPLE_HEAD, header_style="bold")
+        for column in columns:
+            justify = "left" if column < num_names else "right"
+            shown.add_column(lines[0][column], justify=justify)
+        for line in lines[1:]:
+            shown.add_row(*(line[column] for column in columns))
+        console.print(shown)
+
+
+def _blocks(lines: Sequence[Sequence[str]], num_names: int, width: int) -> list[list[int]]:
+    """Columns of each table: the names, and as many figures as fit with whole numbers."""
+    header, *rows = lines
+    cells = [[*heading.split(), *(row[k] for row in rows)] for k, heading in enumerate(header)]
+    widths = [max(map(len, column)) + GAP for column in cells]
+    names = list(range(num_names))
+    room = width - sum(widths[:num_names]) - 1
+    blocks: list[list[int]] = [[]]
+    for column in range(num_names, len(header)):
+        if blocks[-1] and sum(widths[k] for k in (*blocks[-1], column)) > room:
+            blocks.append([])
+        blocks[-1].append(column)
+    return [[*names, *block] for block in blocks]

@@ -128,16 +128,21 @@ class LookBuilder:
 
     def count_replies(self, env: str, groups: Sequence[Group]) -> None:
         """Log how many replies hold a reasoning, also when no view can be measured."""
-        firsts = [t.turns[0] for group in groups for t in group.trajectories if t.turns]
-        self.metrics[f"collapse/{env}valid_thinking_rate"] = _share_valid(firsts)
         missing = share_unmeasured(groups)
+        valid = _share_valid(_all_turns(groups))
+        # RAGEN's name for the share of turns, first or later, that hold a reasoning.
+        self.metrics[f"collapse/{env}valid_thinking_rate"] = valid
         self.metrics[f"collapse/{env}share_unmeasured"] = 1.0 if missing is None else missing
 
 
 def share_unmeasured(groups: Sequence[Group]) -> float | None:
     """Share of all replies that hold no valid reasoning; None without replies."""
-    turns = [turn for group in groups for t in group.trajectories for turn in t.turns]
+    turns = _all_turns(groups)
     return 1.0 - _share_valid(turns) if turns else None
+
+
+def _all_turns(groups: Sequence[Group]) -> list[Turn]:
+    return [turn for group in groups for t in group.trajectories for turn in t.turns]
 
 
 def _share_valid(turns: Sequence[Turn]) -> float:

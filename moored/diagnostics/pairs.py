@@ -97,7 +97,7 @@ class PairSet:
 
     @property
     def valid_thinking_rate(self) -> float:
-        """Share of turns that hold a reasoning, logged as `collapse/valid_thinking_rate`."""
+        """Share of the turns of this view that hold a reasoning."""
         total = self.num_available + self.num_empty
         return self.num_available / total if total else 0.0
 

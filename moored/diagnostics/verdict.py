@@ -243,7 +243,10 @@ class _Tests:
 
     @property
     def refuted(self) -> _Test | None:
-        """What shows that it does not: MI below a floor, and retrieval not above its own."""
+        """What shows that it does not, or far less than at the start.
+
+        MI below a floor; where that is of the ceiling, retrieval must not be above its own.
+        """
         if self.start is not None and self.start.is_below:
             return self.start
         return self.ceiling if self.ceiling.is_below and not self.retrieval.is_above else None
@@ -291,9 +294,16 @@ def judge(
     if is_enough and (fact := tests.refuted):
         return Judgement(
             verdict=Verdict.COLLAPSED,
-            why=f"Reasoning hardly depends on its prompt: {fact.text()}, from {counted}.",
+            why=f"{_loss(fact, tests)}: {fact.text()}, from {counted}.",
         )
     return _undecided(level, tests, counted)
+
+
+def _loss(fact: _Test, tests: _Tests) -> str:
+    """What a refuted dependence comes to: below a share of the start there may be some left."""
+    if fact is tests.start and (tests.ceiling.is_above or tests.retrieval.is_above):
+        return "Reasoning depends on its prompt far less than at the start of the run"
+    return "Reasoning hardly depends on its prompt"
 
 
 def _tests(

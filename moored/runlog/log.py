@@ -31,6 +31,8 @@ Changes holds the options that were changed when the run was resumed after a ste
 command, versions and machine of every start, events what befell processes of the engine."""
 NOT_TOLD: tuple[Stream, ...] = ("starts", "events")
 """What may be written before the first step is done."""
+MAX_DEPTH = 4
+"""Of folders in which runs are looked for: a study has one for each factor, and one for seeds."""
 
 
 def check_folder(path: str | Path, *, resume: bool = False) -> None:
@@ -125,7 +127,17 @@ def read_records(path: str | Path, stream: Stream = "metrics") -> list[dict[str,
     names = ("config.yaml", *(f"{name}.jsonl" for name in STREAMS))
     if any((folder / name).exists() for name in names):
         return []
-    raise RunLogError(f"{str(file)!r} does not exist; is {str(path)!r} a run directory?")
+    raise RunLogError(_not_a_run(folder, file))
+
+
+def _not_a_run(folder: Path, file: Path) -> str:
+    """Why there is nothing to read; a folder of runs, such as a study's, is told apart."""
+    for depth in range(1, MAX_DEPTH + 1):
+        runs = sorted(found.parent for found in folder.glob("*/" * depth + "config.yaml"))
+        if runs:
+            such = f"give those, such as {str(runs[0])!r}"
+            return f"{str(folder)!r} is not a run but holds runs; {such}"
+    return f"{str(file)!r} does not exist; is {str(folder)!r} a run directory?"
 
 
 def write_atomically(file: Path, text: str) -> None:

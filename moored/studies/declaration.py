@@ -25,6 +25,9 @@ KEYS = (
     *("seconds_per_step", "analysis", "of"),
 )
 ANALYSES = ("correlation",)
+MAX_SEEDS = 1000
+TOO_MANY = f"more than {MAX_SEEDS} seeds, counted from 0; one seed, such as 7, is written"
+"""A larger count is meant as the one seed to run."""
 FOLDER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 """Arms are names of folders."""
 
@@ -78,6 +81,11 @@ class Study:
     @property
     def is_analysis(self) -> bool:
         return bool(self.of)
+
+    @property
+    def is_shipped(self) -> bool:
+        """It is one of the package's, not a file of the user's."""
+        return self.source.file.parent == STUDIES
 
 
 def study_names() -> list[str]:
@@ -201,7 +209,10 @@ def _seeds(source: Located) -> tuple[int, ...]:
     if isinstance(source.value, list):
         seeds = tuple(item.as_kind(int, "a seed") for item in source.value)
     else:
-        seeds = tuple(range(source.as_kind(int, "seeds")))
+        count = source.as_kind(int, "seeds")
+        if count > MAX_SEEDS:
+            raise source.error(f"seeds: {count} are {TOO_MANY}: [7]")
+        seeds = tuple(range(count))
     if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise source.error("seeds must be a count >= 1 or a list of different seeds >= 0")
     return seeds
@@ -236,17 +247,22 @@ def _refuse_unknown(kind: str, given: Mapping[str, Located], known: Iterable[str
 def parse_seeds(text: str) -> tuple[int, ...]:
     """`5` is seeds 0 to 4, `4-8` and `1,3` are those seeds."""
     try:
-        if text.isdecimal():
-            seeds = tuple(range(int(text)))
-        elif match := re.fullmatch(r"(\d+)-(\d+)", text):
-            seeds = tuple(range(int(match[1]), int(match[2]) + 1))
-        else:
-            seeds = tuple(int(part) for part in text.split(","))
+        seeds = _seeds_of(text)
     except ValueError:
         seeds = ()
+    if seeds[MAX_SEEDS:]:
+        raise ConfigError(f"--seeds {text} are {TOO_MANY}: 7-7")
     if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
         raise ConfigError(f"--seeds takes a count (5), a range (4-8) or a list (1,3), got {text!r}")
-    return seeds
+    return tuple(seeds)
+
+
+def _seeds_of(text: str) -> Sequence[int]:
+    if text.isdecimal():
+        return range(int(text))
+    if match := re.fullmatch(r"(\d+)-(\d+)", text):
+        return range(int(match[1]), int(match[2]) + 1)
+    return [int(part) for part in text.split(",")]
 
 
 def restricted(study: Study, choices: Sequence[str]) -> Study:

@@ -97,6 +97,7 @@ class StudyFolder:
         found = {
             "schema": SCHEMA,
             "study": study.name,
+            "is_shipped": study.is_shipped,
             "question": study.question,
             "base": [word.text for word in study.base],
             "factors": {
@@ -151,16 +152,24 @@ def check_owner(path: Path, study: Study) -> None:
     if (path / "config.yaml").exists():
         raise ConfigError(f"{str(path)!r} is the directory of a single run; {advice}")
     try:
-        owner = json.loads((path / "study.json").read_text(encoding="utf-8"))["study"]
+        found = json.loads((path / "study.json").read_text(encoding="utf-8"))
+        owner, factors = found["study"], list(found.get("factors", ()))
     except FileNotFoundError:
-        # A kill before study.json was written leaves nothing but the lock.
-        if {file.name for file in path.iterdir()} <= {"lock"}:
+        # A kill before study.json was written leaves the lock, and maybe a part of that file.
+        if all(file.name == "lock" or file.name.startswith(".study") for file in path.iterdir()):
             return
         raise ConfigError(f"{str(path)!r} holds something other than a study; {advice}") from None
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise ConfigError(f"cannot read {str(path / 'study.json')!r}: {error}; {advice}") from error
     if owner != study.name:
         raise ConfigError(f"{str(path)!r} holds the study {owner!r}, not {study.name!r}; {advice}")
+    # Files in different folders may have one name, and that of a study of the package.
+    own = [factor.name for factor in study.factors]
+    if found.get("is_shipped", study.is_shipped) != study.is_shipped or factors != own:
+        raise ConfigError(
+            f"{str(path)!r} holds another study called {owner!r}, with the factors "
+            f"{', '.join(factors) or '(none)'}; {advice}"
+        )
 
 
 def _read_progress(file: Path) -> dict[str, Ended]:

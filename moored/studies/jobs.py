@@ -1,7 +1,9 @@
-"""How many runs at a time: one per core on a CPU, several on a GPU that is shared through MPS."""
+"""How many runs at a time: one per core on a CPU; on a GPU that is shared through MPS, as many as
+its memory holds."""
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import subprocess
@@ -10,11 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moored.errors import ConfigError
+from moored.plan.advice import plan_if_known
+from moored.plan.gpus import Gpu
 from moored.runlog.machine import num_cores
 from moored.studies.grid import PlannedRun
 
 RUNS_PER_GPU = 8
 """Of small models through MPS: eight take about as long as two one after the other."""
+TAKEN = 1.5
+"""Memory that a run takes over what is planned for it: torch keeps pieces for later. 5.0 over 3.3
+GiB were measured (benchmarks/results/ppo_step_h200.json)."""
 START_MPS = "nvidia-cuda-mps-control -d"
 STOP_MPS = "echo quit | nvidia-cuda-mps-control"
 
@@ -37,7 +44,10 @@ def choose_jobs(given: str, runs: Sequence[PlannedRun]) -> Jobs:
     if not uses_gpu:
         return Jobs(num_cores(), "one per core")
     if is_mps_running():
-        return Jobs(min(RUNS_PER_GPU, num_cores()), "they share the GPU through MPS")
+        count, fitting = min(RUNS_PER_GPU, num_cores()), num_fitting(runs, gpu_memory_gib())
+        if fitting < count:
+            return Jobs(fitting, "they share the GPU through MPS, and more might not fit it")
+        return Jobs(count, "they share the GPU through MPS")
     return Jobs(
         1,
         f"without MPS runs on one GPU take turns; start it with `{START_MPS}` (and stop it "
@@ -51,6 +61,23 @@ def has_gpu() -> bool:
         return False
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
     return listed.returncode == 0 and "GPU" in listed.stdout
+
+
+def gpu_memory_gib() -> float:
+    """Of the smallest GPU; infinite when the driver does not say."""
+    asked = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    listed = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.split()
+    return min((int(mib) / 1024 for mib in listed if mib.isdecimal()), default=math.inf)
+
+
+def num_fitting(runs: Sequence[PlannedRun], memory_gib: float) -> int:
+    """How many of the largest run fit a GPU, at least one; those of unknown size count as small."""
+    if not runs or math.isinf(memory_gib):
+        return RUNS_PER_GPU
+    gpu, first = Gpu("this GPU", memory_gib), runs[0].seed
+    plans = (plan_if_known(run.config, gpu) for run in runs if run.seed == first)
+    largest = max((found.memory.peak_bytes for found in plans if found is not None), default=0)
+    return max(1, int(gpu.memory_bytes / (TAKEN * largest))) if largest else RUNS_PER_GPU
 
 
 def is_mps_running() -> bool:

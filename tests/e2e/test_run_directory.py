@@ -13,6 +13,7 @@ from moored.presets import read_presets
 from moored.runlog.log import read_records
 from moored.runlog.rollouts import read_groups
 from moored.train import build_run, resume, start, train
+from tests.warm import run_warm
 
 OPTIONS = ["num_steps=3", "checkpoint_every=2", "collapse.every=2", "evaluation.every=0"]
 OPTIONS += ["rollout.group_size=2", "rollout.max_response_tokens=48"]
@@ -99,3 +100,27 @@ def test_a_sink_without_its_package_is_refused_before_anything_is_written(tmp_pa
     with pytest.raises(ConfigError, match=r"pip install 'moored\[trackio\]'"):
         build_run(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("more", [[], ["optimizer.lora_rank=2"]])
+def test_a_finished_run_may_keep_its_model_alone(tmp_path, more):
+    folder = tmp_path / "run"
+    words = ["smoke", *OPTIONS, "log.sinks=[]", "keep_checkpoints=0", *more]
+    assert run_warm(["train", *words, "--run", folder, "--no-report"]).returncode == 0
+    assert not (folder / "checkpoints").exists()
+    logged = (folder / "metrics.jsonl").read_bytes()
+    assert "all 3 steps done" in run_warm(["train", "--resume", folder]).stdout
+    assert (folder / "metrics.jsonl").read_bytes() == logged
+    done = run_warm(["train", "--resume", folder, "num_steps=4"])
+    assert done.returncode == 2
+    assert "has done its 3 steps and kept only its model" in " ".join(done.stderr.split())
+    assert "on 2 tasks" in run_warm(["eval", folder, "-n", "2"]).stdout
+
+
+def test_a_run_that_was_stopped_keeps_a_checkpoint_to_go_on_from(tmp_path):
+    config = load_config(read_presets(["smoke"]), [*OPTIONS, "log.sinks=[]", "keep_checkpoints=0"])
+    run = build_run(config, tmp_path / "run")
+    start(run)
+    assert train(run, lambda record: record.step == 2) == "stopped on request after step 2"
+    run.close()
+    assert [f.name for f in (tmp_path / "run" / "checkpoints").iterdir()] == ["step_000002"]

@@ -167,6 +167,10 @@ def test_a_run_that_fails_is_listed_with_its_log_and_the_others_go_on(folder, de
     out, said = finish(launch_anew("tiny.yaml", "--seeds", "1"), expect=1)
     log = Path("runs", "tiny", "none", "seed-0.log")
     assert f"1 of 2 runs failed:\n  none/seed-0: exit code 1: no power (log: {log})\n" in said
+    page = (folder / "runs/tiny/results.md").read_text()
+    assert (
+        f"\nNot in the table, it failed: none/seed-0: exit code 1: no power (log: {log})\n" in page
+    )
     assert "[1/2] all/seed-0 finished in " in out
     # What did not fail is reported on, as a whole and not run by run.
     assert f"report: {Path('runs', 'tiny', 'report.html')}\n" in out

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from moored.analysis.compare import compare_runs, half_width, read_ends
+from moored.analysis.replies import TaskReplies
+from moored.cli import compare
 from moored.cli.compare import compare_command
 from moored.errors import MooredError
 
@@ -160,3 +164,62 @@ def test_json_holds_the_figures_of_every_arm(tmp_path, capsys):
         "half_width": None,
     }
     assert found["left_out"] == {}
+
+
+def test_a_run_of_one_step_has_an_end_and_no_start(tmp_path, capsys):
+    run = write_run(tmp_path / "a", [0.25], looks={1: 0.5})
+    (arm,) = compare_runs([run]).arms
+    assert arm.figures()["success"].start is None and arm.figures()["MI"].start is None
+    compare_command([run])
+    shown = capsys.readouterr().out
+    assert "0.250" in shown and "0.250 → 0.250" not in shown
+
+
+def test_a_run_whose_options_were_changed_midway_is_not_a_repeat_of_one_that_had_them(tmp_path):
+    config = "seed: {}\noptimizer: {{lr: 0.1}}\nnum_steps: 2\n"
+    runs = [write_run(tmp_path / f"{k}", [0.1, 0.2], config=config.format(k)) for k in range(3)]
+    changes = {"num_steps": {"old": 1, "new": 2}}
+    write_changes(runs[1], 1, changes)
+    write_changes(runs[2], 1, changes | {"optimizer.lr": {"old": 0.9, "new": 0.1}})
+    found = compare_runs(runs)
+    # A longer run is still the same run.
+    assert [arm.seeds for arm in found.arms] == [[0, 1], [2]]
+    assert found.options == {"optimizer.lr, until step 1": ["–", 0.9]}
+
+
+def write_changes(run: Path, step: int, options: object) -> None:
+    record = {"schema": 1, "step": step, "options": options}
+    (run / "changes.jsonl").write_text(json.dumps(record) + "\n")
+
+
+def test_forty_settings_are_shown_with_their_numbers_in_eighty_columns(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(compare, "make_console", lambda **_: Console(width=80))
+    runs = [
+        write_run(tmp_path / f"{k}", [k / 1000] * 4, config=f"optimizer: {{lr: {k}}}\n")
+        for k in range(40)
+    ]
+    compare_command(runs)
+    shown = capsys.readouterr().out
+    assert "…" not in shown
+    assert all(f"{k / 1000:.3f}" in shown for k in range(40))
+
+
+def test_runs_that_keep_more_checkpoints_are_repeats_all_the_same(tmp_path):
+    runs = [
+        write_run(tmp_path / f"{k}", [0.1, 0.2], config=f"seed: {k}\nkeep_checkpoints: {2 + k}\n")
+        for k in range(2)
+    ]
+    assert [arm.seeds for arm in compare_runs(runs).arms] == [[0, 1]]
+
+
+@pytest.mark.parametrize(("width", "is_table"), [(88, True), (87, False), (40, False)])
+def test_replies_stand_below_each_other_where_there_is_no_room_beside(width, is_table):
+    console = Console(width=width, record=True, file=io.StringIO())
+    written = [TaskReplies(step=3, seen="#P_#", replies=("I go up.", "I go down."))]
+    compare._show_replies(console, [Path("none"), Path("top_p")], written)
+    lines = [line.strip() for line in console.export_text().splitlines() if line.strip()]
+    assert all(len(line) <= width for line in lines)
+    below = ["step 3", "#P_#", "none:", "I go up.", "top_p:", "I go down."]
+    assert lines == below if not is_table else "what the model saw" in lines[0]

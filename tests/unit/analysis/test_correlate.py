@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from moored.analysis.correlate import (
+    BestLag,
     correlate,
     pearson,
     spearman,
@@ -55,7 +56,7 @@ def test_a_diagnostic_that_comes_first_has_its_strongest_correlation_at_that_lag
     rng = np.random.default_rng(1)
     runs = [made(0.0, leads_by=10, rng=rng) for _ in range(12)]
     (found,) = correlate(runs, draws=100)
-    assert found.best_lag == 10
+    assert found.best_lag == BestLag(lag=10, low=10, high=10)
     assert found.by_lag[10].value > 0.9 > found.by_lag[-10].value
 
 
@@ -68,6 +69,41 @@ def test_noise_has_an_interval_that_holds_zero():
         runs.append(replace(run, diagnostics={"noise": noise}))
     (found,) = correlate(runs, draws=500)
     assert found.spearman.low < 0 < found.spearman.high
+
+
+def test_the_strongest_lag_of_noise_has_an_interval_that_tells_nothing():
+    rng = np.random.default_rng(3)
+    runs = []
+    for _ in range(40):
+        run = made(0.0, rng=rng)
+        noise = {step: float(rng.normal()) for step in run.diagnostics["MI"]}
+        runs.append(replace(run, diagnostics={"noise": noise}))
+    (found,) = correlate(runs, draws=500)
+    assert found.best_lag is not None
+    assert found.best_lag.low < 0 < found.best_lag.high
+
+
+def test_a_run_whose_looks_are_rare_counts_with_its_last_look():
+    rng = np.random.default_rng(4)
+    runs = [made(100.0 * k, rng=rng) for k in range(6)]
+    looks = [{1: 0.0, 41: 0.0, 81: 10.0 * k} for k in range(6)]
+    rare = [replace(r, diagnostics={"MI": mi}) for r, mi in zip(runs, looks, strict=True)]
+    (found,) = correlate(rare, draws=100)
+    assert (found.num_runs, found.spearman.value) == (6, 1.0)
+    # A figure of every step that the last ones do not have stays unknown.
+    assert replace(rare[0], diagnostics={"kept": {81: 1.0}}).final("kept") is None
+
+
+def test_one_success_in_five_runs_is_no_evidence_of_a_correlation():
+    rng = np.random.default_rng(5)
+    runs = []
+    for k in range(5):
+        run = replace(made(0.0, rng=rng), success=dict.fromkeys(range(1, 11), float(k == 4)))
+        runs.append(replace(run, diagnostics={"MI": {5: float(k), 10: float(k)}}))
+    (found,) = correlate(runs, draws=1000)
+    # A third of the draws, (4/5)^5, are without the run that succeeds.
+    assert found.spearman.value == pytest.approx(0.5**0.5)
+    assert found.spearman.low == 0.0
 
 
 def test_a_few_runs_are_refused():

@@ -102,3 +102,13 @@ def test_error_bars_reach_from_the_value_to_the_ends_of_its_interval():
 def test_forty_curves_look_different():
     num = len(PALETTE) * len(DASHES)
     assert num == 40 and len({(color_of(k), dash_of(k)) for k in range(num)}) == num
+
+
+def test_a_run_of_one_step_shows_a_point_in_every_figure():
+    (line,) = line_chart([Curve(name="a", x=[1], y=[0.5])], y_title="")["data"]
+    assert line["mode"] == "lines+markers" and line["marker"]["size"] > 0
+    (phase,) = phase_chart([1], {"rollout": [2.0]}, None)["data"]
+    assert phase["mode"] == "lines+markers"
+    assert (
+        line_chart([Curve(name="a", x=[1, 2], y=[0, 1])], y_title="")["data"][0]["mode"] == "lines"
+    )

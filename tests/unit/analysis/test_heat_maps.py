@@ -76,3 +76,15 @@ def test_a_map_of_many_reasonings_is_cut():
         logp_MN=np.zeros((500, 2)), columns_M=np.arange(500) % 2, blocks_M=np.zeros(500, dtype=int)
     )
     assert len(score_map(many, 1.0)["data"][0]["z"]) == MOST_ROWS
+
+
+def test_a_map_that_is_cut_still_has_reasonings_of_every_prompt():
+    count, prompts = 4 * MOST_ROWS, 64
+    many = ScoreMatrix(
+        logp_MN=np.zeros((count, prompts)),
+        columns_M=np.arange(count) % prompts,
+        blocks_M=np.zeros(count, dtype=int),
+    )
+    texts = score_map(many, 0.5)["data"][0]["text"]
+    shown = {row.index("its own prompt") for row in texts}
+    assert shown == set(range(prompts)) and len(texts) == MOST_ROWS

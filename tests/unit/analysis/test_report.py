@@ -197,6 +197,28 @@ def test_a_run_in_progress_is_shown_as_far_as_it_went(run):
     assert report.figures["success"].chart["data"][0]["x"] == list(range(1, 16))
 
 
+def test_an_option_that_was_changed_midway_is_a_warning_on_the_page(run):
+    changes = {"optimizer.lr": {"old": 0.1, "new": 0.2}, "num_steps": {"old": 10, "new": 20}}
+    record = {"schema": 1, "step": 10, "options": changes}
+    (run / "changes.jsonl").write_text(json.dumps(record) + "\n")
+    texts = [note.text for note in report_on(run).notes if note.kind is Kind.WARNING]
+    said = "optimizer.lr was changed from 0.1 to 0.2 when the run was resumed after step 10."
+    assert texts == [said]
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ("rule: top_k\n  value: 0.5\n  largest: false", "top_k 0.5, lowest first"),
+        ("rule: nonzero\n  value: 0.9\n  largest: true", "nonzero"),
+        ("rule: none\n  best_and_worst: 4", "none, 4 best and 4 worst trajectories of a group"),
+    ],
+)
+def test_the_filter_is_named_with_what_it_keeps(run, options, shown):
+    (run / "config.yaml").write_text(f"num_steps: 20\nfilter:\n  {options}\n")
+    assert report_on(run).facts["filter"] == shown
+
+
 def test_broken_and_empty_runs_are_named_and_the_others_compared(bench, tmp_path):
     runs = [bench.make_run(tmp_path / name, seed=k, num_steps=8) for k, name in enumerate("ab")]
     empty, broken, bare = (tmp_path / name for name in ("empty", "broken", "bare"))
@@ -348,3 +370,8 @@ def test_long_curves_become_means_of_neighbours():
 def test_a_running_mean_takes_fewer_neighbours_at_the_ends():
     assert smoothed([0.0, 3.0, 6.0, 0.0], 3) == [1.5, 3.0, 3.0, 3.0]
     assert smoothed([1.0, 5.0], 1) == [1.0, 5.0]
+
+
+def test_a_mean_over_an_even_number_of_steps_is_over_that_many():
+    assert smoothed([0.0, 4.0, 8.0, 0.0], 2) == [0.0, 2.0, 6.0, 4.0]
+    assert smoothed([4.0, 0.0, 0.0, 0.0, 0.0], 4)[2] == 1.0

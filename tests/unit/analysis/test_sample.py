@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from moored.analysis import sample
 from moored.analysis.sample import LowestKeys, draw
 from moored.errors import MooredError
 from moored.files.records import BadRow, Record
@@ -103,6 +104,15 @@ def test_without_a_window_steps_with_few_prompts_are_pooled_until_there_are_eigh
     assert [look.label for look in pooled(range(1, 4), None, 8)] == ["1", "2", "3"]
     # All steps together have six: more cannot be had.
     assert [look.label for look in pooled(range(1, 4), None, 2)] == ["1–3"]
+
+
+def test_thousands_of_steps_of_few_prompts_are_pooled_once(monkeypatch):
+    calls: list[int] = []
+    monkeypatch.setattr(sample, "pool", lambda draws: calls.append(len(draws)) or draws[0])
+    rows = [record(f"prompt {step % 3}", step=step) for step in range(1000)]
+    # Three prompts are all there are, and three steps have them.
+    assert len(draw(rows, num_prompts=16, num_pairs=16).pooled(None).looks) == 334
+    assert calls == [3] * 333 + [1]
 
 
 def test_pooled_steps_are_what_one_draw_of_all_rows_would_be():

@@ -197,6 +197,16 @@ def test_one_collapsed_environment_makes_the_whole_collapsed_and_is_named():
     assert headline(found).text == "Collapsed since step 0 in sums; healthy in maze"
 
 
+def test_an_environment_of_one_prompt_is_not_passed_over_in_silence():
+    rows = [record(k % 8, k % 8, 200, k, env="maze") for k in range(64)]
+    rows += [record(0, 0, 200, 100 + k, env="sums") for k in range(8)]
+    found = look_at(rows, num_pairs=64)
+    assert [series.verdict for series in found.series] == [Verdict.HEALTHY]
+    assert found.verdict is Verdict.CANNOT_TELL
+    assert headline(found).text == "Healthy in maze; not measured in sums"
+    assert found.unmeasured["sums"].startswith("step 0 needs 2 distinct prompts with a reasoning")
+
+
 def test_two_prompts_per_step_never_make_a_verdict_and_pooled_steps_do():
     rows = [
         record(2 * step + k % 2, 2 * step + k % 2, 100, 100 * step + k, step)

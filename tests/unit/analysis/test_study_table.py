@@ -11,6 +11,7 @@ from moored.analysis.study_table import (
     read_result,
     read_table,
     table_lines,
+    table_notes,
     to_dict,
     to_markdown,
 )
@@ -90,6 +91,8 @@ def test_the_table_is_written_as_markdown_and_json(table):
         "\nDifferences from filter none, seed by seed:\n\n"
         "| filter | success | MI |\n| --- | --- | --- |\n"
         "| top | +0.100 ± 0.000 | +0.000 ± 0.000 |\n"
+        "\nMeans over seeds; ± is half of the 95 % interval (Student's t). Success, reward and "
+        "collapse are means over the last step of each run.\n"
     )
     rows = to_dict(table)["rows"]
     assert isinstance(rows, list)
@@ -102,3 +105,29 @@ def test_an_arm_without_a_run_has_a_row_of_dashes(tmp_path):
     runs = {("a",): {0: tmp_path / "a"}, ("b",): {}}
     table = read_table(runs, factors=["x"], figures=["success"])
     assert table_lines(table)[2] == ["b", "–", "–", "0 of 0", "0"]
+
+
+def test_the_table_says_over_how_many_steps_it_averages_and_where_runs_end(tmp_path):
+    write_run(tmp_path / "a", [0.1] * 30)
+    write_run(tmp_path / "b", [0.1] * 12)
+    runs = {("a",): {0: tmp_path / "a"}, ("b",): {0: tmp_path / "b"}}
+    first, second = table_notes(read_table(runs, factors=["x"]))
+    # Half of 12 steps, and 10 of 30.
+    assert first.endswith("are means over the last 6 to 10 steps of each run.")
+    assert second == "The runs end at different steps, from 12 to 30."
+    alone = read_table({("a",): {0: tmp_path / "a"}}, factors=["x"])
+    assert len(table_notes(alone)) == 1 and "last 10 steps" in table_notes(alone)[0]
+    assert table_notes(read_table({("a",): {}}, factors=["x"])) == []
+
+
+def test_a_run_of_two_environments_has_a_column_of_mi_for_each(tmp_path):
+    log = RunLog(tmp_path / "a")
+    log.write_config("seed: 0\n")
+    log.append("metrics", 1, {"rollout/success_rate": 0.5})
+    views = {"maze": {"view": "maze/first_turn"}, "sums": {"view": "sums/first_turn"}}
+    reports = {"maze/first_turn": {"mi_estimate": 0.5}, "sums/first_turn": {"mi_estimate": 1.5}}
+    log.append("collapse", 1, {"environments": views, "reports": reports, "verdict": "healthy"})
+    table = read_table({("a",): {0: tmp_path / "a"}}, factors=["x"], figures=["success", "MI"])
+    header, row = table_lines(table)
+    assert header[1:4] == ["success", "MI, maze", "MI, sums"]
+    assert row[1:4] == ["0.500", "0.500", "1.500"]

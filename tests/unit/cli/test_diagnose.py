@@ -15,7 +15,7 @@ from moored.config import dump_config, load_config
 from moored.diagnostics.information import information
 from moored.diagnostics.report import CollapseReport
 from moored.diagnostics.watch import CollapseWatch
-from moored.runlog.log import RunLog
+from moored.runlog.log import RunLog, read_records
 
 
 def report(gain: float, *, num_prompts: int = 16, seed: int = 0) -> CollapseReport:
@@ -119,6 +119,39 @@ def test_environments_of_a_run_are_told_apart(tmp_path, monkeypatch, capsys):
     text = diagnose(monkeypatch, capsys, run, "--check", code=3)
     assert "in sums; healthy in maze" in text.splitlines()[0]
     assert "\nmaze: Reasoning depends" in text and "\nsums: Reasoning hardly" in text
+
+
+def test_an_environment_that_was_never_measured_is_named_and_makes_a_check_fail(
+    tmp_path, monkeypatch, capsys
+):
+    run = make_run(tmp_path / "run", {"maze": reports(HEALTHY), "sums": reports(HEALTHY)})
+    records = read_records(run, "collapse")
+    for record in records:
+        record["environments"]["sums"] |= {"view": None, "verdict": "cannot_tell"}  # pyright: ignore
+        del record["reports"]["sums/first_turn"]  # pyright: ignore
+        record["skipped"] = {"maze/trajectory": "of no interest", "sums/first_turn": "one prompt"}
+    text = "".join(json.dumps(record) + "\n" for record in records)
+    (run / "collapse.jsonl").write_text(text)
+    said = diagnose(monkeypatch, capsys, run, "--check", code=4)
+    assert said.splitlines()[0] == "Healthy in maze; not measured in sums"
+    assert "\nsums: no look was measured: one prompt\n" in said
+    assert "\nmaze: Reasoning depends" in said
+    as_json = json.loads(diagnose(monkeypatch, capsys, run, "--json"))
+    assert (as_json["verdict"], as_json["unmeasured"]) == ("cannot_tell", {"sums": "one prompt"})
+
+
+def test_a_run_that_stops_to_write_reasonings_is_not_called_healthy(tmp_path, monkeypatch, capsys):
+    run = make_run(tmp_path / "run", {"maze": reports(HEALTHY)})
+    records: list[dict] = read_records(run, "collapse")
+    for record in records[2:]:
+        record["environments"]["maze"] |= {"view": None, "verdict": "cannot_tell"}
+        record |= {"reports": {}, "skipped": {"first_turn": "no reply has tags"}}
+    text = "".join(json.dumps(record) + "\n" for record in records)
+    (run / "collapse.jsonl").write_text(text)
+    said = diagnose(monkeypatch, capsys, run, "--check", code=4).splitlines()
+    assert said[0] == "Not measured since step 15, healthy before"
+    start = "No look from step 15 on was measured: no reply has tags. At step 10: Reasoning depends"
+    assert said[1].startswith(start)
 
 
 def test_options_of_scoring_are_refused_for_what_training_measured(tmp_path, monkeypatch, capsys):

@@ -53,6 +53,27 @@ def test_a_run_that_cannot_be_read_is_on_the_page_and_the_exit_code_is_1(
     assert f"Left out: {tmp_path / 'empty'}: " in (tmp_path / "page.html").read_text()
 
 
+def test_the_folder_of_a_study_is_refused_and_its_own_report_stays(run, report, tmp_path, capsys):
+    pytest.importorskip("plotly")
+    study = tmp_path / "runs"
+    (study / "report.html").write_text("all runs of the study")
+    assert report(study) == 2
+    said = f"moored: {str(study)!r} is not a run but holds runs; give those, such as {str(run)!r}\n"
+    assert capsys.readouterr().err == said
+    assert (study / "report.html").read_text() == "all runs of the study"
+
+
+def test_a_page_stays_as_it_was_when_its_run_can_no_longer_be_read(run, report, capsys):
+    pytest.importorskip("plotly")
+    (run / "report.html").write_text("before")
+    (run / "metrics.jsonl").write_text("[1]\n")
+    assert report(run) == 2
+    assert "metrics.jsonl" in capsys.readouterr().err
+    write_or_explain([run], run / "report.html", "moored report x")
+    assert capsys.readouterr().out.startswith("no report: ")
+    assert (run / "report.html").read_text() == "before"
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

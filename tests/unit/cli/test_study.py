@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from moored.analysis.curve_files import read_curve_file
+from moored.analysis.study_table import Mean, Row, StudyTable
+from moored.cli import study_analysis
 from moored.cli.main import main
-from moored.cli.study_progress import StudyProgress
+from moored.cli.study_progress import StudyProgress, show_table
 from moored.config import dump_config
 from moored.runlog.log import RunLog
 from moored.studies.declaration import read_study, restricted, study_names
 from moored.studies.folder import StudyFolder
 from moored.studies.grid import plan_runs
 from tests.warm import run_warm
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -168,3 +174,30 @@ def test_on_a_small_terminal_the_live_table_has_only_the_arms_under_way(tmp_path
         assert "0 of 96 runs finished" in shown
         assert "ppo sokoban top_p 0 of 3 seed 1: step 7 of 50, success 0.25" in shown
         assert sum(" 0 of 3" in line for line in shown) == num_rows
+
+
+def test_a_table_that_is_too_wide_for_the_terminal_keeps_its_numbers(capsys):
+    study = read_study("bottle")
+    figures = {
+        name: Mean(mean=0.111 * k, half_width=0.011 * k, by_seed={})
+        for k, name in enumerate(study.report, start=1)
+    }
+    row = Row(arms=("lowest_half",), runs=(), figures=figures, differences={})
+    table = StudyTable(
+        factors=("filter",), figures=study.report, rows=(row,), against=None, left_out={}
+    )
+    for width in (40, 80, 160):
+        show_table(Console(width=width), study, table)
+        shown = capsys.readouterr().out
+        assert "…" not in shown
+        assert all(f"{0.111 * k:.3f} ± {0.011 * k:.3f}" in shown for k in range(1, 8))
+        assert shown.count("lowest_half") == shown.count("filter")
+        assert max(map(len, shown.splitlines())) <= width
+
+
+def test_correlations_keep_their_intervals_in_eighty_columns(command, monkeypatch):
+    files = sorted(map(str, (ROOT / "benchmarks" / "results").glob("curves_*.json")))
+    monkeypatch.setattr(study_analysis, "make_console", lambda: Console(width=80))
+    code, out, _ = command("correlation", *files)
+    assert code == 0 and "…" not in out
+    assert len(re.findall(r"[+-]\d\.\d\d \[[+-]\d\.\d\d, [+-]\d\.\d\d\]", out)) > 100

@@ -171,6 +171,14 @@ def test_one_view_that_is_skipped_leaves_the_others_alone():
     assert set(found.reports) == {"turn_1", "turn_2"}
 
 
+def test_the_thinking_rate_is_of_all_turns_as_in_ragen():
+    # The first turns all hold a reasoning, one of two second turns and no third one do.
+    groups = [make_group(task, [0, -1], [0, 1, -1]) for task in range(3)]
+    found = monitor("first_turn").measure(1, groups)
+    assert found.metrics["collapse/valid_thinking_rate"] == 3 / 5
+    assert found.metrics["collapse/share_unmeasured"] == pytest.approx(2 / 5)
+
+
 def test_silent_replies_lower_the_thinking_rate_even_when_nothing_can_be_measured():
     groups = [make_group(task, [0], [-1], [-1], [1]) for task in range(3)]
     found = monitor("first_turn").measure(1, groups)

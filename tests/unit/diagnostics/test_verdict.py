@@ -68,7 +68,12 @@ def test_mi_that_surely_lies_below_its_floor_is_collapsed():
 def test_dependence_above_chance_is_collapsed_when_mi_is_far_below_the_start():
     weak = replace(SOUND, mi=0.05, mi_se=0.01)
     assert judge(weak).verdict is HEALTHY
-    assert judge(weak, start=SOUND).verdict is COLLAPSED
+    found = judge(weak, start=SOUND)
+    assert found.verdict is COLLAPSED
+    # MI per sequence is 60 % of its ceiling: "hardly depends" would be wrong.
+    assert found.why.startswith("Reasoning depends on its prompt far less than at the start of the")
+    gone = replace(EMPTY, mi=0.01)
+    assert judge(gone, start=SOUND).why.startswith("Reasoning hardly depends on its prompt: MI, as")
 
 
 def test_a_large_p_value_is_never_healthy():

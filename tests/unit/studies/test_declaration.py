@@ -73,6 +73,7 @@ def test_every_combination_of_arms_is_run_with_every_seed(tmp_path):
         ("[grpo]", "[grpo, seed=3]", "FILE, line 8: a study sets the seed itself; use 'seeds' or"),
         ("[grpo]", "{grpo: 1}", "FILE, line 8: arm 'grpo', presets and key=value, must be a list"),
         ("seeds: 2", "seeds: [1, 1]", "FILE, line 11: seeds must be a count >= 1 or a list of"),
+        ("seeds: 2", "seeds: 20261116", "FILE, line 11: seeds: 20261116 are more than 1000 seeds"),
         ("seeds: 2", "report: [sucess]", "FILE, line 11: unknown figure 'sucess'; did you mean"),
         ("question", "# question", "FILE, line 2: 'question' is missing: say in one line what"),
         ("base:", "paper:", "FILE, line 2: paper must be text, got a list"),
@@ -131,6 +132,7 @@ def test_the_studies_of_the_paper_can_be_planned():
         "main_table": 96,
         "model_size": 12,
         "quartiles": 20,
+        "real_engines": 9,
         "real_model": 48,
         "slip": 36,
         "trajectory_vs_prompt": 9,
@@ -154,3 +156,11 @@ def test_seeds_are_a_count_a_range_or_a_list():
     for wrong in ("0", "6-4", "1,1", "a", "-1", ""):
         with pytest.raises(ConfigError, match="--seeds takes a count"):
             parse_seeds(wrong)
+
+
+@pytest.mark.parametrize("text", ["20261116", "1-2000", "9" * 40])
+def test_a_seed_given_as_a_count_is_not_a_million_runs(text):
+    with pytest.raises(ConfigError, match=r"are more than 1000 seeds, .* is written: 7-7$"):
+        parse_seeds(text)
+    assert len(parse_seeds("1000")) == 1000
+    assert parse_seeds("20261116-20261116") == (20261116,)

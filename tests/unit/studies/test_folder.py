@@ -8,8 +8,8 @@ import pytest
 
 from moored.config import dump_config
 from moored.errors import ConfigError
-from moored.studies.declaration import Study, read_study
-from moored.studies.folder import StudyFolder, check_runs
+from moored.studies.declaration import Study, read_study, restricted
+from moored.studies.folder import StudyFolder, check_owner, check_runs
 from moored.studies.grid import PlannedRun, plan_runs
 
 
@@ -66,10 +66,30 @@ def test_folders_that_are_not_this_study_are_refused(tmp_path, study):
     ):
         with pytest.raises(ConfigError, match=f"{why}; choose another folder with --out"):
             StudyFolder(tmp_path / name, study)
-    # A kill before study.json was written leaves only the lock.
+    # A kill before study.json was written leaves the lock, and maybe a part of that file.
     (tmp_path / "begun").mkdir()
     (tmp_path / "begun" / "lock").write_text("")
+    (tmp_path / "begun" / ".study.json.4242").write_text('{"schema": 1, "stu')
     StudyFolder(tmp_path / "begun", study).close()
+
+
+def test_another_study_of_the_same_name_is_refused(tmp_path, study):
+    StudyFolder(tmp_path / "runs", study).write_study(study, [])
+    text = study.source.file.read_text()
+    for folder, own in (
+        ("same", text),
+        ("other", text.replace("filter:", "sieve:", 1).replace("{filter:", "{sieve:")),
+    ):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "bottle.yaml").write_text(own)
+    mine, other = (read_study(str(tmp_path / f / "bottle.yaml")) for f in ("same", "other"))
+    said = "holds another study called 'bottle', with the factors filter; choose another folder"
+    with pytest.raises(ConfigError, match=said):
+        check_owner(tmp_path / "runs", mine)
+    StudyFolder(tmp_path / "own", mine).write_study(mine, [])
+    with pytest.raises(ConfigError, match=said):
+        check_owner(tmp_path / "own", other)
+    check_owner(tmp_path / "own", restricted(mine, ["filter=none"]))
 
 
 def test_runs_with_other_options_than_planned_are_refused(tmp_path, study, runs):

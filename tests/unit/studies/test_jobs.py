@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from moored.errors import ConfigError
+from moored.plan.advice import plan_if_known
+from moored.plan.gpus import Gpu
 from moored.studies import jobs
 from moored.studies.declaration import read_study
 from moored.studies.grid import plan_runs
-from moored.studies.jobs import choose_jobs
+from moored.studies.jobs import choose_jobs, num_fitting
 
 
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
     """A machine with 12 cores, with or without a GPU and MPS."""
 
-    def make(*, gpu: bool, mps: bool = False) -> None:
+    def make(*, gpu: bool, mps: bool = False, memory_gib: float = 139.8) -> None:
         monkeypatch.setattr(jobs, "num_cores", lambda: 12)
         monkeypatch.setattr(jobs, "has_gpu", lambda: gpu)
+        monkeypatch.setattr(jobs, "gpu_memory_gib", lambda: memory_gib)
         monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
         if mps:
             (tmp_path / "control").touch()
@@ -46,3 +51,14 @@ def test_a_number_is_taken_as_it_is_and_nonsense_is_refused():
     for wrong in ("0", "many", "-1", "1.5"):
         with pytest.raises(ConfigError, match="--jobs takes auto or a number >= 1, got"):
             choose_jobs(wrong, [])
+
+
+def test_no_more_runs_share_a_gpu_than_its_memory_holds(machine):
+    runs = plan_runs(read_study("real_model"), ["model=smollm2"])
+    plans = (plan_if_known(run.config, Gpu("h200", 139.8)) for run in runs)
+    largest = max(found.memory.peak_bytes for found in plans if found is not None)
+    assert num_fitting(runs, 139.8) == int(139.8 * 2**30 / (1.5 * largest)) > 1
+    machine(gpu=True, mps=True, memory_gib=22.0)
+    few = choose_jobs("auto", runs)
+    assert few.count == 1 and "more might not fit it" in few.reason
+    assert num_fitting(plan_runs(read_study("compute")), math.inf) == 8
