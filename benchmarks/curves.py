@@ -1,14 +1,17 @@
 """Start and end of every curve of a curve file: means over seeds with their 95 % intervals.
 
     python benchmarks/curves.py benchmarks/results/bottle_cpu_task.json
+    python benchmarks/curves.py benchmarks/results/smollm2_sokoban_grpo.json --each
 
 The start is the first 5 % of the steps, the end the last 20 %. Runs are compared up to the step
-that all of them have reached.
+that all of them have reached. `--each` prints every run instead: means over the first and the last
+10 steps, the first and the last look, the mean of each arm, and the filter against none by seed.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
@@ -17,10 +20,28 @@ from figure import interval
 from rich.console import Console
 from rich.table import Table
 
-from moored.analysis.curve_files import Curve, StoredRun, read_curve_file, up_to_shortest
+from moored.analysis.curve_files import (
+    LOOK_CURVES,
+    STEP_CURVES,
+    Curve,
+    StoredRun,
+    read_curve_file,
+    up_to_shortest,
+)
 
 START, END = 0.05, 0.2
 """Shares of the steps."""
+FEW_STEPS = 10
+EACH = {
+    "success": STEP_CURVES,
+    "MI, swap": LOOK_CURVES,
+    "MI": LOOK_CURVES,
+    "H(Z|X)": LOOK_CURVES,
+    "retrieval": LOOK_CURVES,
+    "validity": STEP_CURVES,
+    "reply tokens": STEP_CURVES,
+}
+"""What `--each` shows, and where it comes from."""
 
 
 def start_of(curve: Curve) -> float:
@@ -55,10 +76,54 @@ def table_of(runs: Mapping[str, Sequence[StoredRun]]) -> list[list[str]]:
     return [*lines, ["alarm at step", *alarms]]
 
 
+def lines_of_runs(runs: Mapping[str, Sequence[StoredRun]]) -> list[list[str]]:
+    """Header, a line for each run, and the mean of each arm; a dash where nothing was measured."""
+    lines = [["first → last", "seed", *EACH]]
+    for arm, of_arm in runs.items():
+        lines += [[arm, str(run.seed), *(_shown([run], name) for name in EACH)] for run in of_arm]
+        if len(of_arm) > 1:
+            lines.append([arm, "mean", *(_shown(of_arm, name) for name in EACH)])
+    return lines
+
+
+def paired_line(runs: Mapping[str, Sequence[StoredRun]], one: str, other: str) -> list[str]:
+    """The end of one arm minus that of another, by seed: means with their 95 % intervals."""
+    ends = [{run.seed: run for run in runs[arm]} for arm in (one, other)]
+    seeds = sorted(set.intersection(*map(set, ends)))
+    cells = []
+    for name in EACH:
+        pairs = [[ends_of(by_seed[seed], name) for by_seed in ends] for seed in seeds]
+        found = [a[1] - b[1] for a, b in pairs if a is not None and b is not None]
+        centre, half = interval(found) if found else (math.nan, math.nan)
+        cells.append(f"{centre:+.2f} ± {half:.2f}" if found else "–")
+    return [f"{one} − {other}", f"{len(seeds)} pairs", *cells]
+
+
+def ends_of(run: StoredRun, name: str) -> tuple[float, float] | None:
+    """Means over the first and last steps of a curve; of looks the first and the last one."""
+    values = [value for _, value in run.curves.get(name, ())]
+    count = FEW_STEPS if EACH[name] is STEP_CURVES else 1
+    return (mean(values[:count]), mean(values[-count:])) if values else None
+
+
+def _shown(runs: Sequence[StoredRun], name: str) -> str:
+    found = [ends for run in runs if (ends := ends_of(run, name)) is not None]
+    if not found:
+        return "–"
+    first, last = (mean(part) for part in zip(*found, strict=True))
+    digits = 0 if max(first, last) > 10 else 2
+    return f"{first:.{digits}f} → {last:.{digits}f}"
+
+
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Start and end of every curve.")
     parser.add_argument("file", type=Path)
-    header, *lines = table_of(read_curve_file(parser.parse_args(words).file))
+    parser.add_argument("--each", action="store_true", help="every run, not means over seeds")
+    options = parser.parse_args(words)
+    runs = read_curve_file(options.file)
+    header, *lines = lines_of_runs(runs) if options.each else table_of(runs)
+    if options.each and {"none", "top_p"} <= set(runs):
+        lines.append(paired_line(runs, "top_p", "none"))
     table = Table(*header)
     for line in lines:
         table.add_row(*line)

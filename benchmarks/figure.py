@@ -2,7 +2,8 @@
 
     python benchmarks/figure.py benchmarks/results/bottle_cpu_task.json --out curves.svg
 
-`--panels` and `--arms` choose what is drawn. Colours follow the reader's light or dark mode.
+`--panels` and `--arms` choose what is drawn, `--each` draws a line for every seed, which tells more
+where there are two. Colours follow the reader's light or dark mode.
 """
 
 from __future__ import annotations
@@ -85,9 +86,14 @@ def over_seeds(curves: Sequence[Curve]) -> Points:
     return [(step, *interval([curve[step] for curve in thinned])) for step in steps]
 
 
-def panel(name: str, arms: dict[str, Points], left: float, top: float) -> str:
-    """One figure over the steps, one line per arm."""
-    points = [point for found in arms.values() for point in found]
+def each_seed(curves: Sequence[Curve]) -> list[Points]:
+    """Every curve as it is, without an interval."""
+    return [[(step, value, 0.0) for step, value in thin(curve)] for curve in curves]
+
+
+def panel(name: str, arms: dict[str, list[Points]], left: float, top: float) -> str:
+    """One figure over the steps, with the lines of every arm."""
+    points = [point for lines in arms.values() for found in lines for point in found]
     x_low, x_high = left + LEFT, left + PANEL_WIDTH - RIGHT
     y_low, y_high = top + PANEL_HEIGHT - BOTTOM, top + TOP
     x_axis = Axis(0.0, max(step for step, *_ in points), x_low, x_high)
@@ -102,19 +108,23 @@ def panel(name: str, arms: dict[str, Points], left: float, top: float) -> str:
     clip = f"clip{left:.0f}-{top:.0f}"
     box = f'x="{x_low}" y="{y_high}" width="{x_high - x_low}" height="{y_low - y_high}"'
     drawn.append(f'<clipPath id="{clip}"><rect {box}/></clipPath><g clip-path="url(#{clip})">')
-    drawn += [_curve(arm, found, x_axis, y_axis) for arm, found in arms.items()]
+    drawn += [_curve(arm, found, x_axis, y_axis) for arm, lines in arms.items() for found in lines]
     return "".join([*drawn, "</g>"])
 
 
-def figure(runs: Mapping[str, Sequence[StoredRun]], panels: Sequence[str]) -> str:
+def figure(
+    runs: Mapping[str, Sequence[StoredRun]], panels: Sequence[str], *, each: bool = False
+) -> str:
     """The panels in rows under a legend."""
     runs = up_to_shortest(runs)
     width = min(PER_ROW, len(panels)) * PANEL_WIDTH
     height = math.ceil(len(panels) / PER_ROW) * PANEL_HEIGHT + LEGEND_HEIGHT
-    drawn = [f'<rect class="page" width="{width}" height="{height}" rx="6"/>', _legend(runs)]
+    drawn = [f'<rect class="page" width="{width}" height="{height}" rx="6"/>', _legend(runs, each)]
     for place, name in enumerate(panels):
+        curves = {arm: [run.curves[name] for run in of_arm] for arm, of_arm in runs.items()}
         found = {
-            arm: over_seeds([run.curves[name] for run in of_arm]) for arm, of_arm in runs.items()
+            arm: each_seed(of_arm) if each else [over_seeds(of_arm)]
+            for arm, of_arm in curves.items()
         }
         row, column = divmod(place, PER_ROW)
         drawn.append(panel(name, found, column * PANEL_WIDTH, LEGEND_HEIGHT + row * PANEL_HEIGHT))
@@ -140,13 +150,11 @@ def _curve(arm: str, found: Points, x_axis: Axis, y_axis: Axis) -> str:
     lower = [f"{x_axis(s)},{y_axis(v - h)}" for s, v, h in reversed(found)]
     line = " ".join(f"{x_axis(s)},{y_axis(v)}" for s, v, _ in found)
     edge = " ".join([*upper, *lower])
-    return (
-        f'<polygon class="{color} band" points="{edge}"/>'
-        f'<polyline class="{color} line" points="{line}"/>'
-    )
+    band = f'<polygon class="{color} band" points="{edge}"/>' if any(h for *_, h in found) else ""
+    return f'{band}<polyline class="{color} line" points="{line}"/>'
 
 
-def _legend(runs: Mapping[str, Sequence[StoredRun]]) -> str:
+def _legend(runs: Mapping[str, Sequence[StoredRun]], each: bool) -> str:
     """The arms by colour, and how many seeds each has."""
     drawn, x = [], LEFT
     for arm, found in runs.items():
@@ -154,7 +162,8 @@ def _legend(runs: Mapping[str, Sequence[StoredRun]]) -> str:
         drawn.append(f'<path class="{color} key" d="M{x} 16h24" stroke-width="3"/>')
         drawn.append(_text(x + 30, 20, f"{label}, {len(found)} seeds", "start", "legend"))
         x += 215
-    drawn.append(_text(x, 20, "bands: 95 % intervals", "start", "legend"))
+    about = "a line for each seed" if each else "bands: 95 % intervals"
+    drawn.append(_text(x, 20, about, "start", "legend"))
     return "".join(drawn)
 
 
@@ -169,6 +178,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--panels", nargs="+", default=list(PANELS))
     parser.add_argument("--arms", nargs="+", help="default: all that the file has")
+    parser.add_argument("--each", action="store_true", help="a line for every seed, no intervals")
     given = parser.parse_args(words)
     runs = read_curve_file(given.file)
     arms = given.arms or list(runs)
@@ -177,7 +187,8 @@ def main(words: Sequence[str] | None = None) -> None:
     measured = set.intersection(*(set(run.curves) for arm in arms for run in runs[arm]))
     if unknown := sorted(set(given.panels) - measured):
         parser.error(f"no curve {unknown} in {given.file}; it has {sorted(measured)}")
-    given.out.write_text(figure({arm: runs[arm] for arm in arms}, given.panels))
+    chosen = {arm: runs[arm] for arm in arms}
+    given.out.write_text(figure(chosen, given.panels, each=given.each))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs" / "results" / "collapse.md").read_text()
+RESULTS = ROOT / "docs" / "results"
+PAGE = (RESULTS / "collapse.md").read_text()
 
 
 @pytest.fixture
@@ -21,14 +22,15 @@ def figure(monkeypatch):
 
 
 def commands() -> list[list[str]]:
-    """Arguments of the commands of the results page."""
-    lines = PAGE.replace("\\\n", " ").splitlines()
+    """Arguments of the commands of the pages of results."""
+    pages = PAGE + (RESULTS / "smollm2.md").read_text()
+    lines = pages.replace("\\\n", " ").splitlines()
     found = [shlex.split(line) for line in lines if "benchmarks/figure.py" in line]
     return [words[2:] for words in found]
 
 
 @pytest.mark.parametrize("words", commands(), ids=lambda words: Path(words[-1]).name)
-def test_a_command_of_the_results_page_draws_the_stored_picture(figure, tmp_path, words):
+def test_a_command_of_a_page_of_results_draws_the_stored_picture(figure, tmp_path, words):
     assert words[-2] == "--out"
     drawn = tmp_path / "drawn.svg"
     figure.main([*words[:-1], str(drawn)])
@@ -53,3 +55,7 @@ def test_an_unknown_arm_is_refused_with_those_that_exist(figure, tmp_path, capsy
     with pytest.raises(SystemExit):
         figure.main(words)
     assert "it has ['none', 'top_p', 'lowest_half']" in capsys.readouterr().err
+
+
+def test_each_seed_is_a_line_without_a_band(figure):
+    assert figure.each_seed([[(5, 0.0)], [(5, 2.0)]]) == [[(5, 0.0, 0.0)], [(5, 2.0, 0.0)]]

@@ -14,7 +14,7 @@ import pytest
 
 from moored.analysis.compare import half_width
 from moored.analysis.correlate import Correlation, Estimate, correlate
-from moored.analysis.curve_files import read_curve_file, up_to_shortest
+from moored.analysis.curve_files import StoredRun, read_curve_file, up_to_shortest
 from moored.analysis.run_curves import read_all
 
 ROOT = Path(__file__).parents[3]
@@ -136,3 +136,45 @@ def test_what_is_stored_of_studies_names_no_folder_of_one_machine():
         paths = [run["path"] for row in stored.get("rows", []) for run in row["runs"]]
         for word in [*stored["command"], *paths]:
             assert not word.startswith("/"), (file.name, word)
+
+
+def test_the_page_of_smollm2_has_what_the_stored_curves_say(script):
+    curves = script("curves")
+    page = (ROOT / "docs" / "results" / "smollm2.md").read_text()
+    runs = read_curve_file(RESULTS / "smollm2_sokoban_grpo.json")
+    lines = [line for line in curves.lines_of_runs(runs)[1:] if line[1] != "mean"]
+    assert len(lines) == 9
+    for _, *cells in lines:
+        assert f"| {' | '.join(cells)} |" in page
+    for name in ("sokoban_ppo", "frozen_lake_ppo", "frozen_lake_grpo", "countdown_grpo"):
+        runs = read_curve_file(RESULTS / f"smollm2_{name}.json")
+        header, *lines = curves.lines_of_runs(runs)
+        places = [header.index(column) for column in ("success", "MI", "H(Z|X)")]
+        for line in lines:
+            if line[1] == "mean":
+                cells = " | ".join(line[place] for place in places)
+                assert f"| {len(runs[line[0]])} | {cells} |" in page
+        if len(runs["none"]) == len(runs["top_p"]) == 3:
+            assert curves.paired_line(runs, "top_p", "none")[2] in page
+
+
+def test_ends_of_a_curve_are_means_over_ten_steps_or_single_looks(script):
+    curves = script("curves")
+    curve = [(step, float(step)) for step in range(1, 10)] + [(s, 0.0) for s in range(10, 21)]
+    run = StoredRun(seed=0, alarm_step=None, curves={"success": curve, "MI": curve})
+    assert curves.ends_of(run, "success") == (4.5, 0.0)
+    assert curves.ends_of(run, "MI") == (1.0, 0.0)
+    assert curves.ends_of(run, "retrieval") is None
+
+
+def test_arms_are_compared_by_seed(script):
+    def arm(values: dict[int, float]) -> list[StoredRun]:
+        return [
+            StoredRun(seed=seed, alarm_step=None, curves={"success": [(1, value)]})
+            for seed, value in values.items()
+        ]
+
+    runs = {"none": arm({0: 0.1, 1: 0.2, 2: 0.9}), "top_p": arm({0: 0.3, 1: 0.4})}
+    # Both pairs differ by 0.2; seed 2 has no partner.
+    line = script("curves").paired_line(runs, "top_p", "none")
+    assert line[:3] == ["top_p − none", "2 pairs", "+0.20 ± 0.00"]
