@@ -29,6 +29,7 @@ class Evaluation:
     pass_at: dict[int, float]
     """k -> chance that at least one of k episodes of a task succeeds (unbiased)."""
     reward_mean: float
+    """Over the episodes that did not end in an error; NaN when all did."""
     validity_rate: float
     """Share of turns with a well-formed reply."""
     mean_turns: float

@@ -225,6 +225,22 @@ def test_every_file_that_a_document_names_exists(page):
             assert any((place / name).exists() for place in places), name
 
 
+def test_every_torchrun_command_of_a_document_leaves_run_to_moored():
+    """Without `--` before `moored` torchrun takes `--run` for an option of its own."""
+    parse = pytest.importorskip("torch.distributed.run").parse_args
+    found = []
+    for page in DOCUMENTS:
+        shell = "".join(blocks(page.relative_to(ROOT).as_posix(), "sh"))
+        for line in shell.replace("\\\n", " ").splitlines():
+            if line.startswith("torchrun "):
+                own = [*shlex.split(line)[1:], "--run", "folder"]
+                asked = parse(own)
+                assert (asked.module, asked.training_script) == (True, "moored"), line
+                assert asked.training_script_args == own[own.index("moored") + 1 :]
+                found.append(page.name)
+    assert found.count("torchrun.md") == 4
+
+
 @named
 def test_every_module_and_name_of_the_package_in_a_document_exists(page):
     for name in re.findall(r"(?<![\w.])moored(?:\.[A-Za-z_]\w*)+", page.read_text()):

@@ -37,7 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "analysis": ANALYSIS | {"engine", "engine.base", "models"},
     "integrations": BASE | {"algo", "diagnostics"},
     "presets": BASE,
-    "studies": ANALYSIS | {"presets", "models"},
+    "studies": ANALYSIS | {"presets", "models", "plan"},
     "launch": BASE,
     "cli": LOOPS | {"analysis", "presets", "studies", "launch"},
     "__main__": {"cli", "engine"},

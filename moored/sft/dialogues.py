@@ -26,7 +26,7 @@ REMEDY = (
 def read_dialogues(file: str | Path) -> list[Dialogue]:
     """All dialogues of a file; the first line that is not one is named in the error."""
     try:
-        text = Path(file).read_text(encoding="utf-8")
+        text = Path(file).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise MooredError(f"cannot read dialogues {str(file)!r}: {error.strerror}") from error
     except UnicodeDecodeError as error:

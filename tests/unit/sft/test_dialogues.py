@@ -57,6 +57,13 @@ def test_a_line_that_is_no_dialogue_is_named(tmp_path, line, why):
     assert why in str(caught.value) and "dialogues.jsonl" in str(caught.value)
 
 
+def test_a_file_that_begins_with_a_byte_order_mark_is_read(tmp_path):
+    line = '{"prompt": "Go.", "completion": "On."}'
+    (tmp_path / "windows.jsonl").write_text(line, encoding="utf-8-sig")
+    (tmp_path / "plain.jsonl").write_text(line, encoding="utf-8")
+    assert read_dialogues(tmp_path / "windows.jsonl") == read_dialogues(tmp_path / "plain.jsonl")
+
+
 def test_an_empty_file_and_a_missing_one_are_refused(tmp_path):
     with pytest.raises(MooredError, match="the file is empty"):
         read_dialogues(write(tmp_path, ""))
