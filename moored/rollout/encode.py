@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from moored.rollout.special import HIDDEN, SpecialTokens
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, TokenizersBackend
 
@@ -23,10 +25,14 @@ _SIDES = string.punctuation + "aZ9√é漢"
 
 
 class ChunkEncoder:
-    """Encodes texts with a tokenizer, and keeps the ids of pieces."""
+    """Encodes texts with a tokenizer, and keeps the ids of pieces.
+
+    Special tokens that were hidden with `special` are ordinary text.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
+        self.special = SpecialTokens(tokenizer)
         self._borders = _find_borders(tokenizer)
         self._ids: dict[str, np.ndarray] = {}
         self._reads_lines = _reads_lines(tokenizer)
@@ -57,7 +63,8 @@ class ChunkEncoder:
 
     def _pieces(self, chunk: str) -> list[str]:
         """A chunk cut into pieces; one that is known as a piece, e.g. the end of a turn, is one."""
-        return cut_lines(chunk) if self._reads_lines and chunk not in self._ids else [chunk]
+        is_one = not self._reads_lines or chunk in self._ids or HIDDEN in chunk
+        return [chunk] if is_one else cut_lines(chunk)
 
     def _known(self, pieces: Iterable[str]) -> dict[str, np.ndarray]:
         """The cache, with all of these pieces in it."""
@@ -67,7 +74,9 @@ class ChunkEncoder:
             self._ids.clear()
             unknown = list(wanted)
         if unknown:
-            arrays = (np.array(ids, dtype=np.int64) for ids in self._encode_batch(unknown))
+            has_hidden = any(HIDDEN in piece for piece in unknown)
+            found = map(self.special.encode, unknown) if has_hidden else self._encode_batch(unknown)
+            arrays = (np.array(ids, dtype=np.int64) for ids in found)
             self._ids.update(zip(unknown, arrays, strict=True))
         return self._ids
 

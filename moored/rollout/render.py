@@ -4,6 +4,8 @@ A reply is never re-tokenised: the next prompt is the ids before it, the ids as 
 and what the chat template puts between one reply and the next. A template that rewrites earlier
 turns is detected at construction; then every turn gets its own prompt.
 An image becomes the text that `image_text` gives it, and travels with the ids in `Prompt.images`.
+Special tokens come from the template, from image texts and from what was sampled; in a message they
+are text.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, islice
+from itertools import accumulate, chain, groupby, islice
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -195,9 +197,9 @@ class Renderer:
         body = reply.removeprefix(opening) if self._opening else reply
         # Behind another token, as in a dialogue: a text's first word may be spelled otherwise.
         end = self.stop_ids[0]
-        text = f"{self._decoder.decode([end])}{self._lead}{body}"
-        ids = self.tokenizer.encode(text, add_special_tokens=False)[1:]
-        return np.array([*ids, end], dtype=np.int64)
+        special = self._encoder.special
+        text = f"{self._decoder.decode([end])}{self._lead}{special.hide(body)}"
+        return np.array([*special.encode(text)[1:], end], dtype=np.int64)
 
     def spans(self, completion_ids: np.ndarray, text: str) -> Spans:
         """Where reasoning and answer lie in the sampled ids; `text` is what `decode` gave.
@@ -283,7 +285,7 @@ class Renderer:
     def _text_after_reply(self, observation: Content) -> str:
         """What stands between a reply and the next one: end of turn, user message, header."""
         if self._frame is not None and isinstance(observation, str):
-            return observation.join(self._frame)
+            return self._text(observation).join(self._frame)
         dialogue = [_user(), Message("assistant", _REPLY), Message("user", observation)]
         before, _, after = self._render(dialogue).partition(_REPLY)
         if not after:
@@ -304,17 +306,20 @@ class Renderer:
         return text
 
     def _text(self, content: Content) -> str:
-        """The content with the text that stands for each image in the image's place."""
+        """The content, its special tokens hidden, with the texts of images in their places."""
+        hide = self._encoder.special.hide
         if isinstance(content, str):
-            return content
+            return hide(content)
         if self._image_text is None and content_images(content):
             raise MooredError(
                 "a message holds an image, but this renderer has no text for images; choose a "
                 "text view of the environment"
             )
         parts = (
-            part["text"] if part["type"] == "text" else self._image_text(part["image"])  # pyright: ignore[reportOptionalCall]
-            for part in content
+            hide("".join(part["text"] for part in run if part["type"] == "text"))
+            if is_text
+            else "".join(self._image_text(part["image"]) for part in run)  # pyright: ignore
+            for is_text, run in groupby(content, lambda part: part["type"] == "text")
         )
         return "".join(parts)
 
