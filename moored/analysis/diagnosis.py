@@ -17,6 +17,10 @@ from moored.diagnostics.report import CollapseReport, Regime, Verdict
 from moored.diagnostics.watch import Watched
 
 SCHEMA = 2
+ONE_TURN = "one_turn"
+"""View of looks at files: each reasoning of a turn under the prompts of the others."""
+FOREIGN_NATS = 4.0
+"""H(Z|X) per token above which the scoring model cannot be the one that wrote the text."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -120,6 +124,17 @@ class Series:
     """Step from which on no look of training could be measured; None: the last one was."""
 
     @property
+    def name(self) -> str:
+        """Of the environment; "the rest" are rows that name none where others do."""
+        return self.env or "the rest"
+
+    @property
+    def is_foreign(self) -> bool:
+        """A model scores texts that it would not have written; in training it wrote them."""
+        entropy = self.looks[-1].report.conditional_entropy_est
+        return self.view == ONE_TURN and entropy > FOREIGN_NATS
+
+    @property
     def verdict(self) -> Verdict:
         """That of the last look; health that could not be measured to the end cannot be told."""
         found = self.looks[-1].verdict
@@ -147,6 +162,7 @@ class Series:
             "view": self.view,
             "verdict": self.verdict,
             "why": self.looks[-1].why,
+            "is_foreign": self.is_foreign,
             "looks": [look.to_dict() for look in self.looks],
             "unmeasured_since": self.unmeasured_since,
             "skipped": [{"steps": steps, "why": why} for steps, why in self.skipped.items()],

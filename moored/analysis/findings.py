@@ -37,9 +37,6 @@ METRICS = {
 }
 """Field of the report -> its name, and what chance gives. Smoothing needs several steps."""
 METRIC_COLUMNS = ("", "value", "95 % interval", "p", "chance")
-FOREIGN_NATS = 4.0
-"""H(Z|X) per token above which the scoring model cannot be the one that wrote the text."""
-
 
 VIEWS = {
     "first_turn": "first turns, each reasoning under the prompts of the others",
@@ -92,7 +89,7 @@ def headline(diagnosis: Diagnosis) -> Finding:
         return Finding(text, KINDS[diagnosis.verdict])
     by_state: dict[str, list[str]] = {}
     for series in sorted(diagnosis.series, key=lambda series: WORST_FIRST.index(series.verdict)):
-        by_state.setdefault(_state(series), []).append(series.env or "the rest")
+        by_state.setdefault(_state(series), []).append(series.name)
     if diagnosis.unmeasured:
         by_state["Not measured"] = list(diagnosis.unmeasured)
     parts = [f"{state} in {', '.join(envs)}" for state, envs in by_state.items()]
@@ -124,7 +121,7 @@ def explanation(diagnosis: Diagnosis) -> list[Finding]:
     """Why, with intervals and p-values, and what to do; one line for each environment."""
     found = []
     for series in diagnosis.series:
-        env = "" if diagnosis.is_of_one else f"{series.env}: "
+        env = "" if diagnosis.is_of_one else f"{series.name}: "
         text = f"{env}{_why(series)} {_remedy(series)}".strip()
         found.append(Finding(text, KINDS[series.verdict]))
     lines = [f"{env}: no look was measured: {why}" for env, why in diagnosis.unmeasured.items()]
@@ -142,7 +139,7 @@ def _why(series: Series) -> str:
 
 def _remedy(series: Series) -> str:
     last = series.looks[-1]
-    if _is_foreign(series):
+    if series.is_foreign:
         return (
             f"But H(Z|X) is {last.report.conditional_entropy_est:.1f} nats per token: this model "
             f"would not have written these reasonings. Score with the one that did."
@@ -159,19 +156,13 @@ def _remedy(series: Series) -> str:
     return f"{meaning} Go back to a checkpoint before the fall, and filter by reward variance."
 
 
-def _is_foreign(series: Series) -> bool:
-    """True where a model scores texts that it would not have written; in training it wrote them."""
-    entropy = series.looks[-1].report.conditional_entropy_est
-    return series.view not in VIEWS and entropy > FOREIGN_NATS
-
-
 def notes(diagnosis: Diagnosis) -> list[Finding]:
     """What to know besides verdict and figures."""
     at = f"at temperature {diagnosis.temperature:g}"
     found = [Finding(text, Kind.WARNING) for text in diagnosis.warnings]
     found.append(Finding(f"{diagnosis.source}, {at}"))
     for series in diagnosis.series:
-        env = "" if diagnosis.is_of_one else f"{series.env}: "
+        env = "" if diagnosis.is_of_one else f"{series.name}: "
         found += [Finding(f"{env}{each.text}", each.kind) for each in _series_notes(series)]
     if diagnosis.num_bad_rows:
         found.append(Finding(f"bad rows skipped: {diagnosis.num_bad_rows}"))

@@ -112,7 +112,7 @@ def _environment(series: Series, diagnosis: Diagnosis) -> dict[str, object]:
     last = series.looks[-1]
     where = f" of step {last.label}" if len(series.looks) > 1 and last.step is not None else ""
     return {
-        "name": "" if diagnosis.is_of_one else series.env,
+        "name": "" if diagnosis.is_of_one else series.name,
         "curves": _curves(series),
         "metrics": {"where": where, "grid": Grid(METRIC_COLUMNS, tuple(metric_rows(last.report)))},
         "plane": _plane(series.looks),

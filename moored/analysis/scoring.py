@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from moored.analysis.diagnosis import Closeup, Diagnosis, Look, Series, TurnLook
+from moored.analysis.diagnosis import ONE_TURN, Closeup, Diagnosis, Look, Series, TurnLook
 from moored.analysis.sample import Draw, StepDraw, encode_step, too_few_prompts
 from moored.analysis.scorers import Scorer, Scorers
 from moored.diagnostics.information import Likelihood, information
@@ -24,8 +24,6 @@ PROBE_PAIRS = 4
 MOST_TURNS = 10
 """Most turn positions that are measured; each costs as much as a look."""
 NOTHING = "nothing can be measured: "
-VIEW = "one_turn"
-"""What rollout files show: the reasonings of one turn, each under the prompts of the others."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,11 +100,15 @@ def _nothing_to_measure(looks: Sequence[StepDraw], wanted: int) -> str:
     if num_rows == sum(look.num_without_reasoning for look in looks):
         return (
             f"no response holds reasoning tags ({num_rows} rows); name yours with --tags OPEN "
-            f"CLOSE, or measure whole responses: --whole"
+            f"CLOSE, take another turn of dialogues with --turn, or measure whole responses: "
+            f"--whole"
         )
     best = max(looks, key=lambda look: len(look.prompts.values))
     where = "" if best.step is None else f"step {best.label} "
+    num_all = len({key for look in looks for key in look.prompts.values})
     remedy = "; pool steps with --window, or lower --prompts" if len(looks) > 1 else ""
+    if num_all < 2:
+        remedy = "; a reasoning is compared with those for other prompts: give rollouts of several"
     why = too_few_prompts(best, len(best.prompts.values), wanted)
     return f"{NOTHING}{where}{why}{remedy}"
 
@@ -296,7 +298,7 @@ def _measure_series(
         reports[turn] = looks[-1].report
     series = Series(
         env=planned.env,
-        view=VIEW,
+        view=ONE_TURN,
         looks=tuple(looks),
         alarm=watch.alarm,
         skipped=planned.skipped,

@@ -189,7 +189,7 @@ def _show(found: Diagnosis) -> None:
         print_line(console, line)
     for series in found.series:
         if len(found.series) > 1:
-            console.print(f"\n{series.env}", style="bold")
+            console.print(f"\n{series.name}", style="bold")
         several = len(series.looks) > 1
         table = (
             curve_table(series, console.width)

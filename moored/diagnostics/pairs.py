@@ -20,6 +20,8 @@ from moored.errors import MooredError, TooFewPromptsError
 from moored.types import Group, Prompt, ScoreRequest, Trajectory
 
 T = TypeVar("T")
+ABOVE_ROUNDING = 0.01
+"""Rounding puts no log-probability as far above 0."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -286,19 +288,39 @@ def cross_score(pairs: CrossScored, score: ScoreFn) -> np.ndarray:
     logp_MN = np.full(pairs.shape, np.nan)
     asks = pairs.asks()
     found = score([ask.request for ask in asks])
-    if len(found) != len(asks):
+    if not isinstance(found, Sequence) or len(found) != len(asks):
+        got = len(found) if isinstance(found, Sequence) else type(found).__name__
         raise MooredError(
-            f"the score function must return one list for each request, got {len(found)} for "
+            f"the score function must return one list for each request, got {got} for "
             f"{len(asks)} requests"
         )
     for number, (ask, scored) in enumerate(zip(asks, found, strict=True)):
+        logps = [_as_array(logp, number) for logp in scored]
         lengths = [len(ids) for ids in ask.request.continuations]
-        if [len(x) for x in scored] != lengths:
+        if [logp.size for logp in logps] != lengths:
             raise MooredError(
                 f"the score function must return one log-probability per continuation token; for "
-                f"request {number} it returned {[len(x) for x in scored]} values for {lengths} "
-                f"tokens"
+                f"request {number} it returned {[logp.size for logp in logps]} values for "
+                f"{lengths} tokens"
             )
-        for (m, j, num_context), logp in zip(ask.cells, scored, strict=True):
-            logp_MN[m, j] = float(np.sum(logp[num_context:], dtype=np.float64))
+        highest = max((logp.max(initial=0.0) for logp in logps), default=0.0)
+        if highest > ABOVE_ROUNDING:
+            raise MooredError(
+                f"the score function must return log-probabilities, which are at most 0, got "
+                f"{highest:.4g} for request {number}; is it a loss, whose sign is the opposite?"
+            )
+        for (m, j, num_context), logp in zip(ask.cells, logps, strict=True):
+            logp_MN[m, j] = logp[num_context:].sum()
     return logp_MN
+
+
+def _as_array(logp: object, number: int) -> np.ndarray:
+    """Log-probabilities of one continuation, as a score function returned them."""
+    try:
+        return np.asarray(logp, dtype=np.float64).ravel()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise MooredError(
+            f"the score function must return log-probabilities as arrays or lists, got "
+            f"{type(logp).__name__} for request {number} ({error}); of a torch tensor return "
+            f"tensor.detach().float().cpu().numpy()"
+        ) from error

@@ -55,7 +55,7 @@ class Columns:
     step: str
     success: str
     has_step: bool
-    """Every row has a step, as the first one does."""
+    """Rows have steps, so that every row needs one."""
     rewards: Mapping[str, float]
     """With their weights; none where it is not clear which columns are rewards."""
     unclear: tuple[str, ...] = ()
@@ -192,8 +192,6 @@ def _rewards_record(row: Row, *, columns: Columns) -> Record:
     if missing is not None:
         raise Unusable(f"has no {missing!r}; every row needs it (null when unknown)")
     facts = _facts(row, columns)
-    if facts["step"] is None and columns.has_step:
-        raise Unusable(f"has no {columns.step!r}; every row needs it")
     prompt = None if columns.prompt is None else row.get(columns.prompt)
     response = None if columns.response is None else row.get(columns.response) or ""
     if columns.is_dialogue and isinstance(response, list):
@@ -212,8 +210,11 @@ def _rewards_record(row: Row, *, columns: Columns) -> Record:
 
 def _facts(row: Row, columns: Columns) -> dict[str, Any]:
     """What replies and rewards have in common."""
+    step = read_count(row, columns.step)
+    if step is None and columns.has_step:
+        raise Unusable(f"has no {columns.step!r}; every row needs it")
     return {
-        "step": read_count(row, columns.step),
+        "step": step,
         "rewards": weighted_rewards(row, columns.rewards),
         "env": _name(row, columns.env),
         "success": read_number(row, columns.success),

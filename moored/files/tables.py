@@ -14,7 +14,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +25,8 @@ Kind = Literal["Parquet", "JSON lines", "CSV"]
 Rows = Iterator[tuple[str, Row | BadRow]]
 """Where each row stands, and the row."""
 SUFFIXES = (".parquet", ".jsonl", ".csv")
+DELIMITERS = (",", ";", "\t")
+"""Of columns in CSV; the first that stands in the head is taken."""
 RUN_FILES = ("config.yaml", "metrics.jsonl")
 """Files that mark a folder as a run directory."""
 ROLLOUT_FOLDERS = ("rollouts", "completions", "rollout_data")
@@ -32,6 +34,8 @@ ROLLOUT_FOLDERS = ("rollouts", "completions", "rollout_data")
 PACKED = (b"\x1f\x8b", b"PK\x03\x04", b"\x28\xb5\x2f\xfd")
 """How gzip, zip and zstd files begin."""
 ROWS_IN_MEMORY = 256
+ROWS_LOOKED_AT = 64
+"""Rows of a text file that tell its columns."""
 BUFFER_BYTES = 1 << 16
 
 
@@ -55,7 +59,8 @@ def _files_of(folder: Path) -> list[Path]:
     searched = [folder / "rollouts"] if is_run(folder) else [*subfolders[:1], folder]
     for place in searched:
         found = [file for file in place.glob("*") if file.suffix in SUFFIXES and file.is_file()]
-        if found:
+        # Among others an empty file is one whose writer has just begun.
+        if found := [file for file in found if file.stat().st_size] or found:
             return sorted(found, key=_natural)
     if is_run(folder):
         raise MooredError(
@@ -114,7 +119,7 @@ class Table:
     file: Path
     kind: Kind
     columns: Mapping[str, bool]
-    """Column -> whether it holds numbers; in text, the first whole row tells."""
+    """Column -> whether it holds numbers; in text, the first whole rows tell."""
 
     def rows(self, names: Sequence[str], *, arrays: Collection[str] = ()) -> Rows:
         """Where each row stands, and the row.
@@ -157,15 +162,23 @@ def _parquet_columns(file: Path) -> dict[str, bool]:
 
 
 def _text_columns(file: Path, kind: Kind) -> dict[str, bool]:
-    bad = None
+    """Of the first whole rows: some may lack a column, or hold nothing in it."""
+    bad, num_seen, found = None, 0, {}
+    is_number = _parses if kind == "CSV" else _is_number
     for _, row in _json_rows(file) if kind == "JSON lines" else _csv_rows(file):
-        if not isinstance(row, BadRow):
-            is_number = _parses if kind == "CSV" else _is_number
-            return {name: is_number(value) for name, value in row.items()}
-        bad = bad or row
-    if bad is not None:
+        if isinstance(row, BadRow):
+            bad = bad or row
+            continue
+        for name, value in row.items():
+            known = found.setdefault(name, set())
+            if value is not None and value != "":
+                known.add(is_number(value))
+        num_seen += 1
+        if num_seen == ROWS_LOOKED_AT:
+            break
+    if bad is not None and not num_seen:
         raise MooredError(f"{bad.where} {bad.why}")
-    return {}
+    return {name: known == {True} for name, known in found.items()}
 
 
 def _is_number(value: object) -> bool:
@@ -205,9 +218,12 @@ def _csv_rows(file: Path) -> Rows:
             yield line.decode("utf-8-sig")
 
     with file.open("rb") as stream:
-        reader = csv.reader(lines())
         try:
-            names = next((fields for fields in reader if fields), [])
+            text = lines()
+            head = next((line for line in text if line.strip()), "")
+            delimiter = next((sign for sign in DELIMITERS if sign in head), ",")
+            reader = csv.reader(chain([head], text), delimiter=delimiter)
+            names = next(reader, [])
             for fields in reader:
                 where = f"{str(file)!r}, line {place}"
                 if len(fields) == len(names):

@@ -88,6 +88,12 @@ def test_the_whole_is_as_well_as_its_worst_environment(verdicts, whole):
     assert found.verdict is whole
 
 
+def test_rows_that_name_no_environment_beside_others_that_do_are_the_rest():
+    found = diagnosis(series("h", env="e"), series("c"))
+    assert headline(found).text == "Collapsed since step 10 in the rest; healthy in e"
+    assert [line.text.partition(":")[0] for line in explanation(found)] == ["e", "the rest"]
+
+
 def test_only_a_collapse_after_health_is_answered_by_going_back_to_a_checkpoint():
     for letters in ("h", "hc", "c", "?c", "h?"):
         (line,) = explanation(diagnosis(series(letters)))
@@ -102,6 +108,7 @@ def test_a_model_that_did_not_write_the_texts_is_told_instead_of_a_remedy():
     scored = replace(scored, looks=(scored.looks[0], replace(scored.looks[1], watched=watched)))
     (line,) = explanation(diagnosis(scored))
     assert "But H(Z|X) is 5.0 nats per token: this model would not have written" in line.text
+    assert [series("hc").to_dict()["is_foreign"], scored.to_dict()["is_foreign"]] == [False, True]
     # In training the model wrote them itself, however high its entropy is.
     (line,) = explanation(diagnosis(replace(scored, view="first_turn")))
     assert "Go back to a checkpoint" in line.text and "nats per token" not in line.text

@@ -79,7 +79,7 @@ def score(requests) -> list[list[np.ndarray]]:
 def score_one(prompt: np.ndarray, ids: np.ndarray) -> np.ndarray:
     """The first id names the author, the second how much a reasoning shows of it, in %."""
     noise = np.random.default_rng([*prompt.tolist(), *ids.tolist()]).normal(-3, 0.3, len(ids))
-    return noise + (prompt[0] == ids[0]) * ids[1] / 100
+    return np.minimum(noise + (prompt[0] == ids[0]) * ids[1] / 100, 0.0)
 
 
 TOY = Scorer(name="toy", score=score, encoder=Encoder(None), shares_prompt=True)

@@ -119,10 +119,13 @@ def test_steps_with_fewer_prompts_than_the_median_are_skipped_and_named():
 
 def test_one_prompt_only_and_no_tags_at_all_say_what_to_do():
     one = [record(1, 1, 100, k, step) for step in range(2) for k in range(9)]
-    with pytest.raises(TooFewPromptsError, match=r"needs 2 .* got 1 in 9 rows; .*--window"):
+    with pytest.raises(TooFewPromptsError, match=r"needs 2 .* got 1 in 9 rows; .*of several"):
         look_at(one)
+    thin = [record(k, k, 100, k, step) for step, k in enumerate((1, 2))]
+    with pytest.raises(TooFewPromptsError, match=r"needs 2 .* got 1 in 1 rows; .*--window"):
+        look_at(thin)
     bare = [Record(step=None, prompt="a", response="b", think=None) for _ in range(3)]
-    with pytest.raises(TooFewPromptsError, match=r"no response holds .*--tags"):
+    with pytest.raises(TooFewPromptsError, match=r"no response holds .*--tags .*--turn"):
         look_at(bare)
     empty = [Record(step=None, prompt=p, response="<think> </think>", think=(7, 8)) for p in "ab"]
     with pytest.raises(TooFewPromptsError, match=r"got 0 in 2 rows \(0 without tags, 2 empty\)"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -230,6 +231,36 @@ def test_a_score_function_that_returns_too_little_is_named():
         cross_score(pairs, lambda requests: [[c[1:] for c in r.continuations] for r in requests])
     with pytest.raises(MooredError, match="one list for each request, got 1 for 4"):
         cross_score(pairs, lambda requests: [[]])
+    with pytest.raises(MooredError, match="one list for each request, got NoneType for 4"):
+        cross_score(pairs, lambda requests: None)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(MooredError, match=r"it returned \[1, 1, 1, 1\] values for"):
+        cross_score(pairs, sums)
+
+
+def sums(requests) -> Any:
+    return [[-1.0 for _ in request.continuations] for request in requests]
+
+
+def test_a_loss_is_not_taken_for_log_probabilities():
+    pairs = first_turn_pairs(GROUPS, num_pairs=4)
+    with pytest.raises(MooredError, match="at most 0, got 99 for request 0; is it a loss"):
+        cross_score(
+            pairs, lambda requests: [[-x for x in scores] for scores in toy_score(requests)]
+        )
+    almost = [[np.full(len(c), 1e-4) for c in ask.request.continuations] for ask in pairs.asks()]
+    assert np.all(cross_score(pairs, lambda requests: almost) > 0)  # rounding
+
+
+def test_tensors_will_do_for_scores_and_those_with_gradients_are_named():
+    torch = pytest.importorskip("torch")
+    pairs = first_turn_pairs(GROUPS, num_pairs=4)
+
+    def tensors(requests, **options):
+        return [[torch.tensor(x, **options) for x in scores] for scores in toy_score(requests)]
+
+    np.testing.assert_array_equal(cross_score(pairs, tensors), cross_score(pairs, toy_score))
+    with pytest.raises(MooredError, match=r"got Tensor for request 0 .* tensor\.detach\(\)"):
+        cross_score(pairs, lambda requests: tensors(requests, requires_grad=True))
 
 
 def recorded_groups(turn_counts: list[int], num_groups: int) -> list[Group]:

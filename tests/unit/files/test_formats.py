@@ -278,6 +278,15 @@ def test_a_row_that_cannot_be_used_says_why(tmp_path, row, why):
     assert isinstance(bad, BadRow) and why in bad.why and "line 2" in bad.where
 
 
+@pytest.mark.parametrize("only_rewards", [False, True])
+def test_a_row_without_a_step_is_named_where_others_have_one(tmp_path, only_rewards):
+    without = {"prompt": "x", "response": "y", "reward": 1}
+    file = lines(tmp_path / "a.jsonl", without, {**without, "step": 3})
+    bad, good = read_records(file, ReadOptions(only_rewards=only_rewards))
+    assert isinstance(bad, BadRow) and bad.why == "has no 'step'; every row needs it"
+    assert isinstance(good, Record) and good.step == 3
+
+
 def test_files_that_are_no_rollouts_are_refused(tmp_path):
     def refusal(file, reader=None) -> str:
         with pytest.raises(MooredError) as error:

@@ -42,7 +42,7 @@ def test_the_kind_is_seen_from_the_content(tmp_path, content, kind):
     assert find_kind(write(tmp_path / "misleading.csv", content)) == kind
 
 
-def test_rows_have_their_place_and_columns_are_those_of_the_first_whole_row(tmp_path):
+def test_rows_have_their_place_and_columns_are_those_of_whole_rows(tmp_path):
     file = write(tmp_path / "a", '{"a"\n\n\ufeff{"a": 1, "b": "x", "c": true}\n3\n{"a"')
     table = open_table(file)
     first, whole, other, last = table.rows([])
@@ -54,6 +54,19 @@ def test_rows_have_their_place_and_columns_are_those_of_the_first_whole_row(tmp_
     assert all(isinstance(row, BadRow) for row in bad)
     assert [row.is_torn for row in bad if isinstance(row, BadRow)] == [False, False, True]
     assert table.columns == {"a": True, "b": False, "c": False}
+
+
+def test_columns_that_the_first_rows_lack_or_leave_empty_are_found_in_the_next(tmp_path):
+    rows = [{"prompt": "a"}, {"prompt": "b", "reward": None}, {"prompt": "c", "reward": 1}]
+    file = write(tmp_path / "a", "".join(json.dumps(row) + "\n" for row in rows))
+    assert open_table(file).columns == {"prompt": False, "reward": True}
+    assert open_table(write(file, "p,r\na,\nb,1\n")).columns == {"p": False, "r": True}
+
+
+@pytest.mark.parametrize("sign", [";", "\t"])
+def test_columns_of_a_csv_may_be_separated_by_other_signs(tmp_path, sign):
+    file = write(tmp_path / "a", f'\n\ufeffa{sign}b\n"1, 2"{sign}3\n')
+    assert rows_of(file) == [{"a": "1, 2", "b": "3"}]
 
 
 def test_deeply_nested_lines_are_bad_rows(tmp_path):
@@ -89,6 +102,14 @@ def test_folders_give_their_files_in_the_order_of_steps(tmp_path):
     for name in ("2.jsonl", "10.jsonl", "9.jsonl", "notes.txt", "1.csv"):
         write(tmp_path / name, "")
     assert [file.stem for file in expand([tmp_path])] == ["1", "2", "9", "10"]
+
+
+def test_an_empty_file_of_a_folder_is_passed_by_unless_all_are(tmp_path):
+    for name in ("1.jsonl", "2.jsonl"):
+        write(tmp_path / name, "")
+    assert [file.stem for file in expand([tmp_path])] == ["1", "2"]
+    write(tmp_path / "1.jsonl", "{}")
+    assert [file.stem for file in expand([tmp_path])] == ["1"]
 
 
 def test_of_a_run_directory_only_its_rollouts_are_taken(tmp_path):
