@@ -173,7 +173,9 @@ def _plan_cluster(
 
 def _check_is_planned(config: Config, cluster: _Cluster) -> None:
     kind, gpus = config.engine.kind, cluster.gpus
-    given = [f"--{name.replace('_', '-')}" for name, value in _options(cluster) if value]
+    given = [
+        f"--{name.replace('_', '-')}" for name, value in _options(cluster) if value is not None
+    ]
     if gpus is None and given:
         raise MooredError(f"{given[0]} describes a cluster; give the number of GPUs too: --gpus 64")
     if gpus is None and kind in CLUSTER_KINDS:
@@ -253,11 +255,9 @@ def _print(found: Plan, note: str) -> None:
 
 def _head(found: Plan, note: str) -> list[str]:
     setup, lengths, memory = found.setup, found.lengths, found.memory
-    size = setup.shape.num_parameters
-    text = f"{size / 1e9:.2f} billion" if size >= 1e9 else f"{size / 1e6:.1f} million"
     again = ", with gradient checkpointing" if found.checkpointing else ""
     lines = [
-        f"model: {found.config.model}, {text} parameters, "
+        f"model: {found.config.model}, {setup.shape.size_text} parameters, "
         f"{'bfloat16' if setup.bf16 else 'float32'}",
         f"GPU: {found.gpu.name}, {found.gpu.memory_gib:.1f} GiB ({note})",
         f"each step: {setup.num_groups} prompts x {setup.group_size} = {setup.num_episodes} "
@@ -292,6 +292,8 @@ def _memory_table(found: Plan) -> list[str]:
 def _seconds_table(found: Plan) -> list[str]:
     if not found.fits:
         return ["seconds: planned only for what fits"]
+    if not found.setup.bf16:
+        return ["seconds: not planned in float32, because the rates of GPUs are those of bfloat16"]
     if found.seconds is None:
         return [f"seconds: the rates of {found.gpu.name} are not known; name one with --gpu"]
     lines = [_line("seconds", [])]

@@ -55,13 +55,13 @@ def print_cluster(found: ClusterPlan, *, is_direct: bool, as_json: bool) -> None
 
 def _head(found: ClusterPlan) -> list[str]:
     cluster, setup, lengths = found.cluster, found.setup, found.lengths
-    nodes = f"{cluster.num_nodes} nodes" if cluster.num_nodes > 1 else "1 node"
+    nodes = f"{cluster.num_nodes:,} nodes" if cluster.num_nodes > 1 else "1 node"
     links = f"{cluster.node_gbs:g} GB/s within a node"
     if cluster.num_nodes > 1:
         links += f", {cluster.network_gbits:,g} Gbit/s between nodes"
     return [
-        f"model: {found.config.model}, {setup.shape.num_parameters / 1e9:.2f} billion parameters",
-        f"cluster: {cluster.num_gpus} x {cluster.gpu.name} in {nodes}, {links}",
+        f"model: {found.config.model}, {setup.shape.size_text} parameters",
+        f"cluster: {cluster.num_gpus:,} x {cluster.gpu.name} in {nodes}, {links}",
         f"each step: {setup.num_groups} prompts x {setup.group_size} = {setup.num_episodes:,} "
         f"episodes of {lengths.trajectory:,} tokens: a prompt of {lengths.prompt}, then "
         f"{lengths.turns} x {lengths.reply}",
@@ -99,13 +99,18 @@ def _memory(best: Layout) -> list[str]:
     again = ", with gradient checkpointing" if best.learner.checkpointing else ""
     lines = [
         f"best: {best.name}; micro-batches of {best.learner.micro_batch_tokens:,} tokens{again}; "
-        f"{best.sampler.rows} episodes at a time on a replica",
+        f"{_episodes(best)} at a time on a replica",
         f"{'memory, GiB':<{NAME_WIDTH}}{'learner':>9}{'sampler':>9}",
     ]
     for part in dict.fromkeys([*learner, *sampler]):
         lines.append(f"{part:<{NAME_WIDTH}}{_size(learner, part)}{_size(sampler, part)}".rstrip())
     totals = (sum(own.values()) / GIB for own in (learner, sampler))
     return [*lines, f"{'total':<{NAME_WIDTH}}" + "".join(f"{total:>9.2f}" for total in totals)]
+
+
+def _episodes(layout: Layout) -> str:
+    rows = layout.sampler.rows
+    return f"{rows:,} episodes" if rows > 1 else "1 episode"
 
 
 def _size(parts: Mapping[str, int], part: str) -> str:
@@ -118,7 +123,7 @@ def _verdict(found: ClusterPlan, is_direct: bool) -> list[str]:
     best = found.best
     lines = [f"{best.step_s:.2f} s a step; longest: {best.bound} ({_why(best)})"]
     if best.idle:
-        lines.append(f"{best.idle} GPUs are left over: no whole replica fits on them")
+        lines.append(_left_over(found))
     words = (f"{name}={str(value).lower()}" for name, value in best.options.items())
     lines.append(f"set {' '.join(words)}")
     if is_direct and best.name != TOGETHER:
@@ -128,10 +133,18 @@ def _verdict(found: ClusterPlan, is_direct: bool) -> list[str]:
     return [*lines, NOTE]
 
 
+def _left_over(found: ClusterPlan) -> str:
+    best = found.best
+    gpus = f"{best.idle:,} GPUs are" if best.idle > 1 else "1 GPU is"
+    if best.replicas == found.setup.num_episodes:
+        return f"{gpus} left over: each of the {best.replicas:,} episodes has a replica already"
+    return f"{gpus} left over: no whole replica fits there"
+
+
 def _why(best: Layout) -> str:
     """What makes the longest part long, and what would make it shorter."""
     reasons = {
-        "decode": f"a replica reads its weights for {best.sampler.rows} episodes at a time: more "
+        "decode": f"a replica reads its weights for {_episodes(best)} at a time: more "
         f"episodes in a step cost little",
         "prefill": "prompts are long: fewer replicas read each of them less often",
         "driver": "one driver hands on all turns",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from moored.errors import MooredError
 from moored.plan.events import Action, Clock, Queue
 
 Write = Callable[[Action], None]
@@ -21,8 +22,15 @@ class Calls:
     call_s: float
     """What a call costs the driver."""
     request_s: float
-    """What each request and its reply add."""
+    """What each request and its reply add, half of it on the way there and half on the way back."""
     poll_s: float
+
+    def __post_init__(self) -> None:
+        if min(self.call_s, self.request_s) < 0.0 or not self.poll_s > 0.0:
+            raise MooredError(
+                f"calls take 0 or more seconds and wait for more than 0, or time would stand "
+                f"still; got {self}"
+            )
 
 
 class Line:
@@ -49,7 +57,7 @@ class Line:
         self._is_calling = True
         requests, self._outbox = self._outbox, []
         self._num_writing += len(requests)
-        cost = self._given.call_s + self._given.request_s * len(requests)
+        cost = self._given.call_s + self._given.request_s / 2 * len(requests)
         self._driver.serve(
             cost, lambda: self._clock.after(self._network_s, lambda: self._arrive(requests))
         )
@@ -74,12 +82,16 @@ class Line:
             self._come_back()
 
     def _come_back(self) -> None:
-        """Replies that end at the same moment come along."""
+        """Replies that end at the same moment come along; later ones wait for the next call."""
         self._waiting = 0
-        self._clock.after(self._network_s, self._land)
 
-    def _land(self) -> None:
-        ended, self._ended = self._ended, []
+        def leave() -> None:
+            ended, self._ended = self._ended, []
+            self._clock.after(self._network_s, lambda: self._land(ended))
+
+        self._clock.after(0.0, leave)
+
+    def _land(self, ended: list[Action]) -> None:
         self._num_writing -= len(ended)
 
         def handled() -> None:
@@ -89,4 +101,4 @@ class Line:
             if self._outbox or self._num_writing:
                 self._call()
 
-        self._driver.serve(self._given.request_s * len(ended), handled)
+        self._driver.serve(self._given.request_s / 2 * len(ended), handled)

@@ -15,7 +15,15 @@ from moored.errors import MooredError
 from moored.plan.cluster_work import ClusterWork, Route
 from moored.plan.coefficients import MEASURED, Coefficients
 from moored.plan.gpus import GIB, Gpu
-from moored.plan.layouts import IN_TURN, LAYOUTS, OVERLAPPED, TOGETHER, ClusterPlan, Layout
+from moored.plan.layouts import (
+    ALONE_SHARE,
+    IN_TURN,
+    LAYOUTS,
+    OVERLAPPED,
+    TOGETHER,
+    ClusterPlan,
+    Layout,
+)
 from moored.plan.links import Cluster, make_cluster
 from moored.plan.seconds import Lengths, longest_lengths
 from moored.plan.setup import Setup, setup_of
@@ -63,6 +71,11 @@ def plan_cluster(
         elif tried:
             least = min(tried, key=search.over)
             misfits[name] = search.misfit(least) or ""
+        elif name == TOGETHER and is_open:
+            misfits[name] = (
+                f"{cluster.num_gpus} ranks share {setup.num_groups} groups, so some would have "
+                f"none; set rollout.num_groups={cluster.num_gpus} or more"
+            )
     return ClusterPlan(
         config=config,
         cluster=cluster,
@@ -70,6 +83,8 @@ def plan_cluster(
         lengths=lengths,
         layouts=layouts,
         misfits=misfits,
+        samplers=samplers,
+        ways=ways,
     )
 
 
@@ -78,6 +93,16 @@ def _check(setup: Setup, cluster: Cluster, samplers: int | None, ways: int | Non
         raise MooredError(
             "optimizer.states=host and optimizer.kind=adamw_8bit are for one GPU; leave them out, "
             "because several GPUs share the states"
+        )
+    if not setup.bf16:
+        raise MooredError(
+            "engine.dtype=float32 is not planned for a cluster, because the rates of GPUs are "
+            "those of bfloat16; leave it out"
+        )
+    if samplers is not None and not 1 <= samplers < cluster.num_gpus:
+        raise MooredError(
+            f"--samplers must leave GPUs to learners: from 1 to {cluster.num_gpus - 1}, "
+            f"got {samplers}"
         )
     learners = None if samplers is None else cluster.num_gpus - samplers
     if learners is not None and learners > setup.num_groups:
@@ -93,11 +118,6 @@ def _check(setup: Setup, cluster: Cluster, samplers: int | None, ways: int | Non
         raise MooredError(
             f"--tensor-parallel {ways} is more than the {cluster.gpus_per_node} GPUs of a node, "
             f"and a replica stays within one; raise --gpus-per-node or lower it"
-        )
-    if samplers is not None and not 1 <= samplers < cluster.num_gpus:
-        raise MooredError(
-            f"--samplers must leave GPUs to learners: from 1 to {cluster.num_gpus - 1}, "
-            f"got {samplers}"
         )
 
 
@@ -152,7 +172,8 @@ class _Search:
         setup, gpu, memory = self.setup, self.cluster.gpu, self.given.memory
         learner = best_batch(self.work, self.given, learners)
         rows = -(-setup.num_episodes // replicas)
-        sampler = sampler_memory(setup, gpu, memory, ways=ways, wanted_rows=rows)
+        share = ALONE_SHARE if ways > 1 or setup.vllm_share else 0.0
+        sampler = sampler_memory(setup, gpu, memory, ways=ways, wanted_rows=rows, vllm_share=share)
         publish = self.work.publish(learners, replicas, ways, self.route)
         idle = self._num_gpus - learners - replicas * ways
         for name in (IN_TURN, OVERLAPPED):
@@ -191,33 +212,52 @@ class _Search:
             seconds=seconds,
             update=update,
             tokens=self.setup.num_episodes * lengths.turns * lengths.reply,
+            is_vllm=ways > 1 or self.setup.vllm_share > 0.0,
         )
 
     def over(self, layout: Layout) -> int:
         """Bytes by which the fuller GPU of a layout is too small; at most 0 where it fits."""
-        peak = max(layout.learner.peak_bytes, layout.sampler.peak_bytes)
-        return peak - self.cluster.gpu.memory_bytes
+        sampler = layout.sampler
+        over = layout.learner.peak_bytes - self.cluster.gpu.memory_bytes
+        return max(over, sampler.peak_bytes - sampler.room_bytes)
 
     def misfit(self, layout: Layout) -> str | None:
         """What does not fit and by how much; None where all does."""
-        has = self.cluster.gpu.memory_bytes
-        needs = {
-            f"a learner of {layout.learners}": layout.learner.peak_bytes,
-            f"a sampler GPU of {layout.ways}": layout.sampler.peak_bytes,
-        }
-        if layout.name == TOGETHER:
-            needs = {"a GPU with learner and whole sampler": max(needs.values())}
-        worst = max(needs, key=lambda part: needs[part])
-        if needs[worst] <= has:
+        if self.over(layout) <= 0:
             return None
-        return f"{worst} needs {needs[worst] / GIB:.1f} of {has / GIB:.1f} GiB"
+        has, needs = self.cluster.gpu.memory_bytes, layout.learner.peak_bytes
+        sampler = layout.sampler
+        whose = f"a learner of {layout.learners}"
+        if sampler.peak_bytes - sampler.room_bytes > needs - has:
+            whose, needs, has = (
+                f"a sampler GPU of {layout.ways}",
+                sampler.peak_bytes,
+                sampler.room_bytes,
+            )
+        if layout.name == TOGETHER:
+            whose = "a GPU with learner and whole sampler"
+        where = ""
+        if has < self.cluster.gpu.memory_bytes:
+            where = f" that engine.vllm.memory_share={self._vllm_share(layout):g} leaves"
+        return f"{whose} needs {needs / GIB:.1f} of {has / GIB:.1f} GiB{where}"
+
+    def _vllm_share(self, layout: Layout) -> float:
+        return self.setup.vllm_share if layout.name == TOGETHER else ALONE_SHARE
 
 
 def shared_sampler(setup: Setup, gpu: Gpu, given: Coefficients, ranks: int) -> SamplerMemory:
     """The sampler on the GPU of each of so many learners."""
     kept = resident_bytes(setup, given.memory, ranks)
     rows = -(-setup.num_episodes // ranks)
-    return sampler_memory(setup, gpu, given.memory, ways=1, wanted_rows=rows, learner_bytes=kept)
+    return sampler_memory(
+        setup,
+        gpu,
+        given.memory,
+        ways=1,
+        wanted_rows=rows,
+        learner_bytes=kept,
+        vllm_share=setup.vllm_share,
+    )
 
 
 def best_batch(

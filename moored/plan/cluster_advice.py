@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from moored.errors import MooredError
 from moored.plan.advice import LORA_RANK, Options, with_options
 from moored.plan.cluster import plan_cluster
 from moored.plan.layouts import ClusterPlan
@@ -15,6 +16,10 @@ NODES = (*range(2, 17), 24, 32, 48, 64, 96, 128)
 def cluster_remedy(found: ClusterPlan) -> str:
     """More groups, more GPUs, or adapters: whatever helps, in one sentence."""
     pieces = []
+    if found.samplers is not None or found.ways is not None:
+        free = replace(found, samplers=None, ways=None)
+        if _fits(free):
+            pieces.append("leave out --samplers and --tensor-parallel, to have the split chosen")
     num_gpus = smallest_cluster(found)
     if num_gpus is not None:
         more = "" if _fits(found, num_gpus) else f" with rollout.num_groups={num_gpus}"
@@ -45,4 +50,16 @@ def smallest_cluster(found: ClusterPlan) -> int | None:
 def _fits(found: ClusterPlan, num_gpus: int | None = None, options: Options | None = None) -> bool:
     cluster = replace(found.cluster, num_gpus=num_gpus or found.cluster.num_gpus)
     config = with_options(found.config, options or {})
-    return plan_cluster(config, found.setup.shape, cluster, found.lengths).fits
+    try:
+        planned = plan_cluster(
+            config,
+            found.setup.shape,
+            cluster,
+            found.lengths,
+            samplers=found.samplers,
+            ways=found.ways,
+        )
+    except MooredError:
+        # So few GPUs for the samplers that were given.
+        return False
+    return planned.fits

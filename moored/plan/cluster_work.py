@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from moored.plan.coefficients import Coefficients
+from moored.plan.coefficients import Coefficients, forward_tokens
 from moored.plan.links import LINK_SHARE, Cluster
 from moored.plan.seconds import Lengths, Work
 from moored.plan.setup import Setup
@@ -98,7 +98,9 @@ class ClusterWork:
         """Passes without gradients over all tokens of a step, where there are any."""
         seconds = self.work.advantages() * self._imbalance(self.setup.num_episodes, ranks) / ranks
         passes = self.setup.has_critic + self.setup.scores_old
-        passes *= self._micro_batches(self.work.step_tokens, ranks, memory)
+        tokens = self.work.step_tokens / self.setup.num_episodes
+        most = forward_tokens(memory.micro_batch_tokens)
+        passes *= self._micro_batches(self.setup.num_episodes, tokens, ranks, most)
         others = max(self.work.launch_s, self._gather_weights(ranks, memory.whole))
         return max(seconds, passes * others)
 
@@ -110,18 +112,23 @@ class ClusterWork:
         setup = self.setup
         samples = -(-setup.num_episodes * setup.num_epochs // setup.num_updates)
         compute = self.work.passes(memory.checkpointing) * self._imbalance(samples, ranks) / ranks
-        tokens = self.work.epoch_tokens * setup.num_epochs / setup.num_updates
-        batches = setup.num_updates * self._micro_batches(tokens, ranks, memory)
+        tokens = self.work.epoch_tokens / setup.num_episodes
+        most = memory.micro_batch_tokens
+        batches = setup.num_updates * self._micro_batches(samples, tokens, ranks, most)
+        # Passes without gradients have more tokens, as in one process.
+        most = forward_tokens(most)
+        referred = setup.num_updates * self._micro_batches(samples, tokens, ranks, most)
+        referred *= setup.has_reference
         models, whole = 1 + setup.has_critic, memory.whole
         trained = setup.policy_trained + setup.critic_trained
         calls = models * (1 if whole.weights else setup.shape.layers)
         sums = self.cluster.gather_s(4 * trained, ranks, calls=calls)
         sums *= setup.num_updates if whole.gradients else batches
         gathers = models * (setup.num_updates if whole.weights else 2 * batches)
-        gathers += batches * setup.has_reference
+        gathers += referred
         links = gathers * self._gather_weights(ranks, whole) + sums
         # The host launches the passes of a layer, backwards twice as long as forwards.
-        launches = batches * (models * (3 + memory.checkpointing) + setup.has_reference)
+        launches = batches * models * (3 + memory.checkpointing) + referred
         compute = max(compute, launches * self.work.launch_s)
         optimizer = self.work.optimizer() / ranks
         return Update(compute, links, optimizer, overlaps=not whole.weights)
@@ -156,10 +163,18 @@ class ClusterWork:
         """Of one model, layer by layer unless weights are whole."""
         shape = self.setup.shape
         calls = 1 if whole is not None and whole.weights else shape.layers
-        return self.cluster.gather_s(2 * shape.num_parameters, ranks, calls=calls)
+        num_bytes = self.setup.element_bytes * shape.num_parameters
+        return self.cluster.gather_s(num_bytes, ranks, calls=calls)
 
-    def _micro_batches(self, tokens: float, ranks: int, memory: LearnerMemory) -> int:
-        return max(1, math.ceil(tokens / ranks / memory.micro_batch_tokens))
+    @staticmethod
+    def _micro_batches(samples: int, tokens: float, ranks: int, most: int) -> int:
+        """Of the rank with most of the `samples`, which have `tokens` each and are not split.
+
+        A micro-batch has at most `most` tokens.
+        """
+        at_a_time = max(1, int(most / tokens))
+        own = math.ceil(samples / ranks)
+        return math.ceil(own / at_a_time)
 
     @staticmethod
     def _imbalance(samples: int, ranks: int) -> float:

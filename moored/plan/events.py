@@ -95,7 +95,8 @@ class Replica:
         """Bring all rows to the present."""
         elapsed = self._clock.now - self._since
         self._since = self._clock.now
-        if self._rows:
+        # Where a token takes no time rows end at once, and nothing elapses.
+        if self._rows and elapsed > 0.0:
             self._level += elapsed / self._token_s()
             self.busy_s += elapsed
 

@@ -38,6 +38,8 @@ class Layout:
     update: Update
     tokens: int
     """That samplers write in a step."""
+    is_vllm: bool
+    """vLLM samples."""
 
     @property
     def rollout_s(self) -> float:
@@ -86,7 +88,7 @@ class Layout:
                 "engine.ray.replicas": self.replicas,
                 "rollout.max_lag": int(self.name == OVERLAPPED),
             }
-        if self.ways > 1:
+        if self.is_vllm and self.name != TOGETHER:
             places |= {
                 "engine.sampler": "vllm",
                 "engine.vllm.tensor_parallel": self.ways,
@@ -136,6 +138,10 @@ class ClusterPlan:
     layouts: Mapping[str, Layout]
     misfits: Mapping[str, str]
     """Why a layout does not fit, by its name."""
+    samplers: int | None = None
+    """GPUs for samplers, where they were given."""
+    ways: int | None = None
+    """Tensor parallelism, where it was given."""
 
     @property
     def fits(self) -> bool:

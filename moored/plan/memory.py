@@ -7,11 +7,13 @@ small models throughout.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
 from moored.engine.fast.buckets import bucket
+from moored.errors import MooredError
 from moored.plan.activations import (
     backward_work_bytes,
     forward_bytes,
@@ -20,7 +22,7 @@ from moored.plan.activations import (
     saved_bytes,
 )
 from moored.plan.coefficients import MemoryCoefficients, forward_tokens
-from moored.plan.gpus import Gpu
+from moored.plan.gpus import GIB, Gpu
 from moored.plan.setup import Setup
 
 PHASES = ("rollout", "scoring", "update")
@@ -196,8 +198,31 @@ def _num_slots(setup: Setup, rows: int, given: MemoryCoefficients) -> int:
 
 def _vllm_rows(setup: Setup, reserved: int) -> int:
     """Episodes of full length that vLLM has room for beside its copy of the weights."""
-    free = reserved - setup.element_bytes * setup.shape.num_parameters
-    return min(setup.most_rows, max(1, free // _slot_bytes(setup)))
+    free = reserved - _vllm_weights(setup)
+    return min(setup.most_rows, max(1, free // _vllm_slot(setup)))
+
+
+def _vllm_weights(setup: Setup) -> int:
+    return setup.element_bytes * setup.shape.num_parameters // setup.vllm_ways
+
+
+def _vllm_slot(setup: Setup) -> int:
+    """Keys and values cannot be divided further than their heads."""
+    return _slot_bytes(setup) // min(setup.vllm_ways, setup.shape.kv_heads)
+
+
+def check_vllm_share(setup: Setup, gpu: Gpu) -> None:
+    """Refuse a share that is too small for vLLM's weights and an episode: it could not start."""
+    needed = _vllm_weights(setup) + _vllm_slot(setup)
+    has = setup.vllm_share * gpu.memory_bytes
+    if not setup.vllm_share or needed <= has:
+        return
+    share = math.ceil(100 * needed / gpu.memory_bytes) / 100
+    raise MooredError(
+        f"engine.vllm.memory_share = {setup.vllm_share:g} gives vLLM {has / GIB:.1f} GiB of "
+        f"{gpu.name}, but its weights and one episode take {needed / GIB:.1f} GiB; "
+        + (f"set it to {share:.2f} or more" if share < 1.0 else "take a smaller model")
+    )
 
 
 def _rows_that_fit(setup: Setup, free: int, given: MemoryCoefficients) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from moored.config import Config
 from moored.plan.coefficients import MEASURED, Coefficients
 from moored.plan.gpus import GIB, Gpu
-from moored.plan.memory import Memory, plan_memory
+from moored.plan.memory import Memory, check_vllm_share, plan_memory
 from moored.plan.seconds import Lengths, Work, longest_lengths, plan_seconds
 from moored.plan.setup import Setup, setup_of
 from moored.plan.shapes import ModelShape
@@ -32,7 +32,8 @@ class Plan:
     lengths: Lengths
     memory: Memory
     seconds: Mapping[str, float] | None
-    """By phase; None where it does not fit, or the rates of the GPU are not known."""
+    """By phase; None where it does not fit, or the rates of the GPU are not known: those of float32
+    products never are."""
 
     @property
     def over(self) -> float:
@@ -82,12 +83,13 @@ def plan(
 ) -> Plan:
     """Plan a step; `lengths` (by default the longest that are allowed) matter to seconds only."""
     setup = setup_of(config, shape)
+    check_vllm_share(setup, gpu)
     lengths = lengths or longest_lengths(config)
     tokens, checkpointing = _choose(setup, gpu, given)
     memory = plan_memory(setup, gpu, given.memory, tokens=tokens, checkpointing=checkpointing)
     seconds = None
     fits = memory.peak_bytes <= gpu.memory_bytes
-    if fits and gpu.tflops is not None and gpu.bandwidth_tbs is not None:
+    if fits and setup.bf16 and gpu.tflops is not None and gpu.bandwidth_tbs is not None:
         seconds = plan_seconds(
             setup,
             gpu,

@@ -44,6 +44,8 @@ class Setup:
     """None: to be chosen."""
     vllm_share: float = 0.0
     """Share of the memory that vLLM takes at the start; 0 where it does not sample."""
+    vllm_ways: int = 1
+    """GPUs that vLLM divides the model among; the learner has the first of them."""
 
     @property
     def layer_kind(self) -> LayerKind:
@@ -107,4 +109,5 @@ def setup_of(config: Config, shape: ModelShape) -> Setup:
         micro_batch_tokens=engine.micro_batch_tokens,
         checkpointing=checkpointing if isinstance(checkpointing, bool) else None,
         vllm_share=engine.vllm.memory_share if engine.sampler == "vllm" else 0.0,
+        vllm_ways=engine.vllm.tensor_parallel,
     )

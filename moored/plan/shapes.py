@@ -99,6 +99,12 @@ class ModelShape:
     def num_parameters(self) -> int:
         return self.trunk_parameters + (0 if self.is_tied else self.head_parameters)
 
+    @property
+    def size_text(self) -> str:
+        """Its parameters as people say them."""
+        size = self.num_parameters
+        return f"{size / 1e9:.2f} billion" if size >= 1e9 else f"{size / 1e6:.1f} million"
+
     def adapter_parameters(self, rank: int) -> int:
         """Of LoRA on every linear layer: rank x (inputs + outputs) of each, the head left out."""
         width, inner, q, kv = self.width, self.inner, self.query_width, self.key_width

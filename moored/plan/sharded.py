@@ -59,6 +59,8 @@ class SamplerMemory:
     parts: Parts
     rows: int
     """Episodes whose keys and values fit at a time on a replica."""
+    room_bytes: int
+    """What it may take: the whole GPU, or beside a learner's the share that vLLM was given."""
 
     @property
     def peak_bytes(self) -> int:
@@ -217,10 +219,12 @@ def sampler_memory(
     ways: int,
     wanted_rows: int,
     learner_bytes: int = 0,
+    vllm_share: float = 0.0,
 ) -> SamplerMemory:
     """A GPU of a replica that has `ways` of them and is asked for `wanted_rows` at a time.
 
-    `learner_bytes` is what a learner on the same GPU keeps during rollouts.
+    `learner_bytes` is what a learner on the same GPU keeps during rollouts. vLLM takes its
+    `vllm_share` of the memory at the start, and fills it with keys and values.
     """
     shape = setup.shape
     weights = setup.element_bytes * shape.num_parameters // ways
@@ -229,19 +233,29 @@ def sampler_memory(
     slot = shape.cache_bytes(setup.element_bytes) * setup.max_context // min(ways, shape.kv_heads)
     row = slot + 4 * shape.vocabulary // ways
     cuda = given.context_bytes + given.workspace_bytes
-    free = given.filled_share * gpu.memory_bytes - weights - activations - cuda - learner_bytes
+    room = given.filled_share * gpu.memory_bytes - learner_bytes
+    room = vllm_share * gpu.memory_bytes if vllm_share else room
+    free = int(room) - weights - activations - cuda
     least = min(MIN_ROWS, wanted_rows)
-    rows = max(least, min(wanted_rows, int(free // row)))
+    rows = max(least, min(wanted_rows, free // row))
+    cache = rows * slot
+    if vllm_share:
+        cache = max(cache, free - rows * 4 * shape.vocabulary // ways)
     parts = {
         "weights": weights,
-        "keys and values": rows * slot,
+        "keys and values": cache,
         "activations": activations,
         "logits": rows * 4 * shape.vocabulary // ways,
         "CUDA": cuda,
     }
     if learner_bytes:
         parts = {"learner": learner_bytes, **parts}
-    return SamplerMemory(parts=parts, rows=rows)
+    has = gpu.memory_bytes
+    return SamplerMemory(
+        parts=parts,
+        rows=rows,
+        room_bytes=min(has, learner_bytes + int(room)) if vllm_share else has,
+    )
 
 
 def sampler_bytes_kept(setup: Setup, gpu: Gpu, given: MemoryCoefficients, cache: int) -> int:

@@ -3,26 +3,30 @@
 A *rollout worker* plays one episode at a time in its environment. One driver hands every reply to
 an environment and every answer to a sampler; each passing takes its measured time. Replicas write
 replies together, in the driver's process or behind calls as `engine.kind=ray` makes them. The
-learner takes the episodes of a step when the last one has ended; with lag the rollouts of later
-steps go on meanwhile. Nothing is computed but time.
+learner takes the episodes of a step when the last one has ended; with lag the next rollout goes on
+meanwhile, and new weights are published when it has ended. Nothing is computed but time.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
+from moored.errors import MooredError
 from moored.plan.calls import Calls, Line
 from moored.plan.events import Clock, Queue, Replica, Spread
 
 Mode = Literal["stream", "lockstep"]
 Dispatch = Literal["least busy", "in turn", "random"]
 OTHERS = "other episodes"
-TAIL_SHARE = 0.95
+TAIL_PERCENT = 95
 """The tail of a rollout begins when so many of its episodes have ended."""
+COUNTS = ("workers", "replicas", "episodes", "turns", "num_steps", "drivers", "max_rows")
+SECONDS = ("driver_turn_s", "network_s", "step_s", "row_s", "update_s", "publish_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +45,8 @@ class Scenario:
     env_calls: int | None = None
     """Calls of environments at a time, as `rollout.env_workers` bounds them; None: no bound."""
     driver_turn_s: float
-    """What a turn costs the driver, half of it when the reply comes and half with the answer."""
+    """What a turn costs the driver, half of it when the reply comes and half with the answer; the
+    first answer of an episode, to `reset`, costs half a turn too."""
     drivers: int = 1
     """Processes that share the driver's work."""
     network_s: float = 0.0
@@ -61,8 +66,25 @@ class Scenario:
     mode: Mode = "stream"
     dispatch: Dispatch = "least busy"
     max_lag: int = 0
-    """Steps that the weights of a rollout may be old."""
+    """Steps that the weights of a rollout may be old, 0 or 1 as `rollout.max_lag`."""
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in COUNTS:
+            _require(getattr(self, name) >= 1, f"{name} must be at least 1", getattr(self, name))
+        for name in SECONDS:
+            seconds = getattr(self, name)
+            _require(0.0 <= seconds < math.inf, f"{name} must be 0 or more seconds", seconds)
+        calls = self.env_calls
+        _require(calls is None or calls >= 1, "env_calls must be None or at least 1", calls)
+        _require(0.0 <= self.slow_share <= 1.0, "slow_share must be in [0, 1]", self.slow_share)
+        _require(self.slow_factor > 0.0, "slow_factor must be above 0", self.slow_factor)
+        _require(self.max_lag in (0, 1), "max_lag must be 0 or 1", self.max_lag)
+
+
+def _require(is_met: bool, rule: str, given: object) -> None:
+    if not is_met:
+        raise MooredError(f"a simulation cannot run: {rule}, got {given}")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,7 +97,12 @@ class Outcome:
     """Of each step, from its first episode to its last."""
     tail_s: list[float]
     """Of it, after 95 % of the episodes had ended."""
+    learn_s: list[float]
+    """Of each step, the update and publishing its weights."""
+    num_turns: int
+    """Of all steps."""
     turns_per_s: float
+    """Infinite where nothing takes any time."""
     tokens_per_s: float
     driver_share: float
     """Of the time that the driver was busy."""
@@ -89,10 +116,14 @@ class Outcome:
 
     @property
     def bound(self) -> str:
-        """What a step waits for."""
-        if self.driver_share > 0.9:
+        """What a step waits for: the learner, or what bounds its rollout."""
+        rollout_s = sum(self.rollout_s)
+        if sum(self.learn_s) > rollout_s:
+            return "learner"
+        # The driver has nothing to do beside rollouts.
+        if self.driver_share * self.seconds > 0.9 * rollout_s:
             return "driver"
-        if sum(self.tail_s) > 0.4 * sum(self.rollout_s):
+        if sum(self.tail_s) > 0.4 * rollout_s:
             return "stragglers"
         part = max(self.turn_s, key=lambda part: self.turn_s[part])
         return "stragglers" if part == OTHERS else part
@@ -153,6 +184,8 @@ class _World:
         self.published_s = 0.0
         self.num_learnt = 0
         self.is_learning = False
+        self.is_updated = False
+        """New weights wait for the rollout under way to end."""
         self.live: set[_Episode] = set()
         self.at_barrier: list[tuple[float, Callable[[], None]]] = []
         names = ("driver", "network", "calls", "sampler", "environment", OTHERS)
@@ -166,17 +199,20 @@ class _World:
         self._begin_episodes()
         self.clock.run()
         given, seconds = self.given, self.published_s
-        rollouts = [step.ends[-1] - step.begin_s for step in self.steps]
-        most = int(TAIL_SHARE * given.episodes)
+        most = -(-TAIL_PERCENT * given.episodes // 100)
+        written = sum(replica.written_tokens for replica in self.replicas)
+        busy_s = float(np.mean([replica.busy_s for replica in self.replicas]))
         lags = [step.number - v for step in self.steps for v in step.versions]
         return Outcome(
             seconds=seconds,
-            rollout_s=rollouts,
+            rollout_s=[step.ends[-1] - step.begin_s for step in self.steps],
             tail_s=[step.ends[-1] - step.ends[most - 1] for step in self.steps],
-            turns_per_s=self.num_turns / seconds,
-            tokens_per_s=sum(replica.written_tokens for replica in self.replicas) / seconds,
-            driver_share=self.driver.busy_s / seconds / given.drivers,
-            replica_share=float(np.mean([r.busy_s for r in self.replicas])) / seconds,
+            learn_s=[given.update_s + given.publish_s] * len(self.steps),
+            num_turns=self.num_turns,
+            turns_per_s=self.num_turns / seconds if seconds else math.inf,
+            tokens_per_s=written / seconds if seconds else math.inf,
+            driver_share=self.driver.busy_s / seconds / given.drivers if seconds else 0.0,
+            replica_share=busy_s / seconds if seconds else 0.0,
             turn_s={name: total / self.num_turns for name, total in self.parts.items()},
             mean_lag=float(np.mean(lags)),
         )
@@ -241,6 +277,7 @@ class _World:
         self.idle_workers += 1
         episode.step.ends.append(self.clock.now)
         self._learn()
+        self._publish_between_rollouts()
         self._begin_episodes()
         self._release_barrier()
 
@@ -252,7 +289,17 @@ class _World:
             return
         self.is_learning = True
         self.num_learnt += 1
-        self.clock.after(self.given.update_s + self.given.publish_s, self._publish)
+        self.clock.after(self.given.update_s, self._end_update)
+
+    def _end_update(self) -> None:
+        self.is_updated = True
+        self._publish_between_rollouts()
+
+    def _publish_between_rollouts(self) -> None:
+        """Samplers take new weights while nothing is sampled, as `train_step` has it."""
+        if self.is_updated and len(self.steps[-1].ends) == self.given.episodes:
+            self.is_updated = False
+            self.clock.after(self.given.publish_s, self._publish)
 
     def _publish(self) -> None:
         self.version += 1

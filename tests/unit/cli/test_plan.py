@@ -200,6 +200,41 @@ def test_a_model_that_fits_no_gpu_has_samplers_of_several(run):
     assert config.engine.vllm.memory_share == 0.9
 
 
+def test_gpus_that_are_left_over_are_given_their_reason(run):
+    many = ["plan", "sokoban", "grpo", "qwen2.5-7b", "--gpu", "h200", "--gpus"]
+    out = run(*many, "1000")[1]
+    assert "cluster: 1,000 x h200 in 125 nodes" in out
+    assert re.search(r"8\d\d GPUs are left over: each of the 128 episodes has a replica", out)
+    assert "1 episode at a time on a replica" in out
+    words = ["sokoban", "grpo", "model=meta-llama/Llama-3.1-70B", "optimizer.lora_rank=64"]
+    out = run("plan", *words, "rollout.num_groups=64", "--gpu", "h200", "--gpus", "8")[1]
+    assert "1 GPU is left over: no whole replica fits there" in out
+
+
+def test_a_small_model_on_a_cluster_has_its_size(run):
+    assert "model: nano, 1.2 million parameters\n" in run("plan", "model=nano", "--gpus", "2")[1]
+
+
+def test_float32_has_memory_and_no_seconds(run):
+    code, out, _ = run("plan", "model=nano", "engine.dtype=float32", "--gpu", "h200")
+    assert code == 0
+    assert "seconds: not planned in float32, because the rates of GPUs are those of bfloat16" in out
+    assert "fits: " in out
+
+
+def test_vllm_that_could_not_start_is_refused(run):
+    words = ["plan", "model=Qwen/Qwen2.5-14B", "optimizer.lora_rank=64", "engine.sampler=vllm"]
+    code, _, error = run(*words, "engine.vllm.memory_share=0.1", "--gpu", "h200")
+    assert code == 2
+    # 29.5 GB are 27.5 GiB; an episode of 2,048 tokens is 0.4 GiB more.
+    assert "gives vLLM 14.0 GiB of h200, but its weights and one episode take 27.9 GiB" in error
+    share = re.search(r"set it to (0\.\d+) or more", error)
+    assert share is not None
+    assert run(*words, f"engine.vllm.memory_share={share[1]}", "--gpu", "h200")[0] == 0
+    halves = ["engine.vllm.memory_share=0.11", "engine.vllm.tensor_parallel=2", "--gpu", "h200"]
+    assert run(*words, *halves)[0] == 0
+
+
 def test_json_of_a_cluster_has_every_layout(run):
     found = json.loads(run(*CLUSTER, "--gpus", "16", "--samplers", "8", "--json")[1])
     assert found["fits"] and found["remedy"] is None
@@ -224,6 +259,7 @@ def test_a_cluster_that_is_too_small_has_a_remedy_and_exit_code_1(run):
     ("words", "message"),
     [
         (["--samplers", "4"], "--samplers describes a cluster; give the number of GPUs too"),
+        (["--samplers", "0"], "--samplers describes a cluster; give the number of GPUs too"),
         (["--network", "100"], "--network describes a cluster; give the number of GPUs too"),
         (["--gpus", "8", "--samplers", "8"], "--samplers must leave GPUs to learners: from 1 to 7"),
         (["--gpus", "8", "--tensor-parallel", "3"], "must divide the 4 heads of the model, got 3"),

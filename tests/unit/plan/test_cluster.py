@@ -100,8 +100,9 @@ def test_ranks_need_no_more_memory_at_the_start_than_later():
 def test_samplers_have_one_gpu_unless_that_is_too_small():
     for layout in planned("Qwen/Qwen2.5-14B", 64).layouts.values():
         assert layout.ways == 1
+    # vLLM has 90 % of a GPU: 35.5 GiB, of which half of the weights leave 4.9.
     for layout in planned("Qwen/Qwen2.5-32B", 64, gpu="a100-40").layouts.values():
-        assert layout.ways == 2
+        assert layout.ways == 4
 
 
 def test_given_samplers_and_tensor_parallelism_are_taken():
@@ -115,6 +116,38 @@ def test_replicas_stay_within_a_node_and_what_is_left_is_idle():
     # 12 learners fill the first node and half of the second, which has room for one replica of 4.
     found = planned("Qwen/Qwen2.5-7B", 16, samplers=7, ways=4)
     assert {(one.replicas, one.idle) for one in found.layouts.values()} == {(1, 3)}
+
+
+VLLM = ("engine.sampler=vllm", "optimizer.lora_rank=64")
+
+
+def test_vllm_beside_a_learner_has_no_more_than_its_share():
+    found = planned("Qwen/Qwen2.5-7B", 8, *VLLM, "engine.vllm.memory_share=0.2")
+    sampler = found.layouts[TOGETHER].sampler
+    # 28.0 GiB: 14.2 of weights, 4.8 to read prompts, 0.9 of CUDA; slots of 0.22 GiB in the rest.
+    own = {part: size for part, size in sampler.parts.items() if part != "learner"}
+    assert sum(own.values()) == pytest.approx(0.2 * found.cluster.gpu.memory_bytes, rel=1e-6)
+    assert sampler.rows == 36
+
+
+def test_vllm_whose_share_has_no_room_for_its_weights_does_not_fit():
+    found = planned("Qwen/Qwen2.5-32B", 8, *VLLM, "engine.vllm.memory_share=0.3")
+    assert TOGETHER not in found.layouts
+    assert found.misfits[TOGETHER].endswith(" GiB that engine.vllm.memory_share=0.3 leaves")
+
+
+def test_vllm_on_gpus_of_its_own_is_given_most_of_them():
+    found = planned("Qwen/Qwen2.5-7B", 8, *VLLM, samplers=4)
+    for layout in found.layouts.values():
+        assert layout.options["engine.vllm.memory_share"] == 0.9
+        assert layout.options["engine.vllm.tensor_parallel"] == 1
+        assert layout.sampler.peak_bytes <= 0.9 * found.cluster.gpu.memory_bytes
+
+
+def test_more_gpus_than_groups_say_how_many_groups_would_let_them_work_together():
+    found = planned("Qwen/Qwen2.5-7B", 16, "rollout.num_groups=8")
+    assert found.misfits[TOGETHER].startswith("16 ranks share 8 groups, so some would have none")
+    assert "set rollout.num_groups=16 or more" in found.misfits[TOGETHER]
 
 
 def test_no_more_ranks_learn_than_there_are_groups():
@@ -185,6 +218,33 @@ def test_every_micro_batch_gathers_weights_twice_and_sums_gradients_once():
     assert found.update(64, half).links_s == pytest.approx(2 * (2 * gather + sums))
 
 
+def test_episodes_are_not_split_between_micro_batches():
+    words = ("algorithm.kl_coef=0", "optimizer.num_minibatches=1")
+    found = work("Qwen/Qwen2.5-7B", 64, *words)
+    memory = planned("Qwen/Qwen2.5-7B", 64).layouts[TOGETHER].learner
+    # 16 episodes of 2,259 tokens on each rank: of 4,000 tokens one at a time, of 5,000 two.
+    links = [found.update(64, replace(memory, micro_batch_tokens=n)).links_s for n in (4000, 5000)]
+    assert links[0] == pytest.approx(2 * links[1])
+
+
+def test_launches_of_one_rank_are_those_of_one_gpu():
+    words = ("algorithm.kl_coef=0.001", "optimizer.num_minibatches=2", "rollout.num_groups=4")
+    found = work("Qwen/Qwen2.5-7B", 1, *words)
+    memory = planned("Qwen/Qwen2.5-7B", 64).layouts[TOGETHER].learner
+    for tokens in (2048, 4096, 8192):
+        one = replace(memory, micro_batch_tokens=tokens, checkpointing=False)
+        update = found.update(1, one)
+        assert update.compute_s == pytest.approx(found.work.update_passes(tokens, False))
+
+
+def test_weights_in_float32_are_gathered_in_float32():
+    exact, rounded = work("Qwen/Qwen2.5-7B", 8, "engine.dtype=float32"), work("Qwen/Qwen2.5-7B", 8)
+    copies = 2 * 2 * 7_615_616_512 / 4.8e12
+    gather = 2 * 7_615_616_512 * 7 / 8 / (LINK_SHARE * 450e9)
+    both = exact.publish_in_place(8), rounded.publish_in_place(8)
+    assert both[0] - both[1] == pytest.approx(gather + copies)
+
+
 def test_what_is_whole_during_an_update_is_gathered_and_summed_once():
     found = work("Qwen/Qwen2.5-0.5B", 64, "algorithm.kl_coef=0", "optimizer.num_minibatches=1")
     parameters, cluster = 494_032_768, found.cluster
@@ -215,6 +275,8 @@ def test_a_rank_with_one_sample_more_holds_up_all_others():
     [
         ({"samplers": 8}, (), "--samplers must leave GPUs to learners: from 1 to 7, got 8"),
         ({"samplers": 0}, (), "--samplers must leave GPUs to learners"),
+        ({"samplers": -60}, (), "--samplers must leave GPUs to learners: from 1 to 7, got -60"),
+        ({}, ("engine.dtype=float32",), "engine.dtype=float32 is not planned for a cluster"),
         ({"ways": 3}, (), "--tensor-parallel must divide the 28 heads of the model, got 3"),
         ({"ways": 14}, (), "more than the 8 GPUs of a node, and a replica stays within one"),
         ({}, ("optimizer.states=host",), "optimizer.kind=adamw_8bit are for one GPU"),

@@ -33,3 +33,14 @@ def test_where_groups_are_too_few_for_the_learners_it_says_how_many():
     )
     groups = f"rollout.num_groups={num_gpus}"
     assert planned("meta-llama/Llama-3.1-70B", num_gpus, groups).fits
+
+
+def test_a_split_that_does_not_fit_is_not_answered_with_the_same_gpus():
+    # Seven of eight GPUs sample, and 7 B need more than one to learn on.
+    found = planned("Qwen/Qwen2.5-7B", 8, ways=7)
+    assert not found.fits
+    remedy = cluster_remedy(found)
+    assert remedy.startswith("leave out --samplers and --tensor-parallel, to have the split chosen")
+    assert "--gpus 8" not in remedy
+    num_gpus = int(remedy.split("--gpus ")[1].split(")")[0])
+    assert planned("Qwen/Qwen2.5-7B", num_gpus, ways=7).fits

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from moored.plan.calls import Calls
-from moored.plan.events import Spread
+from moored.errors import MooredError
+from moored.plan.calls import Calls, Line
+from moored.plan.events import Clock, Queue, Spread
 from moored.plan.simulation import Outcome, Scenario, simulate
 
 
@@ -76,18 +77,24 @@ def test_a_driver_that_is_too_slow_bounds_the_rollout():
     [
         # Rollouts take 2.8 s. In turn: 4 x (2.8 + 2 + 0.5).
         (2.0, 0, 4 * 5.3),
-        # Overlapped: a rollout, 4 rollouts bound by themselves, the last update.
-        (2.0, 1, 4 * 2.8 + 2.5),
+        # Overlapped: the first rollout, 3 rollouts that the update hides behind, the last update.
+        # Nothing is sampled while weights are published.
+        (2.0, 1, 2.8 + 3 * (2.8 + 0.5) + 2.0 + 0.5),
         # The update bounds: a rollout, then 4 updates.
         (4.0, 1, 2.8 + 4 * 4.5),
-        # More lag gains nothing where each takes always as long.
-        (4.0, 2, 2.8 + 4 * 4.5),
     ],
 )
 def test_lag_overlaps_rollouts_with_updates(update_s, max_lag, seconds):
     found = run(num_steps=4, update_s=update_s, publish_s=0.5, max_lag=max_lag)
     assert found.seconds == pytest.approx(seconds)
     assert found.mean_lag <= max_lag
+
+
+def test_a_step_takes_what_the_plan_of_a_cluster_says_of_its_layout():
+    many, few = run(num_steps=9, update_s=2.0, publish_s=0.5, max_lag=1), run()
+    # `Layout.step_s`: the longer of both and publishing, between the first rollout and last update.
+    step_s = max(few.rollout_s[0], 2.0) + 0.5
+    assert many.seconds == pytest.approx(few.rollout_s[0] + 8 * step_s + 2.5)
 
 
 def test_rollouts_in_turn_have_the_newest_weights():
@@ -138,6 +145,27 @@ def test_a_call_that_waits_in_vain_comes_back_and_is_made_again():
     assert found.turn_s["calls"] == pytest.approx(0.01 + 0.1 + 0.02 + 0.1)
 
 
+def test_a_request_and_its_reply_cost_the_driver_once():
+    calls = Calls(call_s=0.0, request_s=0.02, poll_s=60.0)
+    found = run(workers=1, calls=calls)
+    # 4 episodes of 2 replies each.
+    assert found.driver_share * found.seconds == pytest.approx(8 * 0.02)
+
+
+def test_a_reply_that_ends_while_a_call_is_on_its_way_back_waits_for_the_next():
+    clock, taken = Clock(), {}
+    line = Line(clock, Queue(clock), Calls(call_s=0.0, request_s=0.0, poll_s=0.2), network_s=0.1)
+    for name, seconds in {"a": 0.5, "b": 0.15}.items():
+        line.submit(
+            lambda done, seconds=seconds: clock.after(seconds, done),
+            lambda name=name: taken.update({name: clock.now}),
+        )
+    clock.run()
+    # The first call has only a, and comes back in vain: at the replica from 0.1 to 0.3. The second
+    # brings b at 0.5 and leaves with a at 0.6, before b ends at 0.65. The third finds b at 0.8.
+    assert taken == {"a": pytest.approx(0.7), "b": pytest.approx(0.9)}
+
+
 def test_calls_of_many_replicas_cost_the_driver():
     many = {"workers": 640, "episodes": 640, "replicas": 80, "turns": 3}
     calls = Calls(call_s=250e-6, request_s=20e-6, poll_s=0.02)
@@ -151,3 +179,87 @@ def test_a_simulation_repeats_with_its_seed():
     noisy = {"env_s": Spread(median=0.5, sigma=1.0), "workers": 50, "episodes": 50}
     assert run(**noisy, seed=3).seconds == run(**noisy, seed=3).seconds
     assert run(**noisy, seed=3).seconds != run(**noisy, seed=4).seconds
+
+
+@pytest.mark.parametrize("mode", ["stream", "lockstep"])
+@pytest.mark.parametrize("calls", [None, Calls(call_s=3e-4, request_s=1e-5, poll_s=0.02)])
+@pytest.mark.parametrize(
+    ("workers", "episodes", "turns"), [(1, 1, 1), (1, 7, 2), (7, 1, 3), (30, 100, 2), (100, 30, 1)]
+)
+def test_every_episode_that_begins_ends(mode, calls, workers, episodes, turns):
+    found = run(
+        mode=mode,
+        calls=calls,
+        workers=workers,
+        episodes=episodes,
+        turns=turns,
+        replicas=3,
+        num_steps=2,
+        reply_tokens=Spread(median=10.0, sigma=0.5),
+        env_s=Spread(median=0.1, sigma=1.0),
+        env_calls=5,
+        driver_turn_s=0.001,
+        network_s=0.001,
+        max_rows=4,
+        update_s=0.3,
+        publish_s=0.1,
+        max_lag=1,
+    )
+    assert found.num_turns == 2 * episodes * turns
+    assert found.turns_per_s * found.seconds == pytest.approx(found.num_turns)
+    assert len(found.rollout_s) == len(found.tail_s) == 2
+
+
+@pytest.mark.parametrize("calls", [None, Calls(call_s=0.01, request_s=0.002, poll_s=0.3)])
+def test_the_seconds_of_a_lone_worker_are_those_of_the_parts(calls):
+    found = run(
+        workers=1, env_s=Spread(median=0.7), driver_turn_s=0.02, network_s=0.05, calls=calls
+    )
+    assert sum(found.turn_s.values()) * found.num_turns == pytest.approx(found.seconds)
+
+
+def test_parts_that_take_no_time_are_no_trouble():
+    still = {"step_s": 0.0, "row_s": 0.0}
+    assert run(**still, env_s=Spread(median=1.0)).seconds == pytest.approx(3.0)
+    nothing = run(**still)
+    assert (nothing.seconds, nothing.num_turns) == (0.0, 8)
+    assert nothing.turns_per_s == float("inf")
+
+
+def test_the_tail_begins_when_95_percent_have_ended():
+    # One after the other, 2.2 s each: of 4 all have to end, of 21 twenty.
+    assert run(workers=1).tail_s == [0.0]
+    assert run(workers=1, episodes=21).tail_s[0] == pytest.approx(2.2)
+
+
+def test_a_step_that_waits_for_the_learner_says_so():
+    assert run(num_steps=3, update_s=2.0).bound == "sampler"
+    assert run(num_steps=3, update_s=4.0).bound == "learner"
+    assert run(num_steps=3, update_s=2.0, publish_s=2.0, max_lag=1).bound == "learner"
+
+
+def test_a_driver_bounds_rollouts_however_long_updates_take_beside_them():
+    slow = {"workers": 100, "episodes": 100, "driver_turn_s": 0.01, "step_s": 1e-6, "row_s": 0.0}
+    found = run(**slow, update_s=2.0)
+    # 100 x 2.5 x 10 ms are 2.5 s of 4.5 s.
+    assert found.driver_share == pytest.approx(2.5 / 4.5, rel=1e-3)
+    assert found.bound == "driver"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, 0) for name in ("workers", "replicas", "episodes", "turns", "num_steps")),
+        *(("drivers", 0), ("max_rows", 0), ("env_calls", 0), ("max_lag", 2), ("max_lag", -1)),
+        *(("step_s", -1.0), ("network_s", float("inf")), ("update_s", float("nan"))),
+        *(("slow_share", 1.5), ("slow_factor", 0.0)),
+    ],
+)
+def test_a_scenario_that_cannot_be_is_refused_by_name(name, value):
+    with pytest.raises(MooredError, match=f"{name} must be "):
+        run(**{name: value})
+
+
+def test_calls_that_never_wait_are_refused():
+    with pytest.raises(MooredError, match="time would stand still"):
+        Calls(call_s=0.0, request_s=0.0, poll_s=0.0)
