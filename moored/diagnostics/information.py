@@ -21,10 +21,11 @@ from moored.diagnostics.resampling import (
     bootstrap_means,
     check_can_bootstrap,
     check_draws,
-    influence_of_tasks,
+    column_effects,
+    column_influence,
     permutation_p_values,
-    prompt_influence,
     standard_errors,
+    two_way_error,
 )
 from moored.diagnostics.verdict import judged
 from moored.errors import MooredError, TooFewPromptsError
@@ -43,6 +44,7 @@ def information(
     *,
     blocks: ArrayLike | None = None,
     tasks: ArrayLike | None = None,
+    column_tasks: ArrayLike | None = None,
     prompt_keys: Sequence[Hashable] | None = None,
     ks: Sequence[int] = (2, 4, 8),
     bootstrap: int = 0,
@@ -55,12 +57,14 @@ def information(
     `blocks[m]` says which set of N prompts row m was scored against, when rows have different
     sets; None is one set for all. `tasks[m]` is the task that row m comes from, when one task has
     several prompts: they are not independent, so uncertainty is that over tasks; None: every
-    prompt is a task of its own. Columns with equal `prompt_keys` are one prompt and are merged.
+    prompt is a task of its own. `column_tasks[b, j]` is the task of column j of block b; None: that
+    of its first row. Columns of tasks without rows are a fixed background. Columns with equal
+    `prompt_keys` are one prompt and are merged.
     Rows of length 0 are skipped and counted. `bootstrap` and `permutations` are numbers of draws;
     intervals and standard errors need reasonings of at least 2 prompts.
     """
     check_draws(bootstrap=bootstrap, permutations=permutations)
-    scores = _checked_scores(logp, columns, lengths, blocks, tasks, prompt_keys)
+    scores = _checked_scores(logp, columns, lengths, blocks, tasks, column_tasks, prompt_keys)
     token = Likelihood.of(scores.logp_MN / scores.lengths_M[:, None], scores.columns_M)
     sequence = Likelihood.of(scores.logp_MN, scores.columns_M)
     retrieval = Retrieval.of(sequence)
@@ -115,6 +119,8 @@ class _Quantities:
     values_DM: np.ndarray
     influence_DC: np.ndarray
     """What the prompts of each task do as columns of the other rows."""
+    errors_D: np.ndarray
+    """Standard errors."""
     bounds_D2: np.ndarray
     """What the quantity can be."""
     tasks_M: np.ndarray
@@ -123,16 +129,12 @@ class _Quantities:
     def of(
         cls, scores: _Scores, token: Likelihood, sequence: Likelihood, retrieval: Retrieval
     ) -> _Quantities:
-        columns_M, blocks_M = scores.columns_M, scores.blocks_M
-
-        def influence(value_M: np.ndarray, without_MN: np.ndarray) -> np.ndarray:
-            return prompt_influence(value_M, without_MN, columns_M, blocks_M)
-
+        where = (scores.columns_M, scores.blocks_M, scores.tasks_M, scores.owners_BN)
         hits_M = retrieval.hit_M()
-        of_token = influence(token.gain_M, token.gain_without_MN())
-        of_sequence = influence(sequence.gain_M, sequence.gain_without_MN())
-        of_hits = influence(hits_M, hit_without_MN(sequence, retrieval))
-        none, no_bound = np.zeros(len(of_token)), (-math.inf, math.inf)
+        of_token = column_effects(token.gain_M, token.gain_without_MN(), *where)
+        of_sequence = column_effects(sequence.gain_M, sequence.gain_without_MN(), *where)
+        of_hits = column_effects(hits_M, hit_without_MN(sequence, retrieval), *where)
+        none, no_bound = np.zeros_like(of_token), (-math.inf, math.inf)
         most = (-math.inf, math.log(scores.num_columns))
         table = {
             "mi_estimate": (token.gain_M, of_token, most),
@@ -141,18 +143,17 @@ class _Quantities:
             "conditional_entropy_est": (-token.matched_M, none, no_bound),
             "conditional_entropy_seq_est": (-sequence.matched_M, none, no_bound),
         }
-        values, influences, bounds = zip(*table.values(), strict=True)
-        return cls(
-            tuple(table),
-            np.stack(values),
-            influence_of_tasks(np.stack(influences), scores.prompts_M, scores.tasks_M),
-            np.array(bounds),
-            scores.tasks_M,
-        )
+        values, effects, bounds = zip(*table.values(), strict=True)
+        names, values_DM, tasks_M = tuple(table), np.stack(values), scores.tasks_M
+        influence_DC = np.stack([column_influence(each, len(tasks_M)) for each in effects])
+        errors_D = standard_errors(values_DM, influence_DC, tasks_M)
+        # Not of MI: one column left out of a mixture says too little where several compete, and
+        # the two errors offset each other (docs/diagnostics.md has the coverage).
+        errors_D[names.index("retrieval_accuracy")] = two_way_error(hits_M, of_hits, tasks_M)
+        return cls(names, values_DM, influence_DC, errors_D, np.array(bounds), tasks_M)
 
     def standard_errors(self) -> dict[str, float]:
-        found_D = standard_errors(self.values_DM, self.influence_DC, self.tasks_M)
-        return dict(zip(self.names, found_D.tolist(), strict=True))
+        return dict(zip(self.names, self.errors_D.tolist(), strict=True))
 
     def intervals(self, draws: int, rng: np.random.Generator) -> dict[str, Interval]:
         means_DB = bootstrap_means(
@@ -193,17 +194,14 @@ class _Scores:
     """Numbered from 0 without gaps."""
     tasks_M: np.ndarray
     """The same."""
+    owners_BN: np.ndarray
+    """The task of each column; -1 where no row is of that task."""
     num_empty: int
     num_merged: int
 
     @property
     def num_columns(self) -> int:
         return self.logp_MN.shape[1]
-
-    @property
-    def prompts_M(self) -> np.ndarray:
-        """One number for each (block, column)."""
-        return self.blocks_M * self.num_columns + self.columns_M
 
 
 def _checked_scores(
@@ -212,6 +210,7 @@ def _checked_scores(
     lengths: ArrayLike,
     blocks: ArrayLike | None,
     tasks: ArrayLike | None,
+    column_tasks: ArrayLike | None,
     prompt_keys: Sequence[Hashable] | None,
 ) -> _Scores:
     logp_MN = np.asarray(logp, dtype=np.float64)
@@ -244,11 +243,34 @@ def _checked_scores(
             f"{logp_MN.shape[1]} and {len(columns_M)} ({num_empty} empty reasonings skipped)"
         )
     num_merged = num_columns - logp_MN.shape[1]
-    blocks_M = np.unique(blocks_M[filled], return_inverse=True)[1]
+    used_blocks, blocks_M = np.unique(blocks_M[filled], return_inverse=True)
     prompts_M = blocks_M * logp_MN.shape[1] + columns_M
     tasks_M = prompts_M if tasks is None else np.asarray(tasks)[filled]
-    tasks_M = np.unique(tasks_M, return_inverse=True)[1]
-    return _Scores(logp_MN, columns_M, lengths_M[filled], blocks_M, tasks_M, num_empty, num_merged)
+    names, tasks_M = np.unique(tasks_M, return_inverse=True)
+    owners_BN = np.full((len(used_blocks), logp_MN.shape[1]), -1, dtype=np.intp)
+    # From the last row to the first: the first row of a column says whose it is.
+    owners_BN[blocks_M[::-1], columns_M[::-1]] = tasks_M[::-1]
+    if column_tasks is not None:
+        given_BN = _checked_column_tasks(column_tasks, used_blocks, owners_BN.shape[1])
+        places_BN = np.minimum(np.searchsorted(names, given_BN), len(names) - 1)
+        owners_BN = np.where(names[places_BN] == given_BN, places_BN, -1)
+    lengths_M = lengths_M[filled]
+    return _Scores(
+        logp_MN, columns_M, lengths_M, blocks_M, tasks_M, owners_BN, num_empty, num_merged
+    )
+
+
+def _checked_column_tasks(
+    column_tasks: ArrayLike, used_blocks: np.ndarray, num_columns: int
+) -> np.ndarray:
+    """Tasks of the columns of the blocks that have rows."""
+    given = np.atleast_2d(_whole_numbers("column_tasks", column_tasks))
+    if given.shape[1] != num_columns or given.shape[0] <= used_blocks.max():
+        raise MooredError(
+            f"column_tasks must name a task for each column of each block, "
+            f"({used_blocks.max() + 1}, {num_columns}), got {given.shape}"
+        )
+    return given[used_blocks]
 
 
 def _whole_numbers(name: str, numbers: ArrayLike) -> np.ndarray:

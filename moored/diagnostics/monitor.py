@@ -142,9 +142,9 @@ class CollapseMonitor:
             try:
                 pairs = draw()
                 logp_MN = cross_score(pairs, self.score)
-                own = [tasks[pair.group_id] for pair in pairs.pairs]
-                report = self._report(pairs, logp_MN, own, look.step)
-                watched[view] = self._watch(env, view).update(look.step, report, prompts=set(own))
+                own = {tasks[pair.group_id] for pair in pairs.pairs}
+                report = self._report(pairs, logp_MN, tasks, look.step)
+                watched[view] = self._watch(env, view).update(look.step, report, prompts=own)
             except TooFewPromptsError as error:
                 look.skipped[look.name(env, view)] = str(error)
                 continue
@@ -201,16 +201,23 @@ class CollapseMonitor:
         self,
         pairs: PairSet | SwapSet,
         logp_MN: np.ndarray,
-        tasks: Sequence[bytes],
+        tasks: Mapping[int, bytes],
         step: int,
     ) -> CollapseReport:
+        number = {key: place for place, key in enumerate(sorted(set(tasks.values())))}
+        own = [number[tasks[pair.group_id]] for pair in pairs.pairs]
+        is_swap = isinstance(pairs, SwapSet)
+        owners = (
+            [[number[tasks[group]] for group in row] for row in pairs.owners] if is_swap else None
+        )
         return information(
             logp_MN,
             pairs.columns,
             pairs.lengths,
-            blocks=pairs.blocks if isinstance(pairs, SwapSet) else None,
+            blocks=pairs.blocks if is_swap else None,
             # Later turns of a task are more of the same: they do not count as further tasks.
-            tasks=None if pairs.view == "first_turn" else np.unique(tasks, return_inverse=True)[1],
+            tasks=None if pairs.view == "first_turn" else own,
+            column_tasks=owners,
             bootstrap=self.bootstrap,
             permutations=self.permutations,
             seed=self._seed(step),

@@ -35,54 +35,44 @@ def check_can_bootstrap(tasks_M: np.ndarray) -> None:
         )
 
 
-def prompt_influence(
+def column_effects(
     value_M: np.ndarray,
     without_MN: np.ndarray,
     columns_M: np.ndarray,
-    blocks_M: np.ndarray | None = None,
+    blocks_M: np.ndarray,
+    tasks_M: np.ndarray,
+    owners_BN: np.ndarray,
 ) -> np.ndarray:
-    """(P,) how much each prompt moves the mean of `value_M` through the other rows of its block.
+    """(C, C) what the columns of task c do to the values of the rows of task a, summed, in [a, c].
 
-    `without_MN[m, j]` is the value of row m when column j of its block is left out. The jackknife
-    pseudo-value of a prompt minus its own rows' mean, centred: what resampling rows alone would
-    miss. Prompts without rows are never drawn: they are a fixed background and have influence 0.
+    `without_MN[m, j]` is the value of row m when column j of its block is left out. The difference
+    to its value, less the mean difference, is what this column does rather than another one.
+    `owners_BN` is the task of each column; -1: a fixed background. What columns of its own task do
+    to a row counts with the row.
     """
     num_rows, num_columns = without_MN.shape
-    blocks_M = np.zeros(num_rows, dtype=np.intp) if blocks_M is None else blocks_M
-    num_blocks = int(blocks_M.max()) + 1
-    prompts_M = blocks_M * num_columns + columns_M
-    num_prompts = num_blocks * num_columns
-    counts_P = np.bincount(prompts_M, minlength=num_prompts)
-    is_used_P = counts_P > 0
-    num_used = np.count_nonzero(is_used_P)
-    if num_prompts == 2:
-        return np.zeros(2)  # Without one of two prompts there is no mixture to compare with.
-    own_MN = columns_M[:, None] == np.arange(num_columns)
-    totals_BN = np.zeros((num_blocks, num_columns))
-    np.add.at(totals_BN, blocks_M, np.where(own_MN, 0.0, without_MN))
-    # Leaving a prompt out changes nothing in the rows of other blocks.
-    block_sums_B = np.bincount(blocks_M, weights=value_M, minlength=num_blocks)
-    totals_BN += (block_sums_B.sum() - block_sums_B)[:, None] if num_blocks > 1 else 0.0
-    means_P = totals_BN.ravel() / np.maximum(num_rows - counts_P, 1)
-    row_sums_P = np.bincount(prompts_M, weights=value_M, minlength=num_prompts)
-    row_part_P = (row_sums_P - counts_P * value_M.mean()) * num_used / num_rows
-    influence_P = -(num_used - 1) * means_P - row_part_P
-    return np.where(is_used_P, influence_P - influence_P[is_used_P].mean(), 0.0)
-
-
-def influence_of_tasks(
-    influence_DP: np.ndarray, prompts_M: np.ndarray, tasks_M: np.ndarray
-) -> np.ndarray:
-    """(D, C) influence of the prompts of each of C tasks together, as `standard_errors` takes it.
-
-    A prompt belongs to the task of its first row. `tasks_M` is numbered from 0 without gaps.
-    """
-    used, first = np.unique(prompts_M, return_index=True)
     num_tasks = int(tasks_M.max()) + 1
-    sums = [
-        np.bincount(tasks_M[first], weights=row[used], minlength=num_tasks) for row in influence_DP
-    ]
-    return np.stack(sums) * num_tasks / len(used)
+    effects_CC = np.zeros((num_tasks, num_tasks))
+    if owners_BN.size == 2:
+        return effects_CC  # Without one of two prompts there is no mixture to compare with.
+    is_other_MN = columns_M[:, None] != np.arange(num_columns)
+    effect_MN = np.where(is_other_MN, value_M[:, None] - without_MN, 0.0)
+    effect_MN -= effect_MN.sum() / (num_rows * (num_columns - 1))
+    owners_MN = owners_BN[blocks_M]
+    counts_MN = is_other_MN & (owners_MN >= 0) & (owners_MN != tasks_M[:, None])
+    rows, columns = np.nonzero(counts_MN)
+    pairs = (tasks_M[rows], owners_MN[rows, columns])
+    np.add.at(effects_CC, pairs, effect_MN[rows, columns])
+    return effects_CC
+
+
+def column_influence(effects_CC: np.ndarray, num_rows: int) -> np.ndarray:
+    """(C,) how much each task moves the mean through the rows of others, centred.
+
+    In units of the mean: the part that resampling rows alone would miss.
+    """
+    influence_C = effects_CC.sum(axis=0) * len(effects_CC) / num_rows
+    return influence_C - influence_C.mean()
 
 
 def standard_errors(
@@ -103,6 +93,30 @@ def standard_errors(
     return np.sqrt((part_DC**2).sum(axis=1) / (num_tasks * (num_tasks - 1)))
 
 
+def two_way_error(value_M: np.ndarray, effects_CC: np.ndarray, tasks_M: np.ndarray) -> float:
+    """Standard error of a mean, with what two tasks do to each other counted once.
+
+    `standard_errors` counts it in both tasks, and is up to sqrt(2) too large where little else
+    varies (Efron and Stein 1981). What is no sum of two tasks' own parts in effects[a, c] +
+    effects[c, a] is taken out once: the residual of the additive fit, which makes the variance
+    unbiased where effects add up. What rows give with columns held fixed is the least.
+    """
+    num_rows, num_tasks = len(value_M), len(effects_CC)
+    influence_1C = column_influence(effects_CC, num_rows)[None]
+    both = np.array([influence_1C, np.zeros_like(influence_1C)])
+    whole, rows_only = (
+        float(standard_errors(value_M[None], part, tasks_M)[0]) ** 2 for part in both
+    )
+    if num_tasks < 4:
+        return math.sqrt(whole)
+    shared_CC = effects_CC + effects_CC.T
+    mean = shared_CC.sum() / (num_tasks * (num_tasks - 1))
+    own_C = (shared_CC.sum(axis=1) - (num_tasks - 1) * mean) / (num_tasks - 2)
+    residual_CC = np.triu(shared_CC - mean - own_C[:, None] - own_C, k=1)
+    once = whole - float((residual_CC**2).sum()) / num_rows**2
+    return math.sqrt(max(once, min(rows_only, whole)))
+
+
 def bootstrap_means(
     values_DM: np.ndarray,
     influence_DC: np.ndarray,
@@ -113,7 +127,7 @@ def bootstrap_means(
 ) -> np.ndarray:
     """(D, B) resampled means: tasks drawn with replacement, then reasonings inside each.
 
-    D quantities share their draws. `influence_DC` (see `influence_of_tasks`) carries what the
+    D quantities share their draws. `influence_DC` (see `column_influence`) carries what the
     prompts of a drawn task do as columns.
     """
     order = np.argsort(tasks_M, kind="stable")

@@ -39,6 +39,8 @@ class SwapSet:
     """(M,) which observation of its block each reasoning answered."""
     observations: tuple[tuple[Prompt, ...], ...]
     """The N observations of each block, as tokens that follow a history."""
+    owners: tuple[tuple[int, ...], ...]
+    """The group that saw each of them first."""
     num_available: int
     """Reasonings the draw chose from."""
     num_left_out: int
@@ -153,6 +155,8 @@ class _Seen:
     observations: dict[bytes, Prompt] = field(default_factory=dict)
     answers: dict[bytes, list[_Answer]] = field(default_factory=dict)
     """By observation; one that got no valid reasoning is missing here."""
+    owners: dict[bytes, int] = field(default_factory=dict)
+    """By observation: the group that saw it first."""
 
     @property
     def num_reasonings(self) -> int:
@@ -178,6 +182,7 @@ def _collect(groups: Sequence[Group]) -> tuple[dict[int, _Seen], int]:
             history, observation = _split_prompt(turn, turn.observation_start)
             seen = turns.setdefault(t, _Seen())
             seen.observations.setdefault(observation.key, observation)
+            seen.owners.setdefault(observation.key, group.group_id)
             if pair is not None:
                 answer = _Answer(pair, history, number)
                 seen.answers.setdefault(observation.key, []).append(answer)
@@ -208,6 +213,7 @@ class _Blocks:
 
     num_prompts: int
     observations: list[tuple[Prompt, ...]] = field(default_factory=list)
+    owners: list[tuple[int, ...]] = field(default_factory=list)
     rows: list[tuple[_Answer, int, int]] = field(default_factory=list)
     """Answer, block, column."""
 
@@ -238,6 +244,7 @@ class _Blocks:
             quota -= len(dealt)
             self.rows += [(answer, len(self.observations), j) for answer, j in dealt]
             self.observations.append(tuple(seen.observations[key] for key in keys))
+            self.owners.append(tuple(seen.owners[key] for key in keys))
 
     def swap_set(self, num_available: int, num_left_out: int) -> SwapSet:
         answers, blocks, columns = zip(*self.rows, strict=True)
@@ -247,6 +254,7 @@ class _Blocks:
             blocks=np.array(blocks, dtype=np.intp),
             columns=np.array(columns, dtype=np.intp),
             observations=tuple(self.observations),
+            owners=tuple(self.owners),
             num_available=num_available,
             num_left_out=num_left_out,
         )

@@ -1,4 +1,4 @@
-"""How often a 95 % interval holds the true value, on a toy channel of 64 reasonings.
+"""How often a 95 % interval holds the true value, on toy channels of 64 reasonings.
 
 The true value is the estimator's mean at that number of prompts, over fresh prompts and
 reasonings. Run with `-s` to see the figures.
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from moored.diagnostics import information
+from moored.diagnostics.resampling import t_quantile
 
 METRICS = ("mi_estimate", "mi_seq_estimate", "retrieval_accuracy")
 
@@ -39,3 +40,40 @@ def test_intervals_cover_the_mean_estimate_near_their_nominal_95_percent(num_pro
         print(f"N={num_prompts} {metric}: {coverage:.3f} of intervals, mean width {width:.3f}")
         # An interval that spans all draws covers in every run, and fails too.
         assert least <= coverage <= 0.995, metric
+
+
+def swapped_boards(rng, num_tasks: int, num_blocks: int, noise: float):
+    """Boards of a task resemble each other; reasonings copy the board that they answer.
+
+    Each block has as many boards as there are tasks, of any of them; 64 have a reasoning.
+    """
+    tasks_BN = rng.integers(num_tasks, size=(num_blocks, num_tasks))
+    boards_BN = rng.normal(size=num_tasks)[tasks_BN] + rng.normal(size=tasks_BN.shape)
+    blocks, columns = np.divmod(rng.permutation(tasks_BN.size)[:64], num_tasks)
+    copies = boards_BN[blocks, columns] + noise * rng.normal(size=64)
+    logp = -0.5 * ((copies[:, None] - boards_BN[blocks]) / noise) ** 2
+    return {
+        **{"logp": logp, "columns": columns, "lengths": np.full(64, 5), "blocks": blocks},
+        **{"tasks": tasks_BN[blocks, columns], "column_tasks": tasks_BN},
+    }
+
+
+@pytest.mark.parametrize(
+    ("num_tasks", "num_blocks", "noise"), [(8, 9, 0.3), (16, 5, 0.5), (8, 9, 1.5)]
+)
+def test_standard_errors_of_observation_swap_cover_at_95_percent(num_tasks, num_blocks, noise):
+    """Those of retrieval were 1.2 to 1.4 times the spread of fresh looks."""
+    rng = np.random.default_rng(5)
+    looks = [
+        information(**swapped_boards(rng, num_tasks, num_blocks, noise), permutations=0)
+        for _ in range(300)
+    ]
+    for metric in METRICS:
+        values = np.array([getattr(look, metric) for look in looks])
+        errors = np.array([look.standard_errors[metric] for look in looks])
+        t_95 = np.array([t_quantile(look.num_used_prompts - 1) for look in looks])
+        ratio = np.sqrt((errors**2).mean()) / values.std()
+        coverage = np.mean(np.abs(values - values.mean()) <= t_95 * errors)
+        print(f"C={num_tasks} noise={noise} {metric}: {ratio:.2f} of the spread, {coverage:.3f}")
+        assert 0.9 <= ratio <= 1.2, metric
+        assert 0.91 <= coverage <= 0.985, metric

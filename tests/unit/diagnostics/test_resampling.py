@@ -17,11 +17,12 @@ from moored.diagnostics.information import (
 from moored.diagnostics.report import Verdict
 from moored.diagnostics.resampling import (
     bootstrap_means,
-    influence_of_tasks,
+    column_effects,
+    column_influence,
     permutation_p_values,
-    prompt_influence,
     standard_errors,
     t_quantile,
+    two_way_error,
 )
 from moored.errors import MooredError
 
@@ -50,12 +51,19 @@ def test_hit_if_is_the_hit_of_the_own_prompt():
     np.testing.assert_allclose(hit_if_MN(logp).sum(axis=1), 1)
 
 
+def one_block(value: list[float], without: np.ndarray) -> np.ndarray:
+    """Effects where every prompt has one row, and further columns are a background."""
+    rows = np.arange(len(value))
+    owners = np.full(without.shape[1], -1)
+    owners[rows] = rows
+    return column_effects(np.array(value), without, rows, np.zeros_like(rows), rows, owners[None])
+
+
 def test_prompts_without_column_influence_have_none():
     # A value that no other prompt enters: leaving one out changes only the mean over rows.
-    value = np.array([1.0, 2.0, 3.0, 4.0])
-    columns = np.arange(4)
-    influence = prompt_influence(value, np.tile(value[:, None], (1, 4)), columns)
-    np.testing.assert_allclose(influence, 0, atol=1e-12)
+    value = [1.0, 2.0, 3.0, 4.0]
+    effects = one_block(value, np.tile(np.array(value)[:, None], (1, 4)))
+    np.testing.assert_allclose(effects, 0, atol=1e-12)
 
 
 def test_bootstrap_of_unequal_groups_has_the_spread_of_the_two_stage_draw():
@@ -73,12 +81,13 @@ def test_bootstrap_of_unequal_groups_has_the_spread_of_the_two_stage_draw():
 
 
 def test_prompts_without_rows_take_no_part_in_the_influence():
-    # Three prompts, the last without rows. Leaving prompt 0 out leaves row 1 at 1, leaving prompt
-    # 1 out leaves row 0 at 3. Pseudo-values -1 and -3, own rows' parts -0.5 and 0.5: -0.5 and
-    # -3.5, centred 1.5 and -1.5.
+    # Three prompts, the last without rows. Prompt 0 raises row 1 from 1 to 2, prompt 1 lowers row
+    # 0 from 3 to 1; the last lowers both, by 4 and 5. Less the mean of 1, -2, -4 and -5: 3.5 and
+    # 0.5. Two prompts over two rows, centred: 1.5 and -1.5.
     without = np.array([[99.0, 3.0, 5.0], [1.0, 99.0, 7.0]])
-    influence = prompt_influence(np.array([1.0, 2.0]), without, np.array([0, 1]))
-    np.testing.assert_allclose(influence, [1.5, -1.5, 0.0])
+    effects = one_block([1.0, 2.0], without)
+    np.testing.assert_allclose(effects, [[0.0, 0.5], [3.5, 0.0]])
+    np.testing.assert_allclose(column_influence(effects, 2), [1.5, -1.5])
 
 
 def toy_channel(rng, num_prompts: int, num_rows: int = 64, noise: float = 0.3):
@@ -118,12 +127,17 @@ def test_every_report_has_standard_errors_without_a_draw():
 def test_standard_errors_agree_with_the_two_stage_bootstrap():
     rng = np.random.default_rng(1)
     reports = [information(*toy_channel(rng, 16), bootstrap=300) for _ in range(40)]
-    for name in ("mi_estimate", "mi_seq_estimate", "retrieval_accuracy"):
+    # Draws count what two prompts do to each other twice; standard errors of retrieval do not.
+    for name, expected in (
+        ("mi_estimate", 1.0),
+        ("mi_seq_estimate", 1.0),
+        ("retrieval_accuracy", 1.2),
+    ):
         ratio = [
             (r.intervals[name].high - r.intervals[name].low) / (3.92 * r.standard_errors[name])
             for r in reports
         ]
-        assert np.median(ratio) == pytest.approx(1.0, abs=0.15), name
+        assert np.median(ratio) == pytest.approx(expected, abs=0.15), name
 
 
 @pytest.mark.parametrize("num_prompts", [8, 16, 64])
@@ -163,8 +177,22 @@ def test_influence_in_blocks_equals_leaving_each_prompt_out_by_hand():
     columns, blocks = np.array([0, 1, 0, 1]), np.array([0, 0, 1, 1])
     left_out = np.array([1.0 + 3 + 6, 0.5 + 3 + 6, 1 + 2 + 4.0, 1 + 2 + 2.0]) / 3
     expected = -3 * left_out - (value - 3.0)
-    found = prompt_influence(value, without, columns, blocks)
-    np.testing.assert_allclose(found, expected - expected.mean())
+    each, owners = np.arange(4), np.arange(4).reshape(2, 2)
+    found = column_effects(value, without, columns, blocks, each, owners)
+    np.testing.assert_allclose(column_influence(found, 4), expected - expected.mean())
+
+
+def test_columns_of_a_task_count_together_and_not_for_its_own_rows():
+    # The same with tasks {0, 3} and {1, 2}: every pair of a block is of two tasks. Effects 1 - 0.5,
+    # 2 - 1, 3 - 2 and 6 - 4, less their mean 1.125; prompts 0 and 3 act on rows 1 and 2.
+    value = np.array([1.0, 2.0, 3.0, 6.0])
+    without = np.array([[99.0, 0.5], [1.0, 99.0], [99.0, 2.0], [4.0, 99.0]])
+    columns, blocks = np.array([0, 1, 0, 1]), np.array([0, 0, 1, 1])
+    owners = np.array([[0, 1], [1, 0]])
+    found = column_effects(value, without, columns, blocks, np.array([0, 1, 1, 0]), owners)
+    np.testing.assert_allclose(found, [[0.0, -0.625 + 0.875], [-0.125 - 0.125, 0.0]])
+    one_task = column_effects(value, without, columns, blocks, np.zeros(4, int), 0 * owners)
+    assert one_task.tolist() == [[0.0]]
 
 
 def test_columns_are_permuted_within_a_block_only():
@@ -196,10 +224,22 @@ def test_prompts_of_one_task_count_once_in_a_standard_error():
     assert as_four == pytest.approx(math.sqrt(4 / (4 * 3)))
 
 
-def test_influence_of_a_task_is_that_of_its_prompts():
-    influence = np.array([[0.5, -0.5, 1.5, -1.5]])
-    found = influence_of_tasks(influence, np.arange(4), np.array([0, 1, 0, 1]))
-    assert found.tolist() == [[1.0, -1.0]]  # 2 and -2, times 2 tasks over 4 prompts
+def test_what_two_tasks_do_to_each_other_counts_once():
+    # Four tasks, a row each, values alike: only effects vary. Tasks 0 and 1 take 1 from each other
+    # and so do 2 and 3, 0 and 2 give 1 each, and 1 and 3; no task stands out, so nothing is left of
+    # the variance but a least of 0. In the sum of a task's effects all cancels.
+    effects = np.zeros((4, 4))
+    for a, c, effect in ((0, 1, -1.0), (2, 3, -1.0), (0, 2, 1.0), (1, 3, 1.0)):
+        effects[a, c] = effects[c, a] = effect
+    value, tasks = np.ones(4), np.arange(4)
+    assert two_way_error(value, effects, tasks) == 0.0
+    # Tasks that do the same to all others add up: nothing is counted twice.
+    additive = np.array([1.0, -1.0, 2.0, -2.0]) * (1.0 - np.eye(4))
+    plain = standard_errors(value[None], column_influence(additive, 4)[None], tasks)
+    assert two_way_error(value, additive, tasks) == pytest.approx(plain[0])
+    # With rows 1, 2, 3, 4 as well, the first effects leave the 1.6667 / 4 of the rows alone: the
+    # residual is -2 twice and 2 twice, and would take 16 / 16 away.
+    assert two_way_error(np.arange(4.0), effects, tasks) == pytest.approx(math.sqrt(5 / 12))
 
 
 def test_many_turns_of_two_tasks_cannot_tell():

@@ -345,3 +345,20 @@ def test_a_recorder_that_does_not_know_observations_is_told_so():
     found = look(unknown, reads_the_board)
     assert "set Turn.observation_start" in found.skipped["observation_swap"]
     assert found.environments["toy"].view == "first_turn"
+
+
+def test_every_observation_has_the_group_that_saw_it():
+    groups = make_groups(lambda task: [WORD] * NUM_TURNS, group_size=2)
+    pairs = observation_swap_pairs(groups, num_prompts=8, num_pairs=32)
+    for observed, owners in zip(pairs.observations, pairs.owners, strict=True):
+        assert [int(each.ids[-1]) % 100 % 8 for each in observed] == list(owners)
+    of_rows = [pairs.owners[b][j] for b, j in zip(pairs.blocks, pairs.columns, strict=True)]
+    assert of_rows == [pair.group_id for pair in pairs.pairs]
+
+
+def test_tasks_of_columns_that_do_not_fit_are_refused():
+    logp, lengths = [[-1.0, -2.0], [-2.0, -1.0]], [1, 1]
+    with pytest.raises(MooredError, match=r"column of each block, \(1, 2\), got \(1, 3\)"):
+        information(logp, [0, 1], lengths, tasks=[0, 1], column_tasks=[[0, 1, 2]])
+    known = information(logp, [0, 1], lengths, tasks=[0, 1], column_tasks=[[0, 1]])
+    assert known == information(logp, [0, 1], lengths, tasks=[0, 1])
