@@ -241,12 +241,14 @@ def sums(requests) -> Any:
     return [[-1.0 for _ in request.continuations] for request in requests]
 
 
+def toy_loss(requests):
+    return [[-logp for logp in scores] for scores in toy_score(requests)]
+
+
 def test_a_loss_is_not_taken_for_log_probabilities():
     pairs = first_turn_pairs(GROUPS, num_pairs=4)
     with pytest.raises(MooredError, match="at most 0, got 99 for request 0; is it a loss"):
-        cross_score(
-            pairs, lambda requests: [[-x for x in scores] for scores in toy_score(requests)]
-        )
+        cross_score(pairs, toy_loss)
     almost = [[np.full(len(c), 1e-4) for c in ask.request.continuations] for ask in pairs.asks()]
     assert np.all(cross_score(pairs, lambda requests: almost) > 0)  # rounding
 
