@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import errno
 import importlib.util
+import traceback
 from collections.abc import Iterable
 
 EXTRA_OF_PACKAGE = {
@@ -122,3 +123,10 @@ def explain_failure(error: BaseException) -> str | None:
         where = f"{str(error.filename)!r}: " if error.filename else ""
         return f"{where}{error.strerror}; {DISK_REMEDIES[error.errno]}"
     return None
+
+
+def describe_raised(error: BaseException) -> str:
+    """What code of others raised, and where: "raised ValueError at my_env.py:12: no such word"."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{frame.filename.rpartition('/')[2]}:{frame.lineno}"
+    return f"raised {type(error).__name__} at {where}: {error}"

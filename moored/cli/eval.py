@@ -108,7 +108,8 @@ def evaluate_source(source: str, env: str | None, given: dict[str, Any]) -> Eval
         check_model_name(source)
     config = _evaluation_config(source, env, given, is_run=is_run)
     has_checkpoint = is_run and not has_only_model(Path(source))
-    saved = newest_checkpoint(Path(source)) if has_checkpoint else None
+    if has_checkpoint:
+        newest_checkpoint(Path(source))  # raises where there is none yet
     mix = EnvMix(config.env)
     mix.check()
     if is_run:
@@ -123,8 +124,9 @@ def evaluate_source(source: str, env: str | None, given: dict[str, Any]) -> Eval
         closing(build_engine(config, trains=False)) as engine,
         EpisodeBar(options.num_tasks * options.num_samples) as bar,
     ):
-        if saved is not None:
-            engine.learner.load(saved, policy_only=True)
+        if has_checkpoint:
+            # A run that goes on has meanwhile put others in the place of its checkpoints.
+            engine.learner.load(newest_checkpoint(Path(source)), policy_only=True)
             engine.publish()
         found = evaluate(engine, mix, config, on_replies=bar.on_replies)
     if is_endpoint:

@@ -12,7 +12,7 @@ import math
 import random
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ from moored.envs import ENVIRONMENTS
 from moored.envs.base import Environment, check_available
 from moored.envs.option_types import MISFIT, annotations_of, describe_kind, fit_value
 from moored.envs.resources import SharedResources
-from moored.errors import ConfigError, EnvError, MooredError, close_match_hint
+from moored.errors import ConfigError, EnvError, MooredError, close_match_hint, describe_raised
 
 if TYPE_CHECKING:
     from moored.config import EnvConfig
@@ -65,10 +65,24 @@ def make_env(source: EnvSource, /, **options: object) -> Environment:
 @contextmanager
 def open_env(source: EnvSource, /, **options: object) -> Iterator[Environment]:
     """An environment with its resources, for one block; all of it is closed at the end."""
-    with closing(SharedResources()) as resources, closing(make_env(source, **options)) as env:
-        check_available(env)
+    with closing(SharedResources()) as resources, ExitStack() as stack:
+        with _in_a_sentence(source_name(source)):
+            env = make_env(source, **options)
+            stack.callback(env.close)
+            check_available(env)
         resources.attach(env)
         yield env
+
+
+@contextmanager
+def _in_a_sentence(name: str) -> Iterator[None]:
+    """What an environment's own code raises before a run, for the user to read."""
+    try:
+        yield
+    except (MooredError, ImportError):
+        raise
+    except Exception as error:
+        raise EnvError(f"{name} {describe_raised(error)}") from error
 
 
 def env_maker(source: EnvSource, options: Mapping[str, object]) -> Callable[[], object]:
@@ -216,6 +230,6 @@ class EnvMix:
 
     def check(self) -> None:
         """Build every environment once, and raise what says that its episodes cannot begin."""
-        for make in self.makers:
-            with closing(make()) as env:
+        for name, make in zip(self.names, self.makers, strict=True):
+            with _in_a_sentence(name), closing(make()) as env:
                 check_available(env)

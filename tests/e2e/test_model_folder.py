@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ import torch
 import transformers
 
 from moored.cli.eval import evaluate_source
+from moored.engine.build import build_engine
+from moored.engine.checkpoint import newest_checkpoint
 from moored.engine.local.learner import LocalLearner
 from moored.errors import MooredError
 from moored.evaluate import Evaluation
@@ -29,6 +32,21 @@ def evaluated(source: Path, env: str | None = None) -> Evaluation:
         "seed": 0,
     }
     return evaluate_source(str(source), env, given)
+
+
+def test_a_run_that_goes_on_is_evaluated_by_the_checkpoint_it_has_by_then(
+    toy_folder, tmp_path, monkeypatch
+):
+    run = build_run(toy_config(toy_folder, "num_steps=1"), tmp_path / "run")
+    success_rates(run)
+    saved = newest_checkpoint(tmp_path / "run")
+
+    def build(*args: Any, **options: Any) -> Any:
+        saved.rename(saved.with_name("step_000009"))
+        return build_engine(*args, **options)
+
+    monkeypatch.setattr("moored.engine.build.build_engine", build)
+    assert evaluated(tmp_path / "run").num_tasks == 64
 
 
 def logprobs(folder: Path) -> list[np.ndarray]:

@@ -7,7 +7,6 @@ The rules themselves are the functions of `moored.envs.check.rules`.
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -18,7 +17,7 @@ from moored.envs.check.probe import NotApplicable, Subject
 from moored.envs.check.rules import FIRST_RULES, RULES
 from moored.envs.check.types import Broken
 from moored.envs.mix import EnvSource, env_maker, source_name
-from moored.errors import EnvError, MooredError, close_match_hint
+from moored.errors import EnvError, MooredError, close_match_hint, describe_raised
 
 Status = Literal["passed", "failed", "skipped"]
 
@@ -173,9 +172,7 @@ def _run(rule: Callable[[Subject], str], subject: Subject) -> tuple[Status, str]
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and not subject.is_watched:
             raise
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{frame.filename.rpartition('/')[2]}:{frame.lineno}"
-        return "failed", f"raised {type(error).__name__} at {where}: {error}"
+        return "failed", describe_raised(error)
     finally:
         subject.close_all()
 

@@ -212,6 +212,30 @@ def test_what_is_made_must_be_an_environment() -> None:
         make_env(lambda: {})
 
 
+class Failing(Echo):
+    def __init__(self, *, at: str) -> None:
+        super().__init__()
+        self.at = at
+        self.fail("init")
+
+    def close(self) -> None:
+        self.fail("close")
+
+    def fail(self, at: str) -> None:
+        if at == self.at:
+            raise RuntimeError(f"no {at}")
+
+
+@pytest.mark.parametrize("at", ["init", "close"])
+def test_what_its_code_raises_before_a_run_is_a_sentence_that_says_where(at: str) -> None:
+    mix = EnvMix([EnvConfig(name=f"{__name__}:Failing", options={"at": at})])
+    why = rf":Failing raised RuntimeError at test_mix\.py:\d+: no {at}$"
+    with pytest.raises(EnvError, match=why):
+        mix.check()
+    with pytest.raises(EnvError, match=r"Failing raised .*: no init"), open_env(Failing, at="init"):
+        pass
+
+
 def test_unknown_names_are_explained() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'sokoban'"):
         make_env("sokobann")
