@@ -11,8 +11,7 @@ import functools
 import heapq
 import random
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 from typing import ClassVar
 
@@ -27,7 +26,7 @@ from moored.envs.base import StepResult
 from moored.envs.mix import EnvMix
 from moored.models.load import load_model
 from moored.plan.events import Spread, spread_of
-from moored.plan.simulation import Scenario, simulate
+from moored.plan.simulation import Scenario
 from moored.reply import format_reply
 from moored.rollout.episodes import Task, roll_out
 from moored.rollout.pool import EnvPool
@@ -305,16 +304,3 @@ def still(turns: int, num_episodes: int) -> Scenario:
         step_s=0.0,
         row_s=0.0,
     )
-
-
-def compare(measured: Sequence[float], given: Scenario) -> dict[str, float]:
-    """Real seconds of a rollout beside simulated ones, of as many seeds."""
-    simulated = [simulate(replace(given, seed=seed)).seconds for seed in range(len(measured))]
-    real_s, simulated_s = float(np.mean(measured)), float(np.mean(simulated))
-    return {
-        "real_s": real_s,
-        "real_std_s": float(np.std(measured)),
-        "simulated_s": simulated_s,
-        "simulated_std_s": float(np.std(simulated)),
-        "error": simulated_s / real_s - 1.0,
-    }

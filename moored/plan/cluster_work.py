@@ -17,9 +17,10 @@ from moored.plan.setup import Setup
 from moored.plan.sharded import LearnerMemory
 from moored.plan.whole import Whole
 
-DRIVER_TURNS_PER_S = 7500.0
-"""Turns that one driver handles, by the clock on the wall: 6,857 to 8,230 were measured on a core
-that other processes used too (benchmarks/results/driver.json)."""
+DRIVER_TURNS_PER_S = 11_770.0
+"""Turns that one driver handles on a core of its own: the median of six runs by the clock of the
+processor, which gave 11,190 to 12,850 on a core that other processes used too. In the three runs
+that these disturbed little the clock on the wall gave 2 to 6 % less (results/driver.json)."""
 VLLM_ROW_S = 22e-6
 """What vLLM 0.26 adds to a decoding step for each row, beside what moored's own sampler takes: with
 log-probabilities its steps took 4.0 and 29 ms at 0.5 B (128 and 1,024 rows) and 4.7 and 39 ms at

@@ -184,7 +184,9 @@ def test_planned_and_measured_seconds_stand_side_by_side(benchmark, tmp_path):
     for phase in ("rollout", "scoring", "update", "publish"):
         assert ppo["phases"][phase]["measured_s"] > 0.0
         assert ppo["phases"][phase]["measured_gib"] is None
-    assert ppo["phases"]["update"]["planned_s"] > grpo["phases"]["update"]["planned_s"]
+        # A processor computes in float32, whose seconds are not planned.
+        assert ppo["phases"][phase]["planned_s"] is None
+    assert ppo["phases"]["update"]["planned_gib"] > grpo["phases"]["update"]["planned_gib"]
 
 
 def test_a_random_model_is_a_folder_that_loads(benchmark, tmp_path):

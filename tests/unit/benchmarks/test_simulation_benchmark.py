@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
+from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -29,10 +31,41 @@ def rows(title: str) -> dict[str, list[str]]:
 
 
 def test_a_simulation_of_today_gives_the_stored_numbers(script):
-    simulation, plan = script("simulation"), importlib.import_module("moored.plan.simulation")
+    simulation = script("simulation")
     for name, way in {"streams": {}, "lockstep": {"mode": "lockstep"}}.items():
-        found = simulation.record(plan.simulate(simulation.scenario(300, **way)))
-        assert found == STORED["growth"][name]["300"]
+        found = simulation.record(simulation.simulate_seeds(simulation.scenario(100, **way)))
+        assert found == STORED["growth"][name]["100"]
+
+
+def test_seeds_are_taken_together_as_steps_of_one_run(script):
+    simulation = script("simulation")
+    given = simulation.scenario(10, env_s=simulation.REMOTE)
+    found = simulation.simulate_seeds(given)
+    alone = [simulation.simulate(replace(given, seed=seed)) for seed in simulation.SEEDS]
+    assert found.num_turns == 3 * 2 * 10 * 5
+    assert found.turns_per_s == pytest.approx(found.num_turns / sum(one.seconds for one in alone))
+    busy_s = sum(one.driver_share * one.seconds for one in alone)
+    assert found.driver_share * found.seconds == pytest.approx(busy_s)
+    assert len(found.rollout_s) == 6
+
+
+def test_a_driver_alone_handles_the_turns_that_were_measured(script):
+    # The measured seconds hold the beginnings of episodes: they must not be charged twice.
+    simulation = script("simulation")
+    still = {"reply_tokens": simulation.Spread(median=1.0), "step_s": 0.0, "row_s": 0.0}
+    found = simulation.simulate(simulation.scenario(200, **still, turns=5, network_s=0.0))
+    assert found.bound == "driver"
+    assert found.turns_per_s == pytest.approx(simulation.DRIVER_TURNS_PER_S, rel=0.01)
+
+
+def test_the_rate_of_the_driver_is_the_median_of_the_stored_runs(script):
+    stored = json.loads((ROOT / "benchmarks" / "results" / "driver.json").read_text())["runs"]
+    case = "sokoban, 63 x 16 episodes, env_workers=1"
+    newest = [
+        run["figures"][case]["processor"] for run in stored if run["code"] == stored[-1]["code"]
+    ]
+    rate = median(figures["turns_per_s"] for figures in newest)
+    assert rate == pytest.approx(script("simulation").DRIVER_TURNS_PER_S, rel=1e-3)
 
 
 def test_the_page_shows_the_stored_turns_a_second():
