@@ -35,6 +35,7 @@ from moored.rollout.episodes import Task, roll_out
 from moored.rollout.pool import EnvPool
 from moored.rollout.render import Renderer
 from moored.types import Completion, FinishReason, Group
+from tests.contract.registered import needs_bubblewrap
 
 pytestmark = pytest.mark.cluster
 MOVES = ("up", "down", "left", "right", "up || left", "nothing at all")
@@ -136,7 +137,9 @@ def ask(pool: ActorPool, make: Callable[[], Any], replies: Sequence[str]) -> lis
     return [found[key] for key in range(len(replies))]
 
 
-@pytest.mark.parametrize("env", ["my_envs:Walk", "sokoban", "code"])
+@pytest.mark.parametrize(
+    "env", ["my_envs:Walk", "sokoban", pytest.param("code", marks=needs_bubblewrap)]
+)
 def test_rollouts_are_those_of_environments_in_the_driver(start, writer, env):
     with EnvPool() as here:
         expected = play(writer, here, env)
