@@ -119,6 +119,10 @@ class RayConfig(Section):
     many, and answers `rollout.env_workers` calls at a time. 0: environments live in the driver."""
     env_actor_cpus: float = Field(default=1.0, gt=0.0)
     """CPUs of one such process."""
+    publish: typing.Literal["store", "direct"] = "store"
+    """How weights reach replicas: `store` through main memory and Ray's object store; `direct` from
+    the learner's rank 0 by NCCL between GPUs, else by gloo. A replica that comes back then waits
+    for the next step."""
     patience_s: float = Field(default=300.0, gt=0.0, le=1e9)
     """How long a run waits while no replica or no environment actor answers, or for the place of a
     lost learner rank."""

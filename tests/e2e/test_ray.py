@@ -134,6 +134,27 @@ def test_a_killed_learner_rank_restarts_the_step_from_the_last_checkpoint(
     assert back["seconds_lost"] > 0.0  # pyright: ignore[reportOperatorIssue]
 
 
+def test_weights_that_go_straight_to_replicas_change_no_number_whatever_dies(
+    ray_cluster, toy_folder, tmp_path, undisturbed
+):
+    config = config_for(ray_cluster, toy_folder, "engine.ray.publish=direct")
+    killed = []
+
+    def kill(run: Run) -> None:
+        team, seats = run.engine.learner.team, run.engine.sampler.seats  # pyright: ignore
+        killed.append([seats[0].about.pid, team.pids[0]][len(killed)])
+        os.kill(killed[-1], signal.SIGKILL)
+
+    run = build_run(config, tmp_path / "run")
+    start(run)
+    train(run, lambda record: kill(run) if record.step in (1, 3) and len(killed) < 2 else None)
+    run.close()
+    assert read_records(tmp_path / "run") == undisturbed
+    kinds = [event["kind"] for event in read_records(tmp_path / "run", "events")]
+    assert kinds.count("replica_lost") >= 1
+    assert (kinds.count("learner_lost"), kinds.count("learner_back")) == (1, 1)
+
+
 def test_under_auto_replicas_give_their_place_back_to_a_lost_learner(ray_cluster, toy_folder):
     words = ["engine.ray.replicas=auto", "engine.ray.patience_s=30"]
     events: list[Event] = []
@@ -245,9 +266,9 @@ def test_one_rank_and_one_replica_train_as_one_process_does(
     at.append("engine.ray.env_actors=2")
     found = [
         run_through(toy_config(toy_folder, *words, *where), tmp_path / str(number))
-        for number, where in enumerate(([], at))
+        for number, where in enumerate(([], at, [*at, "engine.ray.publish=direct"]))
     ]
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
     assert (tmp_path / "1" / "model" / "model.safetensors").exists()
     # The run is evaluated in this process: its cluster may be gone by then.
     assert "on 2 tasks" in here("eval", tmp_path / "1", "-n", "2")

@@ -127,6 +127,11 @@ class Cluster:
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise _no_cluster(options.address or "local", error) from None
 
+    @property
+    def has_whole_gpus(self) -> bool:
+        """Ranks and replicas share no GPU, which NCCL would refuse."""
+        return self.learner.gpus >= 1 and self.replica.gpus >= 1
+
     def totals(self) -> dict[str, float]:
         """CPUs and GPUs of all nodes that live."""
         return self.ray.cluster_resources()

@@ -1,8 +1,9 @@
 """The engine of a cluster: one driver; sampler replicas, learner ranks and, where asked for,
 environments as Ray actors.
 
-The driver holds no weights. At `publish` they go from the learner's rank 0 through the object store
-to every replica. All nodes must see the run directory and the model under the same paths.
+The driver holds no weights. At `publish` they go from the learner's rank 0 to every replica,
+through the object store or straight. All nodes must see the run directory and the model under the
+same paths.
 """
 
 from __future__ import annotations
@@ -128,7 +129,11 @@ class RayEngine:
         return self.learner.team.call("plain_logprobs", None, prompt_ids, ids, bf16)[0]
 
     def publish(self) -> None:
-        self.sampler.publish(self.learner.team.put_weights(), self.learner.version)
+        team, version = self.learner.team, self.learner.version
+        if self._config.engine.ray.publish == "direct":
+            self.sampler.publish_direct(team, version)
+        else:
+            self.sampler.publish(team.put_weights(), version)
 
     def export(self, folder: Path) -> None:
         self.learner.team.call("export", None, folder)

@@ -14,12 +14,14 @@ import numpy as np
 
 from moored.config import Config
 from moored.engine.base import Request, Sampler, SamplingParams, Stream
-from moored.engine.ray.weights import Packed, unpack_weights
+from moored.engine.ray.weights import Meeting, Packed, unpack_weights
 from moored.engine.workers.team import WorkerLost
 from moored.types import Completion, FinishReason, Prompt
 
 if TYPE_CHECKING:
     import torch
+
+    from moored.engine.ray.circle import Receiver
 
 POLL_S = 0.02
 """How long a call waits for a finished reply before it looks for new requests."""
@@ -32,6 +34,8 @@ class About:
     pid: int
     node: str
     is_lockstep: bool
+    version: int
+    """Of its weights."""
 
 
 Packet = tuple[int, np.ndarray, int]
@@ -85,6 +89,12 @@ class Replica:
         """Made by the first call, which can tell what is wrong with it; an actor cannot."""
         return self._make(self._config)
 
+    @cached_property
+    def _receiver(self) -> Receiver:
+        from moored.engine.ray.circle import Receiver
+
+        return Receiver()
+
     def about(self) -> About:
         import ray
 
@@ -93,6 +103,7 @@ class Replica:
             pid=os.getpid(),
             node=ray.get_runtime_context().get_node_id(),
             is_lockstep=self._sampler.stream(params).is_lockstep,
+            version=self._sampler.version,
         )
 
     def load(self, weights: Packed | None, version: int) -> About:
@@ -102,6 +113,22 @@ class Replica:
             self.end_stream(self._number)
             if weights is not None:
                 sampler.load_weights(unpack_weights(weights), version)
+        return self.about()
+
+    def receive(self, meeting: Meeting, version: int) -> About:
+        """Take over the weights that the learner sends to a meeting, unless it is called off."""
+        from moored.engine.ray.circle import CalledOff
+
+        sampler = self._sampler
+        with _die_of_losses():
+            self.end_stream(self._number)
+            try:
+                weights = self._receiver.weights(meeting)
+            except CalledOff:
+                return self.about()
+            sampler.load_weights(weights, version)
+            for _ in weights:  # a sampler may not ask for the end, but others wait for it
+                pass
         return self.about()
 
     def work(self, order: Order) -> list[Reply] | None:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from moored.config import Config
 from moored.engine.base import Event, Request, SamplingParams
 from moored.engine.ray.cluster import Cluster, num_placed
 from moored.engine.ray.replica import About, MakeSampler, Replica, make_sampler
 from moored.engine.ray.stream import ReplicaStream
+from moored.engine.ray.weights import SENDER, Meeting
 from moored.engine.workers.team import WorkerLost
 from moored.errors import MooredError
 
@@ -24,6 +25,8 @@ RETRY_S = 1.0
 """Pause before a replica that did not come back is asked again."""
 ASK_S = 0.5
 """How long to wait for replicas at a time while none is up."""
+NOTICE_S = 10.0
+"""How long replicas may take to notice that no more weights come."""
 MAX_LOSSES = 10
 """Times that replicas die over requests before one of them has written a reply."""
 
@@ -36,6 +39,8 @@ class Seat:
     actor: Any
     about: About | None = None
     is_up: bool = False
+    is_waiting: bool = False
+    """It has other weights than those asked for, until the learner sends some."""
     loading: Any = None
     """The call after which it is up, while it is under way."""
     retry_at_s: float = 0.0
@@ -50,6 +55,16 @@ class Seat:
     @property
     def load(self) -> int:
         return len(self.outbox) + len(self.under_way)
+
+
+class Source(Protocol):
+    """A learner that sends its weights itself."""
+
+    def meeting_place(self) -> tuple[str, int]: ...
+
+    def send_weights(self, meeting: Meeting, receiving: Sequence[Any]) -> bool:
+        """False when not all of the calls `receiving` got everything."""
+        ...
 
 
 class ReplicaSampler:
@@ -72,6 +87,11 @@ class ReplicaSampler:
         self._numbers = itertools.count()
         self._streams = itertools.count()
         self._weights: Any = None
+        self._source: Source | None = None
+        self._learner_is_free = config.rollout.max_lag == 0
+        self._rounds = itertools.count()
+        self._meeting: Meeting | None = None
+        self._last_members: Any = None
         self._num_losses = 0
         self.version = 0
         self.seats: list[Seat] = []
@@ -106,6 +126,59 @@ class ReplicaSampler:
         while any(seat.loading is not None and seat.down_since_s == 0.0 for seat in self.seats):
             self.look_after(wait_s=ASK_S)
         self.wait_for_one()
+
+    def publish_direct(self, source: Source, version: int) -> None:
+        """Have the learner send weights to the replicas that are there; others wait for the next
+        time."""
+        self._source, self._weights, self.version = source, None, version
+        for seat in self.seats:
+            seat.is_waiting, seat.is_up = seat.is_waiting or seat.is_up, False
+        self.grow()
+        self.look_after()
+        self._wait_for_one(may_send=True)
+
+    def _send(self, source: Source) -> None:
+        """Weights to all that wait for some."""
+        members = [seat for seat in self.seats if seat.is_waiting]
+        meeting = self._meet(source.meeting_place(), members)
+        for number, seat in enumerate(members, SENDER + 1):
+            seat.is_waiting = False
+            seat.loading = seat.actor.receive.remote(replace(meeting, member=number), self.version)
+        calls, is_sent = [seat.loading for seat in members], False
+        try:
+            is_sent = source.send_weights(meeting, calls)
+        finally:
+            if not is_sent:
+                self._end_stuck(members)
+        while any(seat.loading is call for seat, call in zip(members, calls, strict=True)):
+            self.look_after(wait_s=ASK_S)
+
+    def _meet(self, address: tuple[str, int], members: Sequence[Seat]) -> Meeting:
+        """One more round of the last circle, where learner and replicas are the same."""
+        who = [(seat.about.pid, seat.about.node) for seat in members if seat.about is not None]
+        last, number = self._meeting, next(self._rounds)
+        if last is None or self._last_members != (address, who):
+            self._last_members = address, who
+            last = Meeting(
+                address=address,
+                circle=f"circle {number}",
+                size=1 + len(members),
+                on_gpus=self._cluster.has_whole_gpus,
+                round=number,
+            )
+        self._meeting = replace(last, round=number)
+        return self._meeting
+
+    def _end_stuck(self, members: Sequence[Seat]) -> None:
+        """Start those anew that wait for weights which will not come, maybe for ever."""
+        self._meeting = None
+        calls = [seat.loading for seat in members]
+        _, stuck = self._ray.wait(
+            calls, num_returns=len(calls), timeout=NOTICE_S, fetch_local=False
+        )
+        for seat in members:
+            if seat.loading in stuck:
+                self._ray.kill(seat.actor, no_restart=False)
 
     def grow(self) -> None:
         """Under `auto`, start a replica wherever there is room for one."""
@@ -171,7 +244,8 @@ class ReplicaSampler:
         """Take back replicas that came up, and ask again for those that did not."""
         now_s = time.monotonic()
         for seat in self.seats:
-            if not seat.is_up and seat.loading is None and now_s >= seat.retry_at_s:
+            is_here = seat.is_up or seat.is_waiting
+            if not is_here and seat.loading is None and now_s >= seat.retry_at_s:
                 self._load(seat)
         loading = {seat.loading: seat for seat in self.seats if seat.loading is not None}
         if not loading:
@@ -194,7 +268,9 @@ class ReplicaSampler:
         except exceptions.ObjectLostError as error:
             raise WorkerLost(f"the weights of version {self.version} were lost") from error
         else:
-            self._mark_up(seat)
+            seat.is_waiting = seat.about is not None and seat.about.version != self.version
+            if not seat.is_waiting:
+                self._mark_up(seat)
 
     def _mark_up(self, seat: Seat) -> None:
         seat.is_up = True
@@ -227,7 +303,7 @@ class ReplicaSampler:
 
     def _mark_down(self, seat: Seat, num_requests: int = 0) -> None:
         was_up = seat.down_since_s == 0.0
-        seat.is_up, seat.loading = False, None
+        seat.is_up, seat.is_waiting, seat.loading = False, False, None
         seat.retry_at_s = time.monotonic() + (0.0 if was_up else RETRY_S)
         if not was_up:
             return
@@ -243,6 +319,9 @@ class ReplicaSampler:
 
     def wait_for_one(self) -> None:
         """Return once a replica is up; raise after `engine.ray.patience_s`."""
+        self._wait_for_one(may_send=self._learner_is_free)
+
+    def _wait_for_one(self, *, may_send: bool) -> None:
         deadline_s = time.monotonic() + self._options.patience_s
         while not self.up:
             if time.monotonic() > deadline_s:
@@ -250,7 +329,12 @@ class ReplicaSampler:
                     f"no sampler replica answered for {self._options.patience_s:g} s; see `ray "
                     f"status`, add nodes, then go on with --resume"
                 )
-            self.look_after(wait_s=ASK_S)
+            if self._source is not None and any(seat.is_waiting for seat in self.seats):
+                if not may_send:
+                    raise WorkerLost("all sampler replicas were lost during an update")
+                self._send(self._source)
+            else:
+                self.look_after(wait_s=ASK_S)
 
     def end_stream(self, number: int, seats: Sequence[Seat]) -> None:
         """Let replicas forget the sessions of a stream."""

@@ -10,19 +10,22 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from moored.config import Config
 from moored.engine.ray.cluster import Cluster, counted
-from moored.engine.ray.weights import Packed, pack_weights
+from moored.engine.ray.weights import Meeting, Packed, pack_weights
 from moored.engine.workers.ranks import Rank
 from moored.engine.workers.team import WorkerLost
 from moored.errors import MooredError
 
 if TYPE_CHECKING:
     import torch
+
+    from moored.engine.ray.circle import Sender
 
 ROOM_S = 2.0
 """How long ranks wait for room before another actor has to make some."""
@@ -50,6 +53,7 @@ class RankHost:
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
         self._worker: Any = None
+        self._sender: Sender | None = None
 
     def address(self) -> tuple[str, int]:
         """This node, and a port that is free on it."""
@@ -77,6 +81,26 @@ class RankHost:
         for _ in weights:
             pass
         return None, None
+
+    def meeting_place(self) -> tuple[str, int]:
+        """Where replicas can meet this rank; the same from now on."""
+        if self._sender is None:
+            import ray
+
+            from moored.engine.ray.circle import Sender
+
+            self._sender = Sender(ray.util.get_node_ip_address())
+        return self._sender.address
+
+    def send_weights(self, meeting: Meeting, receiving: Sequence[Any]) -> bool:
+        """Whole weights from rank 0 to a meeting; all ranks take part. False: a member is lost."""
+        weights = iter(self._worker.weights())
+        is_sent = self._sender is not None and self._sender.send(
+            meeting, weights, partial(_check_receiving, receiving)
+        )
+        for _ in weights:  # the other ranks take part to the end
+            pass
+        return is_sent
 
 
 class RayTeam:
@@ -165,6 +189,20 @@ class RayTeam:
         self._results([done for done, _ in both])
         return both[0][1]
 
+    def meeting_place(self) -> tuple[str, int]:
+        """Where replicas meet rank 0."""
+        self._check_sound()
+        return self._results([self._hosts[0].meeting_place.remote()])[0]
+
+    def send_weights(self, meeting: Meeting, receiving: Sequence[Any]) -> bool:
+        """Weights straight to the replicas of a meeting, which make the calls `receiving`; False
+        when one of them is lost."""
+        self._check_sound()
+        # In a list, or each rank would wait for what the calls return.
+        return self._results(
+            [host.send_weights.remote(meeting, list(receiving)) for host in self._hosts]
+        )[0]
+
     def _check_sound(self) -> None:
         if self._failure is not None:
             raise self._failure
@@ -218,6 +256,20 @@ class RayTeam:
 
 def _do_nothing() -> None:
     """Nobody else is there yet."""
+
+
+def _check_receiving(calls: Sequence[Any]) -> None:
+    """Asked by rank 0: a replica that has failed is waited for no longer."""
+    import ray
+    from ray.exceptions import RayError
+
+    from moored.engine.ray.circle import MemberLost
+
+    done, _ = ray.wait(list(calls), num_returns=len(calls), timeout=0, fetch_local=False)
+    try:
+        ray.get(done)
+    except RayError as error:
+        raise MemberLost("a replica is lost") from error
 
 
 def _is_lost(ray: Any, call: Any) -> bool:

@@ -1,9 +1,12 @@
-"""Weights on their way through Ray's object store, where numpy arrays are shared without copies."""
+"""Weights on their way to replicas: through Ray's object store, where numpy arrays are shared
+without copies, or straight from the learner (`moored.engine.ray.circle`).
+"""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +16,24 @@ if TYPE_CHECKING:
 
 Packed = dict[str, tuple[np.ndarray, str]]
 """By name: an array and "", or a tensor's bytes in its shape and the name of its type."""
+
+SENDER = 0
+"""The member of a meeting that has weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """Where a learner and replicas meet, and which of them this is."""
+
+    address: tuple[str, int]
+    circle: str
+    """The name of a group that is kept while its members are the same."""
+    round: int
+    """Each meeting of a circle has another one."""
+    size: int
+    on_gpus: bool
+    """Weights go from GPU to GPU."""
+    member: int = SENDER
 
 
 def pack_weights(weights: Iterable[tuple[str, torch.Tensor | np.ndarray]]) -> Packed:

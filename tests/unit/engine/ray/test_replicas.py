@@ -5,17 +5,22 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from moored.config import load_config
 from moored.engine.base import Event, Request, SamplingParams, new_session, write_replies
+from moored.engine.ray import team as ray_team
 from moored.engine.ray.cluster import Cluster
 from moored.engine.ray.replica import MakeSampler
 from moored.engine.ray.replicas import ReplicaSampler
+from moored.engine.ray.weights import Meeting
 from moored.engine.workers.team import WorkerLost
 from moored.errors import MooredError
 from moored.types import Prompt
@@ -47,9 +52,12 @@ def start(ray_cluster):
     """Samplers over so many replicas, and the events that they told."""
     made = []
 
-    def sampler(replicas: int | str, make: MakeSampler) -> tuple[ReplicaSampler, list[Event]]:
+    def sampler(
+        replicas: int | str, make: MakeSampler, max_lag: int = 0
+    ) -> tuple[ReplicaSampler, list[Event]]:
         options = {"address": ray_cluster.address, "replicas": replicas}
-        config = load_config({"engine": {"kind": "ray", "ray": options}})
+        rollout = {"max_lag": max_lag}
+        config = load_config({"engine": {"kind": "ray", "ray": options}, "rollout": rollout})
         events: list[Event] = []
         made.append(Cluster(config, num_learners=0))
         return ReplicaSampler(made[-1], config, events.append, make), events
@@ -182,3 +190,104 @@ def test_a_replica_that_joins_under_auto_is_used(start, toy, ray_cluster):
             assert [seat.load for seat in sampler.seats] == [2] * 5
     finally:
         ray_cluster.remove_node(node)
+
+
+class Sending:
+    """A learner in threads of this process, as rank 0 of a team is an actor."""
+
+    def __init__(self, weight: float) -> None:
+        from moored.engine.ray.circle import Sender
+
+        self.sender = Sender("127.0.0.1")
+        self.weight = weight
+        self.meetings: list[Meeting] = []
+
+    def meeting_place(self) -> tuple[str, int]:
+        return self.sender.address
+
+    def send_weights(self, meeting: Meeting, receiving: Sequence[Any]) -> bool:
+        self.meetings.append(meeting)
+        check = partial(ray_team._check_receiving, receiving)
+        return self.sender.send(meeting, [("weight", np.array([self.weight]))], check)
+
+
+def written_with(toy, weight: float, asked: list[Request]):
+    own = toy.ToySampler(load_config({}))
+    own.load_weights([("weight", np.array([weight]))], 0)
+    return write_replies(own, asked, PARAMS)
+
+
+def test_weights_that_the_learner_sends_are_those_of_all_replicas(start, toy):
+    sampler, events = start(2, toy.ToySampler)
+    learner, asked = Sending(0.25), requests(4)
+    sampler.publish_direct(learner, 3)
+    found = write_replies(sampler, asked, PARAMS)
+    assert same(found, written_with(toy, 0.25, asked))
+    assert {reply.policy_version for reply in found} == {3}
+    learner.weight = 0.75
+    sampler.publish_direct(learner, 4)
+    assert same(write_replies(sampler, asked, PARAMS), written_with(toy, 0.75, asked))
+    first, second = learner.meetings
+    assert (first.circle, first.size) == (second.circle, 3), "connections are used again"
+    assert not events
+
+
+def test_a_replica_that_died_unseen_costs_the_others_nothing(start, toy):
+    sampler, events = start(2, toy.ToySampler)
+    learner, asked = Sending(0.25), requests(4)
+    sampler.publish_direct(learner, 3)
+    dead, alive = (seat.about.pid for seat in sampler.seats)
+    os.kill(dead, signal.SIGKILL)
+    sampler.publish_direct(learner, 4)
+    assert alive in {seat.about.pid for seat in sampler.up}, "it was not started again"
+    assert same(write_replies(sampler, asked, PARAMS), written_with(toy, 0.25, asked))
+    while not any(seat.is_waiting for seat in sampler.seats):
+        sampler.look_after(wait_s=0.5)
+    sampler.publish_direct(learner, 5)
+    assert len(sampler.up) == 2
+    assert [event.kind for event in events] == ["replica_lost", "replica_back"]
+
+
+def test_the_only_replica_gets_its_weights_again_from_the_learner(start, toy):
+    sampler, events = start(1, toy.ToySampler)
+    learner, asked = Sending(0.25), requests(2)
+    sampler.publish_direct(learner, 3)
+    os.kill(sampler.seats[0].about.pid, signal.SIGKILL)
+    assert same(write_replies(sampler, asked, PARAMS), written_with(toy, 0.25, asked))
+    assert [event.kind for event in events] == ["replica_lost", "replica_back"]
+
+
+def test_beside_an_update_nobody_sends_weights_again(start, toy):
+    sampler, _ = start(1, toy.ToySampler, max_lag=1)
+    sampler.publish_direct(Sending(0.25), 3)
+    os.kill(sampler.seats[0].about.pid, signal.SIGKILL)
+    with pytest.raises(WorkerLost, match="all sampler replicas were lost during an update"):
+        write_replies(sampler, requests(2), PARAMS)
+
+
+def dying(toy, flag: Path) -> MakeSampler:
+    """A sampler that dies once, over the first weights that come."""
+
+    def make(config):
+        sampler = toy.ToySampler(config)
+        load = sampler.load_weights
+
+        def load_weights(weights, version):
+            next(iter(weights))
+            if not flag.exists():
+                flag.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            load([("weight", np.array([0.25]))], version)
+
+        sampler.load_weights = load_weights
+        return sampler
+
+    return make
+
+
+def test_a_replica_that_dies_while_weights_come_is_started_again(start, toy, tmp_path):
+    sampler, events = start(2, dying(toy, tmp_path / "flag"))
+    learner, asked = Sending(0.25), requests(4)
+    sampler.publish_direct(learner, 3)
+    assert same(write_replies(sampler, asked, PARAMS), written_with(toy, 0.25, asked))
+    assert "replica_lost" in {event.kind for event in events}

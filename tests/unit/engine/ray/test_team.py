@@ -95,6 +95,28 @@ def test_all_ranks_gather_weights_and_rank_0_alone_packs_them():
     assert gathered == ["a", "a"]
 
 
+def test_all_ranks_gather_weights_that_rank_0_sends_and_also_those_that_nobody_takes():
+    for rank, is_sent in ((0, True), (0, False), (1, False)):
+        gathered, sent = [], []
+
+        def weights(gathered=gathered):
+            for name in "abc":
+                gathered.append(name)
+                yield name, np.zeros(2, np.float32)
+
+        def send(meeting, weights, check, sent=sent, is_sent=is_sent):
+            sent += [name for name, _ in (weights if is_sent else [next(weights)])]
+            return is_sent
+
+        host = RankHost(Rank(rank=rank, size=2))
+        host._worker = SimpleNamespace(weights=weights)
+        if rank == 0:
+            host._sender = SimpleNamespace(send=send)
+        assert host.send_weights(None, []) == is_sent  # pyright: ignore[reportArgumentType]
+        assert gathered == ["a", "b", "c"]
+        assert sent == {(0, True): ["a", "b", "c"], (0, False): ["a"]}.get((rank, is_sent), [])
+
+
 def test_a_cluster_that_is_gone_is_told_in_one_sentence():
     def wait(timeout_seconds):
         raise Exception("Placement group 7 does not exist.\nTraceback …")
