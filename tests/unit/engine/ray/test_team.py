@@ -111,7 +111,7 @@ def test_all_ranks_gather_weights_that_rank_0_sends_and_also_those_that_nobody_t
         host = RankHost(Rank(rank=rank, size=2))
         host._worker = SimpleNamespace(weights=weights)
         if rank == 0:
-            host._sender = SimpleNamespace(send=send)
+            host._sender = SimpleNamespace(send=send)  # pyright: ignore[reportAttributeAccessIssue]
         assert host.send_weights(None, []) == is_sent  # pyright: ignore[reportArgumentType]
         assert gathered == ["a", "b", "c"]
         assert sent == {(0, True): ["a", "b", "c"], (0, False): ["a"]}.get((rank, is_sent), [])
