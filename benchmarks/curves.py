@@ -28,6 +28,7 @@ from moored.analysis.curve_files import (
     read_curve_file,
     up_to_shortest,
 )
+from moored.errors import ConfigError
 
 START, END = 0.05, 0.2
 """Shares of the steps."""
@@ -120,7 +121,10 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--each", action="store_true", help="every run, not means over seeds")
     options = parser.parse_args(words)
-    runs = read_curve_file(options.file)
+    try:
+        runs = read_curve_file(options.file)
+    except ConfigError as error:
+        parser.error(str(error))
     header, *lines = lines_of_runs(runs) if options.each else table_of(runs)
     if options.each and {"none", "top_p"} <= set(runs):
         lines.append(paired_line(runs, "top_p", "none"))

@@ -23,6 +23,7 @@ from moored.analysis.curve_files import (
     up_to_shortest,
 )
 from moored.analysis.svg import Axis
+from moored.errors import ConfigError
 
 ARMS = {
     "none": ("without filter", "red"),
@@ -83,6 +84,8 @@ def over_seeds(curves: Sequence[Curve]) -> Points:
     """Means and intervals at the steps that all seeds have."""
     thinned = [dict(thin(curve)) for curve in curves]
     steps = sorted(set.intersection(*(set(curve) for curve in thinned)))
+    if not steps:
+        raise ConfigError("seeds have no step in common; draw a line for every seed: --each")
     return [(step, *interval([curve[step] for curve in thinned])) for step in steps]
 
 
@@ -116,7 +119,6 @@ def figure(
     runs: Mapping[str, Sequence[StoredRun]], panels: Sequence[str], *, each: bool = False
 ) -> str:
     """The panels in rows under a legend."""
-    runs = up_to_shortest(runs)
     width = min(PER_ROW, len(panels)) * PANEL_WIDTH
     height = math.ceil(len(panels) / PER_ROW) * PANEL_HEIGHT + LEGEND_HEIGHT
     drawn = [f'<rect class="page" width="{width}" height="{height}" rx="6"/>', _legend(runs, each)]
@@ -172,6 +174,23 @@ def _text(x: float, y: float, text: str, anchor: str, kind: str = "tick") -> str
     return f'<text class="{kind}" {place}>{escape(text)}</text>'
 
 
+def choose(
+    file: Path, arms: Sequence[str] | None, panels: Sequence[str]
+) -> dict[str, list[StoredRun]]:
+    """The runs of the given arms (None: of all), up to the step that every one has reached."""
+    runs = read_curve_file(file)
+    if unknown := sorted(set(arms or ()) - set(runs)):
+        raise ConfigError(f"no arm {unknown} in {file}; it has {list(runs)}")
+    chosen = up_to_shortest({arm: runs[arm] for arm in arms or runs})
+    everything = [run for of_arm in chosen.values() for run in of_arm]
+    measured = {
+        name for name in everything[0].curves if all(run.curves.get(name) for run in everything)
+    }
+    if unknown := sorted(set(panels) - measured):
+        raise ConfigError(f"no curve {unknown} in {file}; it has {sorted(measured)}")
+    return chosen
+
+
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Draw the curves of a curve file.")
     parser.add_argument("file", type=Path)
@@ -180,15 +199,11 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--arms", nargs="+", help="default: all that the file has")
     parser.add_argument("--each", action="store_true", help="a line for every seed, no intervals")
     given = parser.parse_args(words)
-    runs = read_curve_file(given.file)
-    arms = given.arms or list(runs)
-    if unknown := sorted(set(arms) - set(runs)):
-        parser.error(f"no arm {unknown} in {given.file}; it has {list(runs)}")
-    measured = set.intersection(*(set(run.curves) for arm in arms for run in runs[arm]))
-    if unknown := sorted(set(given.panels) - measured):
-        parser.error(f"no curve {unknown} in {given.file}; it has {sorted(measured)}")
-    chosen = {arm: runs[arm] for arm in arms}
-    given.out.write_text(figure(chosen, given.panels, each=given.each))
+    try:
+        runs = choose(given.file, given.arms, given.panels)
+        given.out.write_text(figure(runs, given.panels, each=given.each))
+    except ConfigError as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ and correlations are made from such files, without run directories.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -77,10 +78,13 @@ def read_curve_file(file: Path) -> dict[str, list[StoredRun]]:
     """Runs by arm; raises for a file that is not a curve file."""
     try:
         runs = json.loads(file.read_text(encoding="utf-8"))["runs"]
-        return {arm: [_stored(run) for run in of_arm] for arm, of_arm in runs.items()}
+        found = {arm: [_stored(run) for run in of_arm] for arm, of_arm in runs.items()}
+        if not found or not all(found.values()):
+            raise ValueError("an arm without a run" if found else "no runs")
+        return found
     except OSError as error:
         raise ConfigError(f"cannot read {str(file)!r}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
         raise ConfigError(
             f"{str(file)!r} is not a curve file ({type(error).__name__}: {error}); "
             f"`moored study NAME --curves FILE` writes one"
@@ -94,7 +98,10 @@ def _stored(run: Mapping[str, Any]) -> StoredRun:
     }
     if not curves["success"]:
         raise ValueError("a run without a step")
-    return StoredRun(seed=int(run["seed"]), alarm_step=run["alarm_step"], curves=curves)
+    if not all(math.isfinite(value) for curve in curves.values() for _, value in curve):
+        raise ValueError("a value that is not finite")
+    alarm_step = None if run["alarm_step"] is None else int(run["alarm_step"])
+    return StoredRun(seed=int(run["seed"]), alarm_step=alarm_step, curves=curves)
 
 
 def read_run_curves(path: Path, seed: int) -> StoredRun:

@@ -59,9 +59,25 @@ def test_runs_are_cut_to_the_shortest_with_alarms_after_it_forgotten():
     assert cut["a"][0].alarm_step is None
 
 
+def text_of(curves: str, alarm_step: str = "null") -> str:
+    return f'{{"runs": {{"a": [{{"seed": 0, "alarm_step": {alarm_step}, "curves": {curves}}}]}}}}'
+
+
 @pytest.mark.parametrize(
     "text",
-    ["{}", "[]", "no JSON", '{"runs": {"a": [{"seed": 0, "alarm_step": null, "curves": {}}]}}'],
+    [
+        "",
+        "{}",
+        "[]",
+        "no JSON",
+        '{"runs": {}}',
+        '{"runs": {"a": []}}',
+        text_of("{}"),
+        text_of('{"success": []}'),
+        text_of('{"success": [[1, NaN]]}'),
+        text_of('{"success": [[Infinity, 1]]}'),
+        text_of('{"success": [[1, 0.5]]}', alarm_step='"soon"'),
+    ],
 )
 def test_another_file_is_refused_with_what_writes_one(tmp_path, text):
     file = tmp_path / "x.json"

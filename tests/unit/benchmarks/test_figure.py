@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import shlex
 from pathlib import Path
@@ -59,3 +60,27 @@ def test_an_unknown_arm_is_refused_with_those_that_exist(figure, tmp_path, capsy
 
 def test_each_seed_is_a_line_without_a_band(figure):
     assert figure.each_seed([[(5, 0.0)], [(5, 2.0)]]) == [[(5, 0.0, 0.0)], [(5, 2.0, 0.0)]]
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"runs": {}}', '{"runs": {"none": []}}'])
+@pytest.mark.parametrize("script", ["figure", "curves"])
+def test_an_empty_curve_file_is_one_sentence(figure, tmp_path, capsys, script, text):
+    (file := tmp_path / "x.json").write_text(text)
+    words = ["--out", str(tmp_path / "x.svg")] if script == "figure" else []
+    with pytest.raises(SystemExit):
+        importlib.import_module(script).main([str(file), *words])
+    assert "x.json' is not a curve file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("looks", "said"), [([], "no curve ['MI']"), ([[2, 0.1]], "no step in common")]
+)
+def test_curves_that_cannot_be_drawn_are_one_sentence(figure, tmp_path, capsys, looks, said):
+    runs = [
+        {"seed": 0, "alarm_step": None, "curves": {"success": [[1, 0], [2, 1]], "MI": found}}
+        for found in ([[1, 0.2]], looks)
+    ]
+    (file := tmp_path / "x.json").write_text(json.dumps({"runs": {"none": runs}}))
+    with pytest.raises(SystemExit):
+        figure.main([str(file), "--panels", "MI", "--out", str(tmp_path / "x.svg")])
+    assert said in capsys.readouterr().err
