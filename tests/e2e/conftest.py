@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 import transformers
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from moored.cli.main import main
+from tests.tiny_model import tiny_model
 
 CHAT = (
     "{% for m in messages %}{{ m.role }} {{ m.content }} end {% endfor %}"
@@ -49,17 +49,8 @@ def toy_folder(tmp_path_factory) -> Path:
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=inner, eos_token="end", pad_token="pad", chat_template=CHAT
     )
-    torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            vocab_size=len(words),
-            hidden_size=32,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            intermediate_size=64,
-            tie_word_embeddings=True,
-        )
-    )
+    sizes = {"intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = tiny_model(vocab_size=len(words), **sizes)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -9,7 +9,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-import transformers
 
 from moored.algo.gradients import decompose, rank_buckets
 from moored.config import load_config
@@ -25,27 +24,16 @@ from moored.training.gradients import measure_gradients, projection_error, updat
 from moored.training.selection import score_groups, select_samples
 from moored.training.update import estimate_advantages, update
 from moored.types import Group, Prompt, StopReason, Trajectory, Turn
+from tests.tiny_model import tiny_model
 
 VOCABULARY = 48
 NUM_GROUPS = 6
 ALGORITHMS = ["ppo", "grpo", "dr_grpo", "dapo", "rloo", "reinforce_pp", "gspo"]
 
 
-def tiny_model(seed: int = 0):
-    torch.manual_seed(seed)
-    config = transformers.LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        tie_word_embeddings=True,
-    )
-    model = transformers.LlamaForCausalLM(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(2.0)
-    return model
+def small_model():
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
+    return tiny_model(scale=2.0, vocab_size=VOCABULARY, **sizes)
 
 
 def config_of(name: str = "grpo", *overrides: str):
@@ -58,7 +46,7 @@ def config_of(name: str = "grpo", *overrides: str):
 def groups_of() -> list[Group]:
     """Six groups of four replies of unequal length; the first and the fourth have RV 0."""
     rng = np.random.default_rng(0)
-    sampler = LocalSampler(tiny_model())
+    sampler = LocalSampler(small_model())
     params = SamplingParams(max_tokens=9, stop_ids=(1, 2, 3))
     groups = []
     for number in range(NUM_GROUPS):
@@ -96,7 +84,7 @@ def learner_of(name: str = "grpo", *overrides: str) -> LocalLearner:
     config = config_of(name, *overrides)
     algorithm = load_algorithm(config.algorithm)
     learner = LocalLearner(
-        tiny_model(),
+        small_model(),
         config,
         with_critic=algorithm.needs_critic,
         sequence_ratio=algorithm.sequence_ratio,
@@ -339,8 +327,8 @@ def test_lora_weights_are_refused_where_there_are_none_and_chosen_where_there_ar
     from moored.engine.local.engine import add_lora
 
     with pytest.raises(MooredError, match="no LoRA weights"):
-        chosen_weights(tiny_model(), "lora")
-    model = add_lora(tiny_model(), load_config({}, ["optimizer.lora_rank=2"]))
+        chosen_weights(small_model(), "lora")
+    model = add_lora(small_model(), load_config({}, ["optimizer.lora_rank=2"]))
     lora = chosen_weights(model, "lora")
     assert len(lora) == 2 * 7 * 2
     assert [id(w) for w in lora] == [id(w) for w in chosen_weights(model, "all")]

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from moored.engine.base import Request, SamplingParams
 from moored.engine.fast.sampler import SlotSampler
@@ -17,6 +16,7 @@ from moored.errors import MooredError
 from moored.rollout.render import Renderer
 from moored.training.batch import Sample, build_samples
 from moored.types import Content, Group, Message, Prompt, StopReason, Trajectory, Turn
+from tests.tiny_model import tiny_model
 
 CPU = torch.device("cpu")
 REPLIES = ("<answer>Up</answer>", "<answer>Left</answer>")
@@ -108,23 +108,12 @@ def test_a_batch_holds_all_pictures_in_the_order_of_their_places(samples, lay_ou
     assert shades_of(packed.images) == expected
 
 
-def tiny_model(vocabulary: int) -> LlamaForCausalLM:
-    config = LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-    )
-    return LlamaForCausalLM(config).eval()
-
-
 def test_a_model_of_text_refuses_a_batch_with_pictures(samples):
     sample = samples[0]
     rows = pack([sample.prompt], [len(sample.ids_T)], max_tokens=10_000)
     packed = to_line(rows, [sample.ids_T], CPU, [sample.images])
     with pytest.raises(MooredError, match="2 images, but this model reads text only; choose a"):
-        hidden_states(trunk_of(tiny_model(640)), packed)
+        hidden_states(trunk_of(tiny_model(vocab_size=640)), packed)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +126,7 @@ def test_a_model_of_text_refuses_a_batch_with_pictures(samples):
     ids=["plain", "fast in lockstep", "fast as a stream"],
 )
 def test_a_sampler_of_text_refuses_a_prompt_with_pictures(make):
-    stream = make(tiny_model(8)).stream(SamplingParams(max_tokens=4))
+    stream = make(tiny_model(vocab_size=8).eval()).stream(SamplingParams(max_tokens=4))
     prompt = Prompt(np.array([1, 2, 3]), (picture(1),))
     with pytest.raises(MooredError, match="holds an image, but this sampler reads text only"):
         stream.submit(Request(session=0, prompt=prompt, seed=0))

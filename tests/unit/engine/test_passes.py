@@ -5,24 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-import transformers
 
 from moored.engine import passes
 from moored.engine.packing import pack, to_tensors
 from moored.types import Prompt
-
-
-def tiny(**options):
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=50,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-        **options,
-    )
-    return transformers.LlamaForCausalLM(config).double()
+from tests.tiny_model import tiny_model
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 20])
@@ -31,10 +18,10 @@ def tiny(**options):
 def test_values_and_gradients_equal_a_plain_softmax(monkeypatch, tokens, temperature, cap):
     monkeypatch.setitem(passes.LOGITS_PER_CHUNK, "cpu", 1)
     monkeypatch.setattr(passes, "MIN_CHUNK", 6)
-    model = tiny()
+    model = tiny_model().double()
     model.config.final_logit_softcapping = cap
-    hidden = torch.randn(tokens, 16, dtype=torch.float64, requires_grad=True)
-    targets = torch.randint(50, (tokens,))
+    hidden = torch.randn(tokens, 32, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(64, (tokens,))
     weight = model.lm_head.weight
     to_logp, to_entropy = torch.randn(2, tokens)
 
@@ -55,11 +42,11 @@ def test_values_and_gradients_equal_a_plain_softmax(monkeypatch, tokens, tempera
 
 
 def test_two_equally_likely_tokens_have_entropy_log_2_worked_out_by_hand():
-    model = tiny()
+    model = tiny_model().double()
     with torch.no_grad():
         model.lm_head.weight.zero_()
         model.lm_head.weight[2:, 0] = -1000.0
-    hidden = torch.zeros(1, 16, dtype=torch.float64)
+    hidden = torch.zeros(1, 32, dtype=torch.float64)
     hidden[0, 0] = 1.0
     logp, entropy = passes.token_logprobs(
         model, hidden, torch.tensor([1]), temperature=1.0, with_entropy=True
@@ -70,17 +57,9 @@ def test_two_equally_likely_tokens_have_entropy_log_2_worked_out_by_hand():
 
 
 def test_a_critic_fits_a_trunk_whose_last_weight_is_not_a_norm():
-    """OLMo's norms have no weights: the last one is of the gated units, 24 wide and not 16."""
-    config = transformers.OlmoConfig(
-        vocab_size=50,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=24,
-        pad_token_id=0,
-        eos_token_id=1,
-    )
+    """OLMo's norms have no weights: the last one is of the gated units, 48 wide and not 32."""
+    model = tiny_model("olmo", pad_token_id=0, eos_token_id=1)
     prompt, reply = Prompt(np.array([3, 4, 5])), np.array([6, 7])
     packed = to_tensors(pack([prompt], [2], max_tokens=8), [reply], torch.device("cpu"))
-    values = passes.Critic(transformers.OlmoForCausalLM(config))(packed)
+    values = passes.Critic(model)(packed)
     assert values.tolist() == [0.0, 0.0]  # its head begins at 0

@@ -17,6 +17,7 @@ from moored.plan.activations import (
 from moored.plan.coefficients import MemoryCoefficients
 from moored.plan.gpus import GIB
 from moored.plan.shapes import shape_from_config, shape_of
+from tests.tiny_model import tiny_config
 from tests.unit.plan.tiny import tiny
 
 TOKENS = 23
@@ -107,28 +108,21 @@ def test_updates_on_an_h200_are_within_1_percent_of_the_tables(model, tokens, ki
     assert found == pytest.approx(measured_gib, rel=0.01)
 
 
-@pytest.mark.parametrize("family", ["LlamaConfig", "Qwen2Config", "Qwen3Config"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize(
     ("kind", "rank"),
     [("fused", 0), ("fused", 8), ("bfloat16", 0), ("bfloat16", 8), ("float32", 0)],
 )
 def test_autograd_keeps_what_the_tables_say(family, kind, rank, monkeypatch):
     """One layer more keeps `layer_bytes` more; without layers, `outer_bytes` is left."""
-    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("transformers")
     from tests.unit.engine.fast.plain_kernels import use_plain_kernels
 
     use_plain_kernels(monkeypatch)
-    options = {"head_dim": 32} if family == "Qwen3Config" else {}
+    sizes = {"vocab_size": 50, "hidden_size": 64, "intermediate_size": 224}
+    options = {"head_dim": 32} if family == "qwen3" else {}
     configs = [
-        getattr(transformers, family)(
-            vocab_size=50,
-            hidden_size=64,
-            intermediate_size=224,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            num_hidden_layers=layers,
-            **options,
-        )
+        tiny_config(family, **sizes, num_hidden_layers=layers, tie_word_embeddings=False, **options)
         for layers in (1, 2)
     ]
     one, two = (saved_for_backward(config, kind, rank, monkeypatch) for config in configs)

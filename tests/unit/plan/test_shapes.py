@@ -11,6 +11,7 @@ from moored.errors import MooredError
 from moored.models.rates import count_parameters
 from moored.plan.known import KNOWN, known_facts
 from moored.plan.shapes import FAMILIES, shape_from_config, shape_of
+from tests.tiny_model import tiny_model
 from tests.unit.plan.tiny import tiny
 
 PUBLISHED = {
@@ -79,19 +80,14 @@ def test_every_family_is_counted_from_its_config_as_transformers_makes_it(family
 
 
 def test_adapters_are_as_many_as_peft_makes():
-    transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
-    kind = transformers.Qwen2Config(
-        vocab_size=50,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-    )
+    pytest.importorskip("transformers")
+    peft = pytest.importorskip("peft")
+    model = tiny_model("qwen2")
+    kind = model.config.to_dict()
     options = peft.LoraConfig(r=3, target_modules="all-linear", task_type="CAUSAL_LM")
-    made = peft.get_peft_model(transformers.Qwen2ForCausalLM(kind), options)
+    made = peft.get_peft_model(model, options)
     trained = sum(p.numel() for p in made.parameters() if p.requires_grad)
-    assert shape_from_config(kind.to_dict(), "tiny").adapter_parameters(3) == trained
+    assert shape_from_config(kind, "tiny").adapter_parameters(3) == trained
 
 
 def test_embedded_models_and_smollm2_are_read_without_their_weights():

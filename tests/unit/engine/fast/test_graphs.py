@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from moored.config import load_config
 from moored.engine.fast.buckets import bucket
@@ -17,19 +16,11 @@ from moored.engine.local.learner import LocalLearner
 from moored.engine.packing import loss_batch, micro_batches, pack, to_line
 from moored.training.batch import LossSample, Sample
 from moored.types import Prompt, ScoreRequest
+from tests.tiny_model import tiny_model
 
 
-def tiny_model(device: str = "cpu") -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-    )
-    return LlamaForCausalLM(config).to(device).eval()  # pyright: ignore[reportArgumentType]
+def untied_model():
+    return tiny_model(tie_word_embeddings=False).eval()
 
 
 def make_samples(lengths=((5, (7, 3)), (9, (4, 11, 2))), seed=0) -> list[LossSample]:
@@ -109,7 +100,7 @@ def test_a_batch_that_fills_its_shape_still_gets_a_prompt():
 @pytest.mark.parametrize("sequence_ratio", [False, True])
 def test_padding_changes_neither_losses_nor_gradients(sequence_ratio):
     config = load_config({"algorithm": {"entropy_coef": 0.01, "kl_coef": 0.1}})
-    learner = LocalLearner(tiny_model(), config, with_critic=True, sequence_ratio=sequence_ratio)
+    learner = LocalLearner(untied_model(), config, with_critic=True, sequence_ratio=sequence_ratio)
     assert learner.critic is not None
     torch.nn.init.normal_(learner.critic.head.weight)
     samples = make_samples()
@@ -135,7 +126,7 @@ def test_padding_changes_neither_losses_nor_gradients(sequence_ratio):
 
 def test_what_is_added_is_like_the_first_token_but_without_weight():
     # With another token its KL might be infinite, and 0 · inf is nan.
-    learner = LocalLearner(tiny_model(), load_config({"algorithm": {"kl_coef": 0.1}}))
+    learner = LocalLearner(untied_model(), load_config({"algorithm": {"kl_coef": 0.1}}))
     samples = make_samples()
     reference = learner.reference_logprobs([given.sample for given in samples])
     batch = host_batch(samples, reference)
@@ -171,7 +162,7 @@ def test_one_copy_fills_a_batch_and_the_next_overwrites_it(device, monkeypatch):
 
 
 def test_gradients_are_not_added_to_the_next_update():
-    learner = LocalLearner(tiny_model(), load_config({"optimizer": {"grad_clip": 1e9}}))
+    learner = LocalLearner(untied_model(), load_config({"optimizer": {"grad_clip": 1e9}}))
     samples = make_samples()
     first = next(learner.step([samples], lr_factor=0.0))
     again = next(learner.step([samples], lr_factor=0.0))
@@ -181,7 +172,7 @@ def test_gradients_are_not_added_to_the_next_update():
 def test_a_failed_update_leaves_no_gradients_behind(monkeypatch):
     samples = make_samples()
     options = load_config({"optimizer": {"grad_clip": 1e9}, "engine": {"micro_batch_tokens": 20}})
-    learner = LocalLearner(tiny_model(), options)
+    learner = LocalLearner(untied_model(), options)
     whole = next(learner.step([samples], lr_factor=0.0))
     add, calls = learner._add_gradients, iter([False, True])
 
@@ -215,7 +206,7 @@ def test_updates_scores_and_values_through_padded_passes_equal_plain_ones():
                 "engine": {"micro_batch_tokens": 60},
             }
         )
-        learner = LocalLearner(tiny_model(), config, with_critic=True)
+        learner = LocalLearner(untied_model(), config, with_critic=True)
         if padded:
             learner._graphs = PaddedPasses()  # pyright: ignore[reportAttributeAccessIssue]
         samples = make_samples()
@@ -261,7 +252,7 @@ def test_recorded_updates_equal_plain_ones(tmp_path: Path, compile, sequence_rat
             }
         )
         learner = LocalLearner(
-            tiny_model("cuda"), config, with_critic=True, sequence_ratio=sequence_ratio
+            untied_model().cuda(), config, with_critic=True, sequence_ratio=sequence_ratio
         )
         stats = [next(learner.step([samples])) for samples in batches for _ in range(2)]
         learner.save(tmp_path)
@@ -283,7 +274,7 @@ def test_recorded_gradients_scores_and_values_equal_plain_ones():
         options = load_config(
             {"engine": {"dtype": "bfloat16", "learner": "plain" if plain else "auto"}}
         )
-        learner = LocalLearner(tiny_model("cuda"), options, with_critic=True)
+        learner = LocalLearner(untied_model().cuda(), options, with_critic=True)
         assert learner.critic is not None
         torch.manual_seed(1)
         torch.nn.init.normal_(learner.critic.head.weight)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
 from moored.engine.fast import layers
 from moored.engine.fast import tree_attention as trees
 from moored.engine.packing import Tree
+from tests.tiny_model import tiny_model
 from tests.unit.engine.fast.plain_kernels import use_plain_kernels
 
 KINDS = ["llama", "qwen2", "qwen3"]
@@ -22,18 +22,7 @@ PLACES = [[0, 1, 2, 3, 4, 5, 6, 7, 8, 5, 6, 7]]
 
 def make_model(kind: str) -> Any:
     """Two layers with random weights; norms and biases would else be ones and zeros."""
-    torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(
-        kind,
-        vocab_size=64,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        intermediate_size=48,
-    )
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    model = tiny_model(kind, head_dim=8).eval()
     for weight in model.parameters():
         if weight.dim() == 1:
             weight.data += 0.3 * torch.randn_like(weight)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-import transformers
 
 from moored.engine.base import Request, SamplingParams, write_replies
 from moored.engine.fast import stream as slot_stream
@@ -16,6 +15,7 @@ from moored.engine.fast.capture import Fetch
 from moored.engine.fast.sampler import SlotSampler
 from moored.errors import MooredError
 from moored.types import Completion, FinishReason, Prompt
+from tests.tiny_model import tiny_model
 
 VOCABULARY = 64
 STOPS = (1, 2)
@@ -24,18 +24,7 @@ PARAMS = SamplingParams(max_tokens=20, stop_ids=STOPS)
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def model(request):
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=96,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-    )
-    made = transformers.AutoModelForCausalLM.from_config(config)
+    made = tiny_model(hidden_size=64, intermediate_size=96)
     with torch.no_grad():  # far from a fresh model, so that mistakes show
         for parameter in made.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.08).mul_(2.0)

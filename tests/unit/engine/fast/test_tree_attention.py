@@ -12,6 +12,7 @@ from moored.engine.fast.tree_attention import attend_tree, use_tree_attention
 from moored.engine.packing import Tree, micro_batches, pack, to_line, to_tensors
 from moored.engine.passes import hidden_states
 from moored.types import Prompt
+from tests.tiny_model import tiny_model
 
 TREES = {
     "one": Tree((3,), ((4,),)),
@@ -65,25 +66,11 @@ def test_outputs_and_gradients_equal_masked_attention(tree, kv_heads):
         torch.testing.assert_close(ours, plain)
 
 
-def tiny(kind: type, **options):
-    torch.manual_seed(0)
-    config = kind(
-        vocab_size=64,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=64,
-        **options,
-    )
-    return transformers.AutoModelForCausalLM.from_config(config).double()
-
-
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["", "checkpointing"])
-@pytest.mark.parametrize("kind", ["Llama", "Mistral", "Qwen2", "Qwen3"])
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
 def test_a_model_on_a_line_equals_the_model_on_masked_rows(kind, checkpointing):
-    options = {"sliding_window": None} if kind == "Mistral" else {}
-    model = tiny(getattr(transformers, f"{kind}Config"), **options)
+    options = {"sliding_window": None} if kind == "mistral" else {}
+    model = tiny_model(kind, **options).double()
     assert use_tree_attention(model, model.device, bf16=False)
     if checkpointing:
         model.gradient_checkpointing_enable()
@@ -117,7 +104,7 @@ def test_models_with_other_attention_keep_their_own():
         transformers.GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=2)
     )
     assert not use_tree_attention(gpt, gpt.device, bf16=False)
-    windowed = tiny(transformers.MistralConfig, sliding_window=8)
+    windowed = tiny_model("mistral", sliding_window=8)
     assert not use_tree_attention(windowed, windowed.device, bf16=False)
     assert windowed.config._attn_implementation == "sdpa"
 
@@ -125,7 +112,7 @@ def test_models_with_other_attention_keep_their_own():
 def test_others_who_use_the_model_see_no_difference():
     """Padding masks and cached stretches go through as before."""
     torch.manual_seed(0)
-    model = tiny(transformers.LlamaConfig)
+    model = tiny_model().double()
     ids = torch.randint(1, 64, (2, 6))
     padded = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
 

@@ -7,31 +7,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from moored.config import Config, load_config
 from moored.engine.local.learner import LocalLearner
 from moored.engine.lora import add_lora
 from moored.training.batch import LossSample, Sample
 from moored.types import Prompt, ScoreRequest
+from tests.tiny_model import tiny_model
 
 MICRO = ["engine.micro_batch_tokens=5", "engine.row_tokens=5"]
 """Of tokens: each sample of this file is a micro-batch."""
 
 
 def make_model(width: int = 16) -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=11,
-            hidden_size=width,
-            intermediate_size=24,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            tie_word_embeddings=True,
-        )
-    )
+    sizes = {"intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 1}
+    return tiny_model(vocab_size=11, hidden_size=width, **sizes)
 
 
 def sample(*ids: int) -> LossSample:

@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-import transformers
 
 from moored import algo
 from moored.config import load_config
@@ -19,28 +18,14 @@ from moored.engine.packing import micro_batches, pack
 from moored.errors import MooredError
 from moored.training.batch import LossSample, build_samples, token_weights
 from moored.types import Group, Prompt, ScoreRequest, StopReason, Trajectory, Turn
+from tests.tiny_model import tiny_model
 
 VOCABULARY = 64
 STOPS = (1, 2)
 
 
-def tiny_model(seed: int = 0, **options):
-    torch.manual_seed(seed)
-    config = transformers.LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=64,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        **options,
-    )
-    model = transformers.LlamaForCausalLM(config)
-    with torch.no_grad():  # sharper than a fresh model, so that mistakes show
-        for parameter in model.parameters():
-            parameter.mul_(4.0)
-    return model
+def sharp_model(**options):
+    return tiny_model(scale=4.0, **options)
 
 
 def plain_logprobs(model, prompt: np.ndarray, reply: np.ndarray, temperature=1.0) -> np.ndarray:
@@ -79,7 +64,7 @@ def attention(request, monkeypatch):
 
 @pytest.mark.parametrize("row_tokens", [1, 24, 4096])
 def test_scores_equal_concatenating_and_running_again(row_tokens, attention):
-    model, rng = tiny_model(), np.random.default_rng(2)
+    model, rng = sharp_model(), np.random.default_rng(2)
     prompt = rng.integers(0, VOCABULARY, size=11)
     replies = [rng.integers(0, VOCABULARY, size=length) for length in (1, 2, 7, 15, 3)]
     learner = LocalLearner(
@@ -148,7 +133,7 @@ def ready_samples(model, how="token_mean") -> list[LossSample]:
 
 
 def test_samples_hold_exactly_the_sampled_tokens_as_trained():
-    model = tiny_model()
+    model = sharp_model()
     groups = recorded_groups(model)
     trajectories = [t for group in groups for t in group.trajectories]
     samples = build_samples(groups)
@@ -186,7 +171,7 @@ def test_a_rewritten_history_opens_a_new_sample():
 
 
 def test_errored_trajectories_are_not_trained():
-    group = recorded_groups(tiny_model())[0]
+    group = recorded_groups(sharp_model())[0]
     failed = Trajectory(
         env="toy",
         task_seed=0,
@@ -224,7 +209,7 @@ def gradients(learner: LocalLearner, samples: list[LossSample]) -> list[np.ndarr
 def test_gradients_depend_on_neither_micro_batches_nor_packing(how, attention):
     results = []
     for micro, row in ((10_000, 10_000), (1, 1), (120, 60)):
-        model = tiny_model()
+        model = sharp_model()
         options = load_config(
             {
                 "engine": {"micro_batch_tokens": micro, "row_tokens": row},
@@ -242,7 +227,7 @@ def test_gradients_depend_on_neither_micro_batches_nor_packing(how, attention):
 
 @pytest.mark.parametrize("how", ["token_mean", "seq_mean_token_mean", "seq_mean_token_sum"])
 def test_policy_loss_equals_the_numpy_oracle(how):
-    model = tiny_model()
+    model = sharp_model()
     samples = ready_samples(model, how)
     learner = LocalLearner(model, load_config({"optimizer": {"lr": 1e-12}}))
     width = max(len(given.advantages_T) for given in samples)
@@ -258,7 +243,7 @@ def test_policy_loss_equals_the_numpy_oracle(how):
 
 
 def test_sequence_ratio_equals_the_numpy_oracle():
-    model = tiny_model()
+    model = sharp_model()
     samples = ready_samples(model)
     learner = LocalLearner(model, load_config({"optimizer": {"lr": 1e-12}}), sequence_ratio=True)
     losses, tokens = 0.0, 0
@@ -273,7 +258,7 @@ def test_sequence_ratio_equals_the_numpy_oracle():
 
 
 def test_values_start_at_zero_and_learn():
-    model = tiny_model()
+    model = sharp_model()
     samples = ready_samples(model)
     learner = LocalLearner(model, load_config({"optimizer": {"critic_lr": 1e-2}}), with_critic=True)
     assert all((v == 0).all() for v in learner.values([given.sample for given in samples]))
@@ -284,7 +269,7 @@ def test_values_start_at_zero_and_learn():
 
 
 def test_the_last_value_is_that_of_the_whole_stream(attention):
-    model = tiny_model()
+    model = sharp_model()
     samples = [given.sample for given in ready_samples(model)]
     samples += [replace(samples[0], ids_T=samples[0].ids_T[:count]) for count in (0, 1)]
     options = load_config({"engine": {"micro_batch_tokens": 120}})
@@ -299,23 +284,23 @@ def test_the_last_value_is_that_of_the_whole_stream(attention):
 
 
 def test_no_reference_model_exists_while_kl_is_off():
-    assert LocalLearner(tiny_model()).reference is None
+    assert LocalLearner(sharp_model()).reference is None
     assert (
-        LocalLearner(tiny_model(), load_config({"algorithm": {"kl_coef": 0.1}})).reference
+        LocalLearner(sharp_model(), load_config({"algorithm": {"kl_coef": 0.1}})).reference
         is not None
     )
     with pytest.raises(MooredError, match="no critic"):
-        LocalLearner(tiny_model()).values([])
+        LocalLearner(sharp_model()).values([])
     with pytest.raises(MooredError, match="at least one sample"):
-        next(LocalLearner(tiny_model()).step([[]]))
+        next(LocalLearner(sharp_model()).step([[]]))
 
 
 def test_a_saved_learner_goes_on_bit_for_bit(tmp_path):
     def fresh() -> LocalLearner:
         options = load_config({"optimizer": {"lr": 1e-3, "critic_lr": 1e-3}})
-        return LocalLearner(tiny_model(), options, with_critic=True)
+        return LocalLearner(sharp_model(), options, with_critic=True)
 
-    samples = ready_samples(tiny_model())
+    samples = ready_samples(sharp_model())
     whole, begun, resumed = fresh(), fresh(), fresh()
     for _ in range(4):
         next(whole.step([samples]))
@@ -333,9 +318,10 @@ def test_a_saved_learner_goes_on_bit_for_bit(tmp_path):
 
 
 def test_a_learner_that_only_scores_takes_over_the_policy_and_refuses_updates(tmp_path):
-    samples = ready_samples(tiny_model())
+    samples = ready_samples(sharp_model())
     options = load_config({"optimizer": {"lr": 1e-2}})
-    trained, scoring = LocalLearner(tiny_model(), options), LocalLearner(tiny_model(), trains=False)
+    trained = LocalLearner(sharp_model(), options)
+    scoring = LocalLearner(sharp_model(), trains=False)
     next(trained.step([samples]))
     trained.save(tmp_path)
     scoring.load(tmp_path, policy_only=True)
@@ -359,7 +345,7 @@ def test_rows_and_micro_batches_keep_their_bounds():
 def test_gradient_checkpointing_computes_layers_twice_and_changes_no_gradient():
     results, calls = [], []
     for checkpointing in (False, True):
-        model = tiny_model()
+        model = sharp_model()
         if checkpointing:
             model.gradient_checkpointing_enable()
         learner = LocalLearner(
@@ -379,7 +365,7 @@ def test_gradient_checkpointing_computes_layers_twice_and_changes_no_gradient():
 
 
 def test_dropout_is_off_in_updates_so_the_first_ratio_is_one():
-    model = tiny_model(attention_dropout=0.5)
+    model = sharp_model(attention_dropout=0.5)
     samples = build_samples(recorded_groups(model))
     weights = token_weights(samples, "token_mean", max_length=10)
     given = [
@@ -398,7 +384,7 @@ def test_dropout_is_off_in_updates_so_the_first_ratio_is_one():
 def test_the_rate_factor_scales_both_rates_of_one_update():
     moves = []
     for factor in (1.0, 0.25):
-        model = tiny_model()
+        model = sharp_model()
         learner = LocalLearner(
             model,
             load_config({"optimizer": {"lr": 1e-3, "critic_lr": 1e-2, "grad_clip": 1e9}}),
@@ -417,7 +403,7 @@ def test_the_rate_factor_scales_both_rates_of_one_update():
 
 
 def test_a_critic_that_is_not_finite_holds_back_the_policy_too():
-    model = tiny_model()
+    model = sharp_model()
     learner = LocalLearner(model, load_config({"optimizer": {"lr": 1e-2}}), with_critic=True)
     samples = ready_samples(model)
     samples[0] = replace(samples[0], returns_T=np.full(len(samples[0].advantages_T), np.nan))
@@ -430,7 +416,7 @@ def test_a_critic_that_is_not_finite_holds_back_the_policy_too():
 
 
 def test_a_reference_that_does_not_fit_is_told_in_a_sentence(monkeypatch):
-    learner = LocalLearner(tiny_model(), load_config({"algorithm": {"kl_coef": 0.1}}))
+    learner = LocalLearner(sharp_model(), load_config({"algorithm": {"kl_coef": 0.1}}))
 
     def fill(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 54.00 MiB")

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import gc
 import weakref
-from typing import Any
 
 import numpy as np
 import peft
 import pytest
 import torch
-import transformers
 
 from moored.config import load_config
 from moored.engine.fast.sampler import SlotSampler
@@ -18,23 +16,9 @@ from moored.engine.local.learner import LocalLearner
 from moored.engine.local.precision import compute_in_bfloat16
 from moored.training.batch import LossSample, Sample
 from moored.types import Prompt
+from tests.tiny_model import tiny_model
 
 BF16 = {"engine": {"dtype": "bfloat16"}}
-
-
-def tiny_model(device: str = "cpu", **options) -> Any:
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=64,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=64,
-        **{"tie_word_embeddings": True, **options},
-    )
-    model: Any = transformers.LlamaForCausalLM(config)
-    return model.to(device)
 
 
 def with_lora(model):
@@ -230,17 +214,7 @@ def test_the_reference_of_a_lora_run_is_the_model_without_adapters():
 
 
 def test_embeddings_that_scale_by_their_own_precision_stay_exact():
-    torch.manual_seed(0)
-    config = transformers.Gemma3TextConfig(
-        vocab_size=64,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        intermediate_size=64,
-    )
-    model: Any = transformers.Gemma3ForCausalLM(config)
+    model = tiny_model("gemma3_text", head_dim=16)
     compute_in_bfloat16(model)
     assert model.model.embed_tokens.weight.dtype == torch.float32
     assert model.model.layers[0].mlp.down_proj.weight.dtype == torch.bfloat16
@@ -250,7 +224,7 @@ def test_embeddings_that_scale_by_their_own_precision_stay_exact():
 def test_states_on_the_host_give_the_same_updates():
     found = []
     for states in ("device", "host"):
-        learner = learner_of(tiny_model("cuda"), {"optimizer": {"states": states, "lr": 1e-4}})
+        learner = learner_of(tiny_model().cuda(), {"optimizer": {"states": states, "lr": 1e-4}})
         for _ in range(3):
             next(learner.step([samples()]))
         (trained,) = learner._trained

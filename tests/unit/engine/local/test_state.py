@@ -16,21 +16,9 @@ from moored.engine.local.learner import LocalLearner
 from moored.engine.local.state import export_model, load_weights
 from moored.errors import MooredError
 from moored.types import Prompt, ScoreRequest
+from tests.tiny_model import tiny_model
 
 REQUEST = ScoreRequest(Prompt(np.arange(5)), [np.array([9, 3, 7])])
-
-
-def tiny_model(width: int = 32, **options):
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=64,
-        hidden_size=width,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=64,
-        **{"tie_word_embeddings": True, **options},
-    )
-    return transformers.LlamaForCausalLM(config)
 
 
 def with_lora(model, seed: int = 1):
@@ -89,7 +77,7 @@ def test_a_lora_state_holds_adapters_alone_and_loads_onto_another_copy(tmp_path)
     np.testing.assert_array_equal(logprobs(other), logprobs(with_lora(tiny_model())))
 
 
-@pytest.mark.parametrize("other", [tiny_model(width=64), with_lora(tiny_model())])
+@pytest.mark.parametrize("other", [tiny_model(hidden_size=64), with_lora(tiny_model())])
 def test_weights_of_another_model_are_refused_before_anything_changes(tmp_path, other):
     LocalLearner(tiny_model(), load_config({})).save(tmp_path)
     before = copy.deepcopy(other.state_dict())

@@ -26,26 +26,15 @@ from moored.engine.workers.team import WorkerLost  # noqa: E402
 from moored.errors import MooredError  # noqa: E402
 from moored.models.load import load_model  # noqa: E402
 from moored.types import FinishReason, Prompt  # noqa: E402
+from tests.tiny_model import tiny_model  # noqa: E402
 from tests.unit.engine.vllm.fake_vllm import FakeEngine, install  # noqa: E402
 
 PARAMS = SamplingParams(max_tokens=4, temperature=0.7, stop_ids=(12, 99))
 
 
-def tiny_model():
-    config = transformers.LlamaConfig(
-        vocab_size=32,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        tie_word_embeddings=True,
-    )
-    return transformers.LlamaForCausalLM(config)
-
-
 def make_sampler(*words: str, streams: bool | None = None) -> tuple[VllmSampler, FakeEngine]:
     config = load_config({}, ["engine.device=cpu", *words])
-    sampler = VllmSampler(tiny_model(), config, streams=streams)
+    sampler = VllmSampler(tiny_model(vocab_size=32), config, streams=streams)
     return sampler, sampler._engine
 
 
@@ -141,7 +130,7 @@ def test_closing_a_stream_drops_what_is_under_way_and_leaves_others(llm):
 
 def test_weights_are_taken_over_whole_and_cached_prefixes_forgotten(llm):
     sampler, engine = make_sampler()
-    weights = tiny_model().state_dict()
+    weights = tiny_model(vocab_size=32).state_dict()
     sampler.load_weights(iter(weights.items()), 3)
     # With the output layer, although it is tied: on a CPU vLLM has it packed apart.
     assert "lm_head.weight" in engine.weights[0]
@@ -153,7 +142,7 @@ def test_weights_are_taken_over_whole_and_cached_prefixes_forgotten(llm):
 def test_on_a_gpu_weights_are_copied_to_where_recorded_graphs_read_them(llm):
     sampler, engine = make_sampler()
     sampler.is_cuda = True
-    sampler.load_weights(tiny_model().state_dict().items(), 1)
+    sampler.load_weights(tiny_model(vocab_size=32).state_dict().items(), 1)
     assert engine.calls == ["load_weights", "reset"] and len(engine.weights) == 1
 
 
