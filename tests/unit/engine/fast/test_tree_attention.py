@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -69,7 +71,7 @@ def test_outputs_and_gradients_equal_masked_attention(tree, kv_heads):
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["", "checkpointing"])
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
 def test_a_model_on_a_line_equals_the_model_on_masked_rows(kind, checkpointing):
-    options = {"sliding_window": None} if kind == "mistral" else {}
+    options: dict[str, Any] = {"sliding_window": None} if kind == "mistral" else {}
     model = tiny_model(kind, **options).double()
     assert use_tree_attention(model, model.device, bf16=False)
     if checkpointing:
