@@ -123,11 +123,16 @@ def write_replies(
 ) -> list[Completion]:
     """One completion for each request, in order; nothing is kept."""
     with closing(sampler.stream(params)) as stream:
-        for request in requests:
-            stream.submit(request)
-        found: dict[int, Completion] = {}
-        while len(found) < len(requests):
-            found.update(stream.poll())
+        return write_all(stream, requests)
+
+
+def write_all(stream: Stream, requests: Sequence[Request]) -> list[Completion]:
+    """One completion for each request, in order; the stream stays open."""
+    for request in requests:
+        stream.submit(request)
+    found: dict[int, Completion] = {}
+    while len(found) < len(requests):
+        found.update(stream.poll())
     return [found[request.session] for request in requests]
 
 

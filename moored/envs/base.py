@@ -10,7 +10,7 @@ import functools
 import hashlib
 import logging
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
@@ -154,6 +154,18 @@ def check_address(env: str, url: str) -> None:
     """Refuse what cannot be the address of a server that an environment plays on."""
     if not url.startswith(("http://", "https://")):
         raise EnvError(f"{env}: url must look like http://host:8000, got {url!r:.80}")
+
+
+def read_range(option: str, value: int | Sequence[int], low: int, high: int) -> tuple[int, int]:
+    """The ends of an option that is one number or a range; EnvError where they lie elsewhere."""
+    ends = (value,) * 2 if isinstance(value, int) else tuple(value)
+    is_range = len(ends) == 2 and all(isinstance(end, int) for end in ends)
+    if not is_range or not low <= ends[0] <= ends[1] <= high:
+        raise EnvError(
+            f"{option} must be one number or a (low, high) range within {low} and {high}, "
+            f"got {value!r}"
+        )
+    return ends[0], ends[1]
 
 
 def split_of_seed(task_seed: int) -> Split:

@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import ClassVar, NamedTuple
 
 from moored.envs.arithmetic import MAX_CHARS, PRECEDENCE, evaluate
-from moored.envs.base import FORMAT_REMINDER, SPLIT_SEEDS, StepResult, draw_task
+from moored.envs.base import FORMAT_REMINDER, SPLIT_SEEDS, StepResult, draw_task, read_range
 from moored.envs.math.word_problems.problem import show
 from moored.envs.teaching import fill
 from moored.errors import EnvError
@@ -77,20 +77,13 @@ class Countdown:
         max_target: int = 99,
         format_penalty: float = -0.1,
     ) -> None:
-        counts = (num_numbers,) * 2 if isinstance(num_numbers, int) else tuple(num_numbers)
-        is_range = len(counts) == 2 and all(isinstance(count, int) for count in counts)
-        if not is_range or not 2 <= counts[0] <= counts[1] <= 6:
-            raise EnvError(
-                f"countdown: num_numbers must be one count or a (low, high) range within 2 and 6, "
-                f"got {num_numbers!r}"
-            )
+        self.num_numbers = read_range("countdown: num_numbers", num_numbers, 2, 6)
         for option, value in {"max_number": max_number, "max_target": max_target}.items():
             if not isinstance(value, int) or not 1 <= value <= 10**6:
                 raise EnvError(
                     f"countdown: {option} must be an integer within 1 and 1000000, got {value!r}"
                 )
         self.max_turns = 1
-        self.num_numbers = (counts[0], counts[1])
         self.max_number = max_number
         self.max_target = max_target
         self.format_penalty = format_penalty

@@ -15,7 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from moored.engine.base import LockstepStream, Request, SamplingParams, Stream, check_requests
+from moored.engine.base import (
+    LockstepStream,
+    Request,
+    SamplingParams,
+    Stream,
+    check_requests,
+    write_all,
+)
 from moored.engine.fast.buckets import bucket
 from moored.engine.fast.capture import Fetch, HostBuffers, capture, run_aside
 from moored.engine.fast.decoder import Decoder
@@ -105,13 +112,7 @@ class SlotSampler:
         check_fast_params(params)
         if not self.is_cuda:
             return write_batch(self, requests, params)
-        stream = SlotStream(self, params)
-        for request in requests:
-            stream.submit(request)
-        found: dict[int, Completion] = {}
-        while len(found) < len(requests):
-            found.update(stream.poll())
-        return [found[request.session] for request in requests]
+        return write_all(SlotStream(self, params), requests)
 
     def claim(self, stream: SlotStream | None, params: SamplingParams) -> None:
         """Let a stream use the lanes; there is one set of them, with one set of parameters."""

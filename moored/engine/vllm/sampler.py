@@ -28,6 +28,7 @@ from moored.engine.base import (
     check_params,
     check_requests,
     check_text_prompt,
+    write_all,
 )
 from moored.engine.lora import plain_weights
 from moored.engine.vllm.files import FileWriter
@@ -103,13 +104,7 @@ class VllmSampler:
     def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Completion]:
         """One completion for each request, in order; prefixes stay cached."""
         check_requests(requests, params)
-        stream = VllmStream(self, params)
-        for request in requests:
-            stream.submit(request)
-        found: dict[int, Completion] = {}
-        while len(found) < len(requests):
-            found.update(stream.poll())
-        return [found[request.session] for request in requests]
+        return write_all(VllmStream(self, params), requests)
 
     def end_sessions(self, sessions: Sequence[int]) -> None:
         """Empty the cache, unless another stream uses it: a resumed run starts without one too."""

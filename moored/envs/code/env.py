@@ -8,7 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from moored.envs.base import FORMAT_REMINDER, Resource, StepResult, draw_task, split_of_seed
+from moored.envs.base import (
+    FORMAT_REMINDER,
+    Resource,
+    StepResult,
+    draw_task,
+    read_range,
+    split_of_seed,
+)
 from moored.envs.code.families import LEVELS
 from moored.envs.code.generate import draw_draft, make_problem
 from moored.envs.code.isolation import Kind, Limits, make_isolation
@@ -82,13 +89,7 @@ class Code:
         image: str = "python:3.11-slim",
         format_penalty: float = -0.1,
     ) -> None:
-        levels = (level,) * 2 if isinstance(level, int) else tuple(level)
-        is_range = len(levels) == 2 and all(level in LEVELS for level in levels)
-        if not is_range or levels[0] > levels[1]:
-            raise EnvError(
-                f"code: level must be one level or a (low, high) range within {LEVELS[0]} and "
-                f"{LEVELS[-1]}, got {level!r}"
-            )
+        self.levels = read_range("code: level", level, LEVELS[0], LEVELS[-1])
         for option, value, low, high in (
             ("max_turns", max_turns, 1, 1000),
             ("max_tests", max_tests, 1, 1000),
@@ -102,7 +103,6 @@ class Code:
         if source is not None:
             load_problems(source, max_tests)
         self.source = source
-        self.levels = (levels[0], levels[1])
         self.reward = reward
         self.max_turns = max_turns
         self.max_tests = max_tests

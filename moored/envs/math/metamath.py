@@ -9,7 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from moored.envs.base import FORMAT_REMINDER, StepResult, draw_task, warn_of_missing_splits
+from moored.envs.base import (
+    FORMAT_REMINDER,
+    StepResult,
+    draw_task,
+    read_range,
+    warn_of_missing_splits,
+)
 from moored.envs.dataset_rows import Row, load_rows
 from moored.envs.math.answer import same_answer
 from moored.envs.math.verifier import is_equivalent, require_math_verify, start_verifier
@@ -57,13 +63,7 @@ class MetaMath:
         math_verify: bool = False,
         format_penalty: float = -0.1,
     ) -> None:
-        levels = (level,) * 2 if isinstance(level, int) else tuple(level)
-        is_range = len(levels) == 2 and all(level in LEVELS for level in levels)
-        if not is_range or levels[0] > levels[1]:
-            raise EnvError(
-                f"metamath: level must be one level or a (low, high) range within {LEVELS[0]} and "
-                f"{LEVELS[-1]}, got {level!r}"
-            )
+        self.levels = read_range("metamath: level", level, LEVELS[0], LEVELS[-1])
         if not isinstance(max_turns, int) or max_turns < 1:
             raise EnvError(
                 f"metamath: max_turns must be a whole number, at least 1, got {max_turns!r}"
@@ -74,7 +74,6 @@ class MetaMath:
             rows = load_rows(source)
             warn_of_missing_splits(source, f"{len(rows)} rows", map(_task_key, rows))
         self.source = source
-        self.levels = (levels[0], levels[1])
         self.max_turns = max_turns
         self.math_verify = math_verify
         self.format_penalty = format_penalty

@@ -14,6 +14,7 @@ from moored.envs.base import (
     Resource,
     StepResult,
     draw_task,
+    read_range,
     warn_of_missing_splits,
 )
 from moored.envs.search.choose import RetrieverChoice
@@ -100,7 +101,7 @@ class Search:
             timeout_s=timeout_s,
             is_made_up=questions is None,
         )
-        self.num_hops = _check_hops(num_hops)
+        self.num_hops = read_range("search: num_hops", num_hops, 1, MAX_HOPS)
         self.world_seed = world_seed
         self.num_passages = num_passages
         self.max_passage_chars = max_passage_chars
@@ -269,16 +270,6 @@ def _is_sayable(query: str) -> bool:
 
 def _cut(text: str, max_chars: int) -> str:
     return text if len(text) <= max_chars else text[: max_chars - 1] + "…"
-
-
-def _check_hops(num_hops: int | Sequence[int]) -> tuple[int, int]:
-    hops = (num_hops,) * 2 if isinstance(num_hops, int) else tuple(num_hops)
-    if len(hops) != 2 or not 1 <= hops[0] <= hops[1] <= MAX_HOPS:
-        raise EnvError(
-            f"search: num_hops must be one number or a (low, high) range within 1 and {MAX_HOPS}, "
-            f"got {num_hops!r}"
-        )
-    return hops[0], hops[1]
 
 
 def _pick(rows: Sequence[Question], rng: random.Random) -> Question:

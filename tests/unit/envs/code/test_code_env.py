@@ -93,7 +93,7 @@ def test_without_bubblewrap_the_environment_refuses_to_be_made(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"level": 4}, "level must be one level"),
+        ({"level": 4}, "code: level must be one number or a .* within 1 and 3, got 4"),
         ({"max_turns": 0}, "max_turns must lie within 1 and 1000, got 0"),
         ({"time_limit_s": 0}, "time_limit_s must lie within 0.1 and 30.0, got 0"),
         ({"memory_mb": 1}, "memory_mb must lie within 64"),
