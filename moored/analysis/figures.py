@@ -119,7 +119,7 @@ def plane_chart(paths: Sequence[PlanePath], cuts: Cuts | None = None) -> Chart:
         y_range = _padded([*ys, cuts.mi])
         layout["xaxis"]["range"], layout["yaxis"]["range"] = x_range, y_range
         layout["shapes"] = _regime_shapes(cuts, x_range, y_range)
-        layout["annotations"] = _regime_names(cuts, x_range, y_range)
+        layout["annotations"] = _regime_names(x_range, y_range)
     return {"data": data, "layout": layout}
 
 
@@ -287,7 +287,7 @@ def _regime_shapes(cuts: Cuts, x_range: Numbers, y_range: Numbers) -> list[Chart
     ]
 
 
-def _regime_names(cuts: Cuts, x_range: Numbers, y_range: Numbers) -> list[Chart]:
+def _regime_names(x_range: Numbers, y_range: Numbers) -> list[Chart]:
     """The name of each regime in the outer corner of its part of the plane."""
     places = {
         Regime.COMPRESSED: (x_range[0], y_range[1], "left", "top"),

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from moored.cli.console import print_line
+from moored.envs.answers import begin, respond
 from moored.envs.base import Environment, StepResult
 from moored.envs.mix import option_defaults
 from moored.errors import MooredError
@@ -63,11 +64,12 @@ def play_episode(
 
     `ask` returns what a person typed; None lets the oracle play. Pictures go to `image_dir`.
     """
-    system, user = env.reset(task_seed, episode_seed)
+    *rules, user = begin(env, task_seed, episode_seed)
     if image_dir is not None:
         _make_image_dir(image_dir, env, user.content)
     console.rule(Text(f"{env.name} · task {task_seed}"), style="dim")
-    console.print(_as_text(system.content), style="dim", soft_wrap=True)
+    for message in rules:
+        console.print(_as_text(message.content), style="dim", soft_wrap=True)
     if ask is not None:
         start = f"Type an answer, {HINT} for a hint, {HELP} for help, {LEAVE} to leave."
         console.print(start, style="cyan")
@@ -75,7 +77,8 @@ def play_episode(
     try:
         _show(console, user.content, image_dir, frame=1)
         while not score.is_over:
-            result = env.step(_reply_of_oracle(env, console) if ask is None else _reply(env, ask))
+            reply = _reply_of_oracle(env, console) if ask is None else _reply(env, ask)
+            result = respond(env, reply)
             score.add(result)
             _show(console, result.observation, image_dir, frame=len(score.rewards) + 1)
     except (EOFError, KeyboardInterrupt):

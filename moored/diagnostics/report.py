@@ -48,11 +48,6 @@ class Regime(StrEnum):
     LOW_ENTROPY_COLLAPSE = "low_entropy_collapse"
 
     @property
-    def is_grounded(self) -> bool:
-        """True where reasoning still depends on its input."""
-        return self in (Regime.DIVERSE, Regime.COMPRESSED)
-
-    @property
     def is_diverse(self) -> bool:
         return self in (Regime.DIVERSE, Regime.TEMPLATE_COLLAPSE)
 

@@ -1,7 +1,7 @@
 """Environments from configuration: one by name and options, or several mixed by weight.
 
-`make_env("sokoban", max_turns=8)` builds one. `EnvMix.parse` reads what a config file says under
-`env:` (a name, a mapping, or a list of them) and says which environment each group of a run uses.
+`make_env("sokoban", max_turns=8)` builds one. `EnvMix` takes what a configuration says under `env:`
+and says which environment each group of a run uses.
 """
 
 from __future__ import annotations

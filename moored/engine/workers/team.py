@@ -30,21 +30,3 @@ class Team(Protocol):
     def close(self) -> None:
         """End the workers."""
         ...
-
-
-class OwnTeam:
-    """A team of one worker, in this process."""
-
-    size = 1
-
-    def __init__(self, worker: object) -> None:
-        self._worker = worker
-
-    def call(
-        self, method: str, per_rank: Sequence[tuple[Any, ...]] | None = None, /, *args: Any
-    ) -> list[Any]:
-        own = () if per_rank is None else per_rank[0]
-        return [getattr(self._worker, method)(*own, *args)]
-
-    def close(self) -> None:
-        """Nothing runs elsewhere."""

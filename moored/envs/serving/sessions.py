@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from moored.envs.answers import require_messages, require_result
 from moored.envs.base import Environment, StepResult
 from moored.envs.resources import OpenResource, SharedResources
 from moored.errors import EnvError, EnvTimeoutError, MooredError
@@ -119,6 +120,7 @@ class Sessions:
         async with session.lock:
             session.is_over = True
             messages = await self._call(session, session.env.reset, task_seed, episode_seed)
+            require_messages(messages)
             session.num_turns, session.is_over, session.last_step = 0, False, None
             return messages
 
@@ -132,7 +134,7 @@ class Sessions:
                 raise EnvError(f"turn {session.num_turns} was expected, got a reply for {turn}")
             if session.is_over:
                 raise EnvError("the episode is over or was not begun; reset it first")
-            result = await self._call(session, session.env.step, reply)
+            result = require_result(await self._call(session, session.env.step, reply))
             session.last_step = (session.num_turns, reply, result)
             session.num_turns += 1
             session.is_over = result.is_over

@@ -353,6 +353,7 @@ def wrong_result(**changes: Any) -> StepResult:
         ((Message("user", "go"),), None, "reset must return a list of messages, got"),
         ([{"role": "user", "content": "go"}], None, "reset must return Message objects, got"),
         (None, ("on", 0.0), "step must return a StepResult, got tuple"),
+        (None, wrong_result(reward="0.5"), "a reward must be a finite number, got '0.5'"),
         (None, wrong_result(observation=None), "text or a list of parts, got None"),
         (None, wrong_result(observation=[{"type": "text"}]), "must be a text or an image, got"),
         (None, wrong_result(metrics={"depth": "deep"}), "metric 'depth' must be a number, got"),

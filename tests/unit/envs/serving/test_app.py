@@ -50,6 +50,8 @@ class Odd:
             raise KeyError("lost")
         if reply == "exit":
             raise SystemExit(3)
+        if reply == "tuple":
+            return ("on", 0.5)  # pyright: ignore[reportReturnType]
         if reply == "hang":
             self.gate.wait(30)
         reward = float("nan") if reply == "nan" else 0.5
@@ -128,6 +130,7 @@ def test_a_step_after_the_end_is_refused_until_the_next_reset() -> None:
         ("raise", 500, "KeyError: 'lost'"),
         ("exit", 409, "it raised SystemExit: 3"),
         ("nan", 500, "ValueError"),
+        ("tuple", 409, "step must return a StepResult, got tuple"),
     ],
 )
 def test_what_an_environment_raises_is_an_answer(reply: str, status: int, said: str) -> None:
