@@ -99,6 +99,11 @@ def _check(setup: Setup, cluster: Cluster, samplers: int | None, ways: int | Non
             "engine.dtype=float32 is not planned for a cluster, because the rates of GPUs are "
             "those of bfloat16; leave it out"
         )
+    if setup.samples_elsewhere:
+        raise MooredError(
+            "engine.vllm.server names a server that samples elsewhere, but clusters are planned "
+            "with samplers on their own GPUs; leave it out"
+        )
     if samplers is not None and not 1 <= samplers < cluster.num_gpus:
         raise MooredError(
             f"--samplers must leave GPUs to learners: from 1 to {cluster.num_gpus - 1}, "

@@ -80,6 +80,8 @@ def plan_memory(
         reserved = int(setup.vllm_share * gpu.memory_bytes)
         rows, sampling = _vllm_rows(setup, reserved), {}
         resident["vLLM"] = reserved
+    if setup.samples_elsewhere:
+        rows, sampling = setup.most_rows, {}
     is_kept = setup.has_fast_sampler
     is_released = setup.shape.num_parameters >= given.released_from
     asked = tokens if is_recorded else forward_tokens(tokens, given.forward_times)
@@ -145,7 +147,7 @@ def _resident(setup: Setup, given: MemoryCoefficients) -> dict[str, int]:
         parts["reference weights"] = whole
     # The fast sampler needs sums with adapters, the plain one rounded weights throughout.
     has_copy = setup.lora_rank if setup.has_fast_sampler else setup.bf16
-    if has_copy and not setup.vllm_share:
+    if has_copy and not setup.vllm_share and not setup.samples_elsewhere:
         parts["sampler weights"] = whole
     return parts
 

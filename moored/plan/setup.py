@@ -46,6 +46,8 @@ class Setup:
     """Share of the memory that vLLM takes at the start; 0 where it does not sample."""
     vllm_ways: int = 1
     """GPUs that vLLM divides the model among; the learner has the first of them."""
+    samples_elsewhere: bool = False
+    """A server that runs already samples: it has memory of its own."""
 
     @property
     def layer_kind(self) -> LayerKind:
@@ -87,6 +89,8 @@ def setup_of(config: Config, shape: ModelShape) -> Setup:
     optimizer, engine, rollout = config.optimizer, config.engine, config.rollout
     checkpointing, is_bf16 = engine.gradient_checkpointing, engine.dtype != "float32"
     episodes = rollout.num_groups * rollout.group_size
+    is_vllm, server = engine.sampler == "vllm", engine.vllm.server or ""
+    samples_elsewhere = is_vllm and server.startswith("http")
     evaluated = config.evaluation.num_tasks * config.evaluation.num_samples
     return Setup(
         shape=shape,
@@ -108,6 +112,7 @@ def setup_of(config: Config, shape: ModelShape) -> Setup:
         max_context=rollout.max_context,
         micro_batch_tokens=engine.micro_batch_tokens,
         checkpointing=checkpointing if isinstance(checkpointing, bool) else None,
-        vllm_share=engine.vllm.memory_share if engine.sampler == "vllm" else 0.0,
+        vllm_share=engine.vllm.memory_share if is_vllm and not samples_elsewhere else 0.0,
         vllm_ways=engine.vllm.tensor_parallel,
+        samples_elsewhere=samples_elsewhere,
     )

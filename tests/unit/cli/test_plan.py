@@ -222,6 +222,17 @@ def test_float32_has_memory_and_no_seconds(run):
     assert "fits: " in out
 
 
+def test_a_server_that_runs_already_takes_no_memory_here(run):
+    words = ["plan", "sokoban", "grpo", "qwen2.5-3b", "engine.sampler=vllm", "--gpu", "h200"]
+    own = json.loads(run(*words, "--json")[1])["memory_gib"]
+    server = ["engine.vllm.server=http://host:8000", "engine.vllm.memory_share=0.01"]
+    code, out, _ = run(*words, *server, "--json")
+    assert code == 0
+    for parts in json.loads(out)["memory_gib"].values():
+        assert not {"vLLM", "sampler weights", "keys and values"} & set(parts)
+    assert own["rollout"]["vLLM"] > 50
+
+
 def test_vllm_that_could_not_start_is_refused(run):
     words = ["plan", "model=Qwen/Qwen2.5-14B", "optimizer.lora_rank=64", "engine.sampler=vllm"]
     code, _, error = run(*words, "engine.vllm.memory_share=0.1", "--gpu", "h200")

@@ -275,6 +275,7 @@ def test_a_rank_with_one_sample_more_holds_up_all_others():
     [
         ({"samplers": 8}, (), "--samplers must leave GPUs to learners: from 1 to 7, got 8"),
         ({"samplers": 0}, (), "--samplers must leave GPUs to learners"),
+        ({}, (*VLLM, "engine.vllm.server=http://host:8000"), "a server that samples elsewhere"),
         ({"samplers": -60}, (), "--samplers must leave GPUs to learners: from 1 to 7, got -60"),
         ({}, ("engine.dtype=float32",), "engine.dtype=float32 is not planned for a cluster"),
         ({"ways": 3}, (), "--tensor-parallel must divide the 28 heads of the model, got 3"),
