@@ -217,9 +217,10 @@ def success_fell(curve: Curve) -> int | None:
 def outcome(study: str, arm: str, run: StoredRun) -> Outcome:
     """Judge a run in the view that its alarm follows: observation swap where it was measured."""
     entropies, errors = dict(run.followed("H(Z|X)")), dict(run.followed("MI, error"))
+    lengths = dict(run.curves.get("reply tokens", ()))  # those of reasonings are not stored
     alarm = CollapseAlarm()
     for step, mi in run.followed("MI"):
-        alarm.update(step, mi, entropies[step], errors.get(step))
+        alarm.update(step, mi, entropies[step], errors.get(step), lengths.get(step))
     values = [mi for _, mi in run.followed("MI")]
     return Outcome(
         study=study,

@@ -5,7 +5,8 @@ It goes off when the *level*, the mean of the last three looks, is at most 38 % 
 noise of a fifth of the mean, autocorrelated with 0.8, which wanders far and stays away for long
 (docs/results/alarm.md). Noisier looks lower the bar. Only a level that is clearly above zero, by
 the errors of its own looks, is a reference: most looks of a run without MI have tiny errors, and a
-chance rise among them, whose errors are large, is not something that was lost.
+chance rise among them, whose errors are large, is not something that was lost. MI is per token;
+where reasonings have become much longer, MI times length must have fallen, too.
 Shape legend: S series, T looks.
 """
 
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from moored.diagnostics.report import Regime
+from moored.diagnostics.report import Regime, length_growth
 from moored.errors import MooredError
 
 LEVEL_LOOKS = 3
@@ -158,6 +159,7 @@ class CollapseAlarm:
         self._mi: list[float] = []
         self._entropy: list[float] = []
         self._errors: list[float | None] = []
+        self._lengths: list[float | None] = []
 
     def update(
         self,
@@ -165,8 +167,12 @@ class CollapseAlarm:
         mi: float,
         conditional_entropy: float,
         standard_error: float | None = None,
+        length: float | None = None,
     ) -> Alarm | None:
-        """Take in one look; returns the alarm when it goes off, once."""
+        """Take in one look; returns the alarm when it goes off, once.
+
+        `length` is the mean number of tokens of a reasoning.
+        """
         given = (mi, conditional_entropy, 0.0 if standard_error is None else standard_error)
         if not all(map(math.isfinite, given)):
             raise MooredError(
@@ -176,13 +182,14 @@ class CollapseAlarm:
         self._mi.append(float(mi))
         self._entropy.append(float(conditional_entropy))
         self._errors.append(None if standard_error is None else float(standard_error))
+        self._lengths.append(None if length is None else float(length))
         if self.alarm is not None or len(self._mi) < MIN_LOOKS:
             return None
         known = [error for error in self._errors if error is not None]
         errors_ST = np.array([known]) if len(known) == len(self._mi) else None
         found = self.rule.apply(np.array([self._mi]), errors_ST)
         self.has_nothing_to_lose = bool(found.nothing_to_lose_S[0])
-        if found.level_S[0] > found.limit_S[0]:
+        if found.level_S[0] > found.limit_S[0] or self._is_longer_only(errors_ST):
             return None
         self.alarm = Alarm(
             step=int(step),
@@ -192,6 +199,19 @@ class CollapseAlarm:
             mi_reference=float(found.reference_S[0]),
         )
         return self.alarm
+
+    def _is_longer_only(self, errors_ST: np.ndarray | None) -> bool:
+        """True where reasonings grew much longer, and MI times length has not fallen."""
+        lengths = [length for length in self._lengths if length is not None]
+        if len(lengths) < len(self._mi):
+            return False
+        start, now = (float(np.mean(part)) for part in (lengths[:3], lengths[-LEVEL_LOOKS:]))
+        if length_growth(now, start) == 1.0:
+            return False
+        length_ST = np.array([lengths])
+        errors_ST = None if errors_ST is None else errors_ST * length_ST
+        found = self.rule.apply(np.array([self._mi]) * length_ST, errors_ST)
+        return bool(found.level_S[0] > found.limit_S[0])
 
     def _kind(self) -> Regime:
         start, now = (np.median(part) for part in (self._entropy[:3], self._entropy[-3:]))
@@ -203,12 +223,15 @@ class CollapseAlarm:
             "mi": list(self._mi),
             "entropy": list(self._entropy),
             "errors": list(self._errors),
+            "lengths": list(self._lengths),
             "alarm": None if self.alarm is None else asdict(self.alarm),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._mi, self._entropy = list(state["mi"]), list(state["entropy"])
         self._errors, alarm = list(state["errors"]), state["alarm"]
+        # A run that was begun before lengths were kept goes on without them.
+        self._lengths = list(state.get("lengths", [None] * len(self._mi)))
         self.alarm = None
         if alarm is not None:
             self.alarm = Alarm(**{**alarm, "kind": Regime(alarm["kind"])})

@@ -75,6 +75,7 @@ def information(
         num_reasonings=len(scores.columns_M),
         num_merged_prompts=scores.num_merged,
         num_empty_reasonings=scores.num_empty,
+        mean_length=float(scores.lengths_M.mean()),
         mi_upper_bound=math.log(scores.num_columns),
         matched_log_prob_mean=float(token.matched_M.mean()),
         marginal_log_prob_mean=float(token.marginal_M.mean()),

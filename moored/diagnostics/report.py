@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
+LONGER = 1.5
+"""Where reasonings grew by this factor, MI has fallen only when MI times their length has, too."""
 STD_EPS = 1e-3
 """Added to the marginal std in every z-score."""
 
@@ -50,6 +52,17 @@ class Regime(StrEnum):
     @property
     def is_diverse(self) -> bool:
         return self in (Regime.DIVERSE, Regime.TEMPLATE_COLLAPSE)
+
+
+def length_growth(length: float | None, start: float | None) -> float:
+    """How many times longer reasonings are than at the start; 1 below `LONGER`, or not known.
+
+    MI per token is diluted by length: what a longer reasoning says of its prompt is the same when
+    MI times length is.
+    """
+    if length is None or not start:
+        return 1.0
+    return length / start if length >= LONGER * start else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +117,8 @@ class CollapseReport:
     """One sentence that gives the verdict its reason."""
     regime: Regime | None = None
     """None when the verdict is `cannot_tell`."""
+    mean_length: float | None = None
+    """Tokens of a reasoning; None: a record that does not know."""
     standard_errors: Mapping[str, float] = field(default_factory=dict)
     """By metric name, prompts as independent units; empty when fewer than 2 have reasonings."""
     intervals: Mapping[str, Interval] = field(default_factory=dict)

@@ -6,7 +6,8 @@
 | diversity low | compressed | low-entropy collapse |
 
 Two floors, each held against a 99 % interval over prompts. Against what is possible: retrieval
-from chance to 1, and MI per sequence from 0 to log N. Against the run's own start: MI per token.
+from chance to 1, and MI per sequence from 0 to log N. Against the run's own start: MI per token,
+and times their length where reasonings have become much longer.
 """
 
 from __future__ import annotations
@@ -19,7 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from moored.diagnostics.report import CollapseReport, Interval, Regime, Verdict
+from moored.diagnostics.report import (
+    CollapseReport,
+    Interval,
+    Regime,
+    Verdict,
+    length_growth,
+)
 from moored.diagnostics.resampling import t_quantile
 from moored.errors import MooredError
 
@@ -82,6 +89,8 @@ class Level:
     dependence_se: float
     entropy: float
     p_value: float | None
+    length: float | None = None
+    """Tokens of a reasoning; None: not known."""
     prompts: tuple[int, ...] = ()
     """A number for each of the prompts, the same whenever it comes again; none: not known."""
 
@@ -101,6 +110,7 @@ class Level:
             dependence_se=errors.get("retrieval_accuracy", 0.0) / (1.0 - chance),
             entropy=report.conditional_entropy_est,
             p_value=report.p_values.get("mi_seq_estimate"),
+            length=report.mean_length,
             prompts=tuple(sorted({int.from_bytes(key[:6]) for key in prompts})),
         )
 
@@ -144,7 +154,9 @@ def pool(looks: Sequence[Level]) -> Level:
         fields |= {name: mean, f"{name}_se": max(within, scatter)}
         if scatter > within:
             num_degrees = len(looks) - 1
+    lengths = [look.length for look in looks if look.length is not None]
     return Level(
+        length=float(shares @ np.array(lengths)) if len(lengths) == len(looks) else None,
         num_looks=sum(look.num_looks for look in looks),
         num_prompts=num_prompts,
         num_degrees=num_degrees,
@@ -314,10 +326,12 @@ def _tests(
     of_start = None
     if start is not None and start.mi > 0.0:
         start_floor = thresholds.min_mi_of_start * factor
+        growth = length_growth(level.length, start.length)
         # The error of MI - floor * start, the difference whose sign is asked for.
-        error = math.hypot(level.mi_se, start_floor * start.mi_se) / start.mi
-        subject = "MI, as a share of the run's start, is"
-        of_start = _Test(subject, level.mi / start.mi, error, start_floor, level)
+        error = math.hypot(growth * level.mi_se, start_floor * start.mi_se) / start.mi
+        times = f" times length ({growth:.1f} times the start's)" if growth > 1.0 else ""
+        subject = f"MI{times}, as a share of the run's start, is"
+        of_start = _Test(subject, growth * level.mi / start.mi, error, start_floor, level)
     return _Tests(
         ceiling=_Test(
             "MI per sequence, as a share of its ceiling, is",

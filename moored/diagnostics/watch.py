@@ -74,6 +74,7 @@ class CollapseWatch:
                 report.mi_estimate,
                 report.conditional_entropy_est,
                 report.standard_errors.get("mi_estimate"),
+                report.mean_length,
             )
         found, regime = self._verdicts.update(Level.of(report, prompts))
         return Watched(

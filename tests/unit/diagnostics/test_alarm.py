@@ -227,3 +227,52 @@ def test_alarm_refuses_what_it_cannot_use():
         CollapseAlarm().update(8, 1.0, 1.0, math.inf)
     with pytest.raises(MooredError, match="max_share must lie"):
         AlarmRule(max_share=1.5)
+
+
+def longer(of_sequence: np.ndarray, length: np.ndarray, *, knows: bool = True) -> CollapseAlarm:
+    """Looks at MI that is spread over the tokens of longer reasonings, with AR(1) noise of 0.5."""
+    watch = CollapseAlarm()
+    for step, (mi, tokens) in enumerate(zip(of_sequence, length, strict=True)):
+        error = 0.2 * math.sqrt(1 - 0.5**2)
+        watch.update(step, mi / tokens, 1.0, error / tokens, tokens if knows else None)
+    return watch
+
+
+@pytest.mark.parametrize("times", [1.8, 3.0, 8.0])
+def test_reasonings_that_say_the_same_in_more_words_raise_no_alarm(times):
+    """From look 15 on they grow, in 40 looks; MI per token falls as much."""
+    length = 30.0 * np.clip(times ** ((LOOKS - 15) / 40), 1.0, times)
+    series = 1.0 + noise(0.2, 0.5, seed=4, num_series=20)
+    assert not any(longer(each, length).alarm for each in series)
+    without = sum(longer(each, length, knows=False).alarm is not None for each in series)
+    assert without == 20 if times > 2.0 else without > 0
+
+
+def test_a_fall_of_longer_reasonings_is_seen_when_mi_times_length_falls_too():
+    length = 30.0 * np.clip(2.0 ** ((LOOKS - 15) / 10), 1.0, 4.0)
+    series = 1.0 + noise(0.2, 0.5, seed=5, num_series=20)
+    true = np.where(LOOKS < 50, 1.0, 0.1)
+    steps = [longer(each * true, length).alarm for each in series]
+    found = [alarm.step for alarm in steps if alarm is not None]
+    assert len(found) == 20 and min(found) >= 50 and statistics.median(found) <= 54
+
+
+def test_reasonings_that_become_shorter_are_judged_per_token_as_before():
+    length = np.where(LOOKS < 20, 90.0, 20.0)
+    assert longer(length, length).alarm is None  # of a sequence it falls to two ninths
+    fallen = np.where(LOOKS < 20, 90.0, 1.0)
+    seen, plain = longer(fallen, length).alarm, longer(fallen, length, knows=False).alarm
+    assert seen == plain is not None
+
+
+def test_lengths_survive_a_saved_state_and_may_be_missing_from_an_old_one():
+    length = 30.0 * np.clip(2.0 ** ((LOOKS - 15) / 10), 1.0, 8.0)
+    whole = longer(np.full(30, 30.0), length[:30])
+    state = json.loads(json.dumps(whole.state_dict()))
+    resumed = CollapseAlarm()
+    resumed.load_state_dict(state)
+    for step in range(30, 60):
+        assert resumed.update(step, 30.0 / length[step], 1.0, 0.01, length[step]) is None
+    del state["lengths"]
+    resumed.load_state_dict(state)
+    assert resumed.update(30, 30.0 / length[30], 1.0, 0.01, length[30]) is not None

@@ -265,3 +265,26 @@ def test_a_level_is_plain_data():
 def test_hysteresis_below_one_is_refused():
     with pytest.raises(MooredError, match="hysteresis"):
         Thresholds(hysteresis=0.5)
+
+
+def test_mi_that_is_spread_over_longer_reasonings_is_no_collapse():
+    start = replace(SOUND, length=20.0)
+    diluted = replace(SOUND, mi=0.1, mi_se=0.005)
+    assert judge(diluted, start=start).verdict is Verdict.COLLAPSED
+    found = judge(replace(diluted, length=200.0), start=start)
+    assert found.verdict is Verdict.HEALTHY
+    assert "MI times length (10.0 times the start's), as a share of the run's start, is 100%" in (
+        found.why
+    )
+    # Not all of it is dilution: 10 times the length, and a hundredth of MI.
+    lost = judge(replace(diluted, mi=0.01, mi_se=0.0005, length=200.0), start=start)
+    assert lost.verdict is Verdict.COLLAPSED and "10%" in lost.why
+    # A little longer is judged as before.
+    near = judge(replace(diluted, length=28.0), start=start)
+    assert near == judge(diluted, start=start)
+
+
+def test_pooled_looks_have_the_mean_length_of_their_prompts():
+    looks = [replace(SOUND, length=10.0), replace(SOUND, num_prompts=24, length=30.0)]
+    assert pool(looks).length == pytest.approx(25.0)
+    assert pool([looks[0], SOUND]).length is None
