@@ -93,9 +93,13 @@ class TrackioSink:
             resume="allow",
             config=dict(info.config),
         )
+        # trackio has no public name for the step after the last that it has of the run.
+        self._next_step = getattr(self._run, "_next_step", 0)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log(dict(values), step=step)
+        # It keeps both where a step is sent twice: those repeated after a resume are there already.
+        if step >= self._next_step:
+            self._run.log(dict(values), step=step)
 
     def close(self) -> None:
         self._run.finish()

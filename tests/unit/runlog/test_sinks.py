@@ -33,7 +33,7 @@ class Recorder:
     """Stands for the wandb or the trackio package, and for their runs."""
 
     def __init__(self, step: int = 0) -> None:
-        self.step = step
+        self.step = self._next_step = step
         self.options: dict[str, object] = {}
         self.sent: list[tuple[int, float]] = []
         self.is_finished = False
@@ -71,10 +71,11 @@ def test_a_resumed_run_is_the_same_run(name, id_option, tmp_path, monkeypatch):
     assert package.options[id_option] != seen[0][id_option]
 
 
-def test_steps_that_wandb_has_already_are_not_sent_again(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
+def test_steps_that_a_sink_has_already_are_not_sent_again(name, tmp_path, monkeypatch):
     package = Recorder(step=5)
-    monkeypatch.setitem(sys.modules, "wandb", package)
-    send("wandb", tmp_path, range(3, 7))
+    monkeypatch.setitem(sys.modules, name, package)
+    send(name, tmp_path, range(3, 7))
     assert package.sent == [(5, 5.0), (6, 6.0)]
 
 
@@ -104,10 +105,13 @@ def test_wandb_offline_writes_one_run_id_under_the_run_directory(tmp_path, monke
 def test_trackio_continues_its_run(tmp_path, monkeypatch):
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     trackio = pytest.importorskip("trackio")
-    send("trackio", tmp_path / "run", range(1, 3))
+    from trackio.sqlite_storage import SQLiteStorage  # pyright: ignore[reportMissingImports]
+
+    send("trackio", tmp_path / "run", range(1, 4))
     send("trackio", tmp_path / "run", range(3, 5))
-    names = [run.name for run in trackio.Api().runs("demo")]
-    assert names == [RunLog(tmp_path / "run", resume=True).run_id()]
+    run_id = RunLog(tmp_path / "run", resume=True).run_id()
+    assert [run.name for run in trackio.Api().runs("demo")] == [run_id]
+    assert [each["step"] for each in SQLiteStorage.get_logs("demo", run_id)] == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("broken", ["init", "log", "finish"])
