@@ -144,6 +144,9 @@ class ScoreRequest:
 
     prompt: Prompt
     continuations: Sequence[np.ndarray]
+    images: Sequence[tuple[object, ...]] | None = None
+    """Images that each continuation refers to, in order, e.g. those of later observations; None:
+    all images are in the prompt."""
 
 
 class FinishReason(StrEnum):

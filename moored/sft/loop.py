@@ -242,6 +242,8 @@ def held_out_loss(run: SftRun) -> float:
     samples = [s for d in dialogues for s in encode(run.renderer, d, run.max_context)]
     if not samples:
         return math.nan
-    scored = run.engine.scorer.score([ScoreRequest(s.prompt, [s.ids_T]) for s in samples])
+    scored = run.engine.scorer.score(
+        [ScoreRequest(s.prompt, [s.ids_T], [s.images]) for s in samples]
+    )
     pairs = zip(samples, scored, strict=True)
     return -float(np.mean(np.concatenate([logp[s.loss_mask_T] for s, (logp,) in pairs])))

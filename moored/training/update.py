@@ -51,7 +51,7 @@ def with_old_logprobs(
     """
     if options.old_logprobs == "sampler" or not samples:
         return samples, {}
-    scored = learner.score([ScoreRequest(s.prompt, [s.ids_T]) for s in samples])
+    scored = learner.score([ScoreRequest(s.prompt, [s.ids_T], [s.images]) for s in samples])
     gaps = [
         logp[sample.loss_mask_T] - sample.old_logprobs_T[sample.loss_mask_T]
         for sample, (logp,) in zip(samples, scored, strict=True)

@@ -201,7 +201,8 @@ class LocalLearner:
             return [scored for request in requests for scored in self.score([request])]
         prompts = [r.prompt for r in requests for _ in r.continuations]
         flat = [ids for r in requests for ids in r.continuations]
-        scored = iter(self._logprobs("policy", self.model, prompts, flat))
+        images = [each for r in requests for each in r.images or [()] * len(r.continuations)]
+        scored = iter(self._logprobs("policy", self.model, prompts, flat, images))
         return [[next(scored) for _ in r.continuations] for r in requests]
 
     @says_out_of_memory("scoring by the reference model")

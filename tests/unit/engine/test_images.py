@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import cast
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from moored.engine.base import Request, SamplingParams
+from moored.config import AlgorithmConfig
+from moored.engine.base import Learner, Request, SamplingParams
 from moored.engine.fast.sampler import SlotSampler
+from moored.engine.local.learner import LocalLearner
 from moored.engine.local.sampler import LocalSampler
 from moored.engine.packing import micro_batches, pack, to_line, to_tensors
 from moored.engine.passes import hidden_states, trunk_of
 from moored.errors import MooredError
 from moored.rollout.render import Renderer
 from moored.training.batch import Sample, build_samples
-from moored.types import Content, Group, Message, Prompt, StopReason, Trajectory, Turn
+from moored.training.update import with_old_logprobs
+from moored.types import (
+    Content,
+    Group,
+    Message,
+    Prompt,
+    ScoreRequest,
+    StopReason,
+    Trajectory,
+    Turn,
+)
 from tests.tiny_model import tiny_model
 
 CPU = torch.device("cpu")
@@ -114,6 +130,29 @@ def test_a_model_of_text_refuses_a_batch_with_pictures(samples):
     packed = to_line(rows, [sample.ids_T], CPU, [sample.images])
     with pytest.raises(MooredError, match="2 images, but this model reads text only; choose a"):
         hidden_states(trunk_of(tiny_model(vocab_size=640)), packed)
+
+
+def test_old_log_probs_are_scored_with_the_pictures_of_later_turns(samples):
+    asked: list[ScoreRequest] = []
+
+    class Scorer:
+        def score(self, requests: Sequence[ScoreRequest]) -> list[list[np.ndarray]]:
+            asked.extend(requests)
+            return [[np.zeros(len(ids)) for ids in r.continuations] for r in requests]
+
+    with_old_logprobs(AlgorithmConfig(old_logprobs="learner"), cast(Learner, Scorer()), samples)
+    assert [shades_of(request.prompt.images) for request in asked] == [[1], [1], [2], [2]]
+    later = [[shades_of(images) for images in request.images or ()] for request in asked]
+    assert later == [[[11]], [[12]], [[21]], [[22]]]
+
+
+def test_a_learner_of_text_does_not_score_a_continuation_with_a_picture(samples):
+    """The tokens that stand for the picture would be scored as words."""
+    learner, sample = LocalLearner(tiny_model(vocab_size=640)), samples[0]
+    text = ScoreRequest(Prompt(sample.prompt.ids), [sample.ids_T, sample.ids_T[:3]])
+    assert [len(logp) for logp in learner.score([text])[0]] == [len(sample.ids_T), 3]
+    with pytest.raises(MooredError, match="1 images, but this model reads text only"):
+        learner.score([replace(text, images=[(), sample.images])])
 
 
 @pytest.mark.parametrize(
