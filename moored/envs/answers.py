@@ -7,7 +7,7 @@ texts come back as a tokenizer can encode them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -49,7 +49,8 @@ def require_messages(messages: object) -> list[Message]:
 def require_result(result: object) -> StepResult:
     """What `step` returned, if it is what it must be."""
     if not isinstance(result, StepResult):
-        raise EnvError(f"step must return a StepResult, got {type(result).__name__}")
+        hint = "; write def step, not async def" if isinstance(result, Coroutine) else ""
+        raise EnvError(f"step must return a StepResult, got {type(result).__name__}{hint}")
     return result
 
 

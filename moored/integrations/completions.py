@@ -76,6 +76,9 @@ def group_completions(
             f"give one prompt, one completion and one span for each row, got {len(prompts)}, "
             f"{len(completions)} and {len(spans)}"
         )
+    text = next((row for row in (*prompts, *completions) if isinstance(row, str)), None)
+    if text is not None:
+        raise MooredError(f"prompts and completions are token ids, got {text!r:.80}; encode texts")
     turns = [make_turn(*row) for row in zip(prompts, completions, spans, strict=True)]
     return group_episodes("completions", [(turn.prompt, (turn,)) for turn in turns])
 

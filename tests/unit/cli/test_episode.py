@@ -48,6 +48,16 @@ def test_all_first_messages_are_shown_in_order():
     assert places == sorted(places) and score.rewards == [1.0]
 
 
+def test_an_author_who_writes_async_code_is_told():
+    async def answer() -> None:
+        """Never awaited."""
+
+    coroutine = answer()
+    with pytest.raises(EnvError, match="got coroutine; write def step, not async def"):
+        play_episode(Draft(coroutine), Console(file=io.StringIO()))
+    coroutine.close()
+
+
 @pytest.mark.parametrize(
     ("result", "why"),
     [

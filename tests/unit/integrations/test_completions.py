@@ -63,6 +63,11 @@ def test_without_spans_the_whole_completion_is_reasoning():
     assert group.trajectories[0].turns[0].reasoning_ids.tolist() == [5, 6]
 
 
+def test_texts_are_not_token_ids():
+    with pytest.raises(MooredError, match="are token ids, got 'go left'; encode texts"):
+        group_completions([[1]], ["go left"])  # pyright: ignore[reportArgumentType]
+
+
 def test_rows_of_unequal_number_are_an_error():
     with pytest.raises(MooredError, match="got 2, 1 and 1"):
         group_completions([[1], [2]], [[5]])
