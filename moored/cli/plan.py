@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -38,22 +37,6 @@ Network = Annotated[
 ]
 
 
-class PublishRoute(StrEnum):
-    """How new weights reach samplers on other GPUs."""
-
-    STORE = "store"
-    NCCL = "nccl"
-
-
-Publish = Annotated[
-    PublishRoute | None,
-    typer.Option(
-        help="With --gpus: how weights reach samplers; Ray's object store (as engine.kind=ray "
-        "does, the default), or from GPU to GPU, to see what that would gain."
-    ),
-]
-
-
 def plan_command(
     what: ConfigWords = None,
     gpu: Annotated[
@@ -80,7 +63,6 @@ def plan_command(
     tensor_parallel: TensorParallel = None,
     nvlink: Nvlink = None,
     network: Network = None,
-    publish: Publish = None,
     as_json: AsJson = False,
 ) -> None:
     """Plan the memory and seconds of a run; nothing is downloaded.
@@ -90,7 +72,7 @@ def plan_command(
     not fit.
     """
     config = read_config(what or [])
-    cluster = _Cluster(gpus, gpus_per_node, samplers, tensor_parallel, nvlink, network, publish)
+    cluster = _Cluster(gpus, gpus_per_node, samplers, tensor_parallel, nvlink, network)
     _check_is_planned(config, cluster)
     chosen, note = _choose_gpu(config, gpu, memory_gib, tflops, bandwidth)
     lengths = _lengths(config, turns, prompt_tokens, reply_tokens)
@@ -113,7 +95,6 @@ class _Cluster:
     tensor_parallel: int | None
     nvlink: float | None
     network: float | None
-    publish: PublishRoute | None
 
 
 def _lengths(
@@ -165,9 +146,8 @@ def _plan_cluster(
         lengths,
         samplers=given.samplers,
         ways=given.tensor_parallel,
-        route=(given.publish or PublishRoute.STORE).value,
     )
-    print_cluster(found, is_direct=given.publish is PublishRoute.NCCL, as_json=as_json)
+    print_cluster(found, as_json=as_json)
     return found.fits
 
 

@@ -28,13 +28,7 @@ ENVIRONMENTS = (
 )
 
 
-NOT_DIRECT = (
-    "engine.kind=ray publishes through its object store, so a run takes the seconds of a plan "
-    "without --publish nccl"
-)
-
-
-def print_cluster(found: ClusterPlan, *, is_direct: bool, as_json: bool) -> None:
+def print_cluster(found: ClusterPlan, *, as_json: bool) -> None:
     """Everything as lines, or as JSON with what to do about a cluster that is too small."""
     from moored.plan.cluster_advice import cluster_remedy
 
@@ -44,7 +38,7 @@ def print_cluster(found: ClusterPlan, *, is_direct: bool, as_json: bool) -> None
         return
     lines = [*_head(found), ""]
     if remedy is None:
-        lines += [*_layouts(found), "", *_memory(found.best), "", *_verdict(found, is_direct)]
+        lines += [*_layouts(found), "", *_memory(found.best), "", *_verdict(found)]
     else:
         lines += [f"{name}: {why}" for name, why in found.misfits.items()]
         lines += ["", f"does not fit: {remedy}"]
@@ -117,7 +111,7 @@ def _size(parts: Mapping[str, int], part: str) -> str:
     return f"{parts[part] / GIB:>9.2f}" if part in parts else " " * 9
 
 
-def _verdict(found: ClusterPlan, is_direct: bool) -> list[str]:
+def _verdict(found: ClusterPlan) -> list[str]:
     from moored.plan.layouts import TOGETHER
 
     best = found.best
@@ -126,8 +120,6 @@ def _verdict(found: ClusterPlan, is_direct: bool) -> list[str]:
         lines.append(_left_over(found))
     words = (f"{name}={str(value).lower()}" for name, value in best.options.items())
     lines.append(f"set {' '.join(words)}")
-    if is_direct and best.name != TOGETHER:
-        lines.append(NOT_DIRECT)
     if any(layout.name != TOGETHER for layout in found.layouts.values()):
         lines.append(ENVIRONMENTS)
     return [*lines, NOTE]
@@ -152,7 +144,7 @@ def _why(best: Layout) -> str:
         "update": "bound by arithmetic: more learners or a smaller model",
         "links of the update": "gathering weights takes longer than computing with them: larger "
         "micro-batches, fewer learners or faster links",
-        "publish": "weights go through main memory and Ray's object store: --publish nccl shows "
-        "what GPUs could do; the layout together does without",
+        "publish": "weights go through main memory and Ray's object store; "
+        "engine.ray.publish=direct sends them from GPU to GPU",
     }
     return reasons[best.bound]

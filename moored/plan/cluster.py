@@ -49,14 +49,13 @@ def plan_cluster(
     *,
     samplers: int | None = None,
     ways: int | None = None,
-    route: Route = "store",
     given: Coefficients = MEASURED,
 ) -> ClusterPlan:
     """Compare layouts; `samplers` GPUs and `ways` of tensor parallelism may be given."""
     setup = setup_of(config, shape)
     _check(setup, cluster, samplers, ways)
     lengths = lengths or longest_lengths(config)
-    search = _Search(ClusterWork(setup, cluster, given, lengths), given, route)
+    search = _Search(ClusterWork(setup, cluster, given, lengths), given, config.engine.ray.publish)
     found = search.apart(samplers, ways)
     layouts: dict[str, Layout] = {}
     misfits: dict[str, str] = {}
@@ -218,6 +217,7 @@ class _Search:
             update=update,
             tokens=self.setup.num_episodes * lengths.turns * lengths.reply,
             is_vllm=ways > 1 or self.setup.vllm_share > 0.0,
+            route=self.route,
         )
 
     def over(self, layout: Layout) -> int:

@@ -35,8 +35,8 @@ two cores; machines with more cores may do better."""
 TENSOR_PARALLEL_LATENCY_S = 10e-6
 """Of an all-reduce of a decoding step within a node: an assumption."""
 
-Route = Literal["store", "nccl"]
-"""How weights reach replicas: `store` is what `engine.kind=ray` does, `nccl` what GPUs could."""
+Route = Literal["store", "direct"]
+"""How weights reach replicas: `engine.ray.publish`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class ClusterWork:
         """Weights are gathered, and go to all replicas: through Ray's object store, or directly."""
         num_bytes = self.setup.element_bytes * self.setup.shape.num_parameters
         gather = self._gather_weights(learners)
-        if route == "nccl":
+        if route == "direct":
             return gather + self._broadcast(num_bytes, learners, replicas, ways)
         copies = num_bytes / HOST_COPY_BYTES_S * (1 + 1 / ways)
         nodes = -(-(learners + replicas * ways) // self.cluster.gpus_per_node)

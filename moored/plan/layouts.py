@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from moored.config import Config
-from moored.plan.cluster_work import Update
+from moored.plan.cluster_work import Route, Update
 from moored.plan.gpus import GIB
 from moored.plan.links import Cluster
 from moored.plan.seconds import Lengths
@@ -40,6 +40,7 @@ class Layout:
     """That samplers write in a step."""
     is_vllm: bool
     """vLLM samples."""
+    route: Route
 
     @property
     def rollout_s(self) -> float:
@@ -86,6 +87,7 @@ class Layout:
                 "engine.kind": "ray",
                 "engine.ray.learners": self.learners,
                 "engine.ray.replicas": self.replicas,
+                "engine.ray.publish": self.route,
                 "rollout.max_lag": int(self.name == OVERLAPPED),
             }
         if self.is_vllm and self.name != TOGETHER:

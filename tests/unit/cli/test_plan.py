@@ -166,7 +166,7 @@ CLUSTER = ["plan", "sokoban", "grpo", "qwen2.5-7b", "rollout.num_groups=64", "--
 
 
 def test_a_plan_for_a_cluster_compares_layouts_and_shows_both_kinds_of_gpu(run):
-    code, out, _ = run(*CLUSTER, "--gpus", "64", "--publish", "nccl")
+    code, out, _ = run(*CLUSTER, "engine.ray.publish=direct", "--gpus", "64")
     lines = out.splitlines()
     assert code == 0
     assert lines[1] == (
@@ -180,12 +180,12 @@ def test_a_plan_for_a_cluster_compares_layouts_and_shows_both_kinds_of_gpu(run):
     assert "weights                         14.19" in lines
     assert "no run on several GPUs was measured" in lines[-1]
     assert "with Ray, engine.ray.env_actors puts those that compute much" in lines[-2]
-    assert "a run takes the seconds of a plan without --publish nccl" in lines[-3]
     # The options are those of a configuration.
     (options,) = (line.split()[1:] for line in lines if line.startswith("set "))
     config = load_config({}, [*options, "rollout.num_groups=64"])
     assert (config.engine.ray.learners, config.engine.ray.replicas) == (32, 32)
     assert config.rollout.max_lag == 1
+    assert config.engine.ray.publish == "direct"
 
 
 def test_a_model_that_fits_no_gpu_has_samplers_of_several(run):
@@ -332,7 +332,9 @@ def test_the_table_of_the_page_on_scale_is_what_plans_say(run, size):
     for num_gpus in ("8", "64"):
         layouts = json.loads(run("plan", *words, "--gpus", num_gpus)[1])["layouts"]
         steps += [shown(layouts.get(name)) for name in ("together", "apart, max_lag 1")]
-    direct = json.loads(run("plan", *words, "--gpus", "64", "--publish", "nccl")[1])["layouts"]
+    direct = json.loads(run("plan", *words, "engine.ray.publish=direct", "--gpus", "64")[1])[
+        "layouts"
+    ]
     steps.append(shown(direct["apart, max_lag 1"]))
     (line,) = re.findall(rf"^\| {re.escape(size)} B \|(.*)\|$", SCALE, re.MULTILINE)
     assert [cell.split(" (")[0].strip() for cell in line.split("|")[:5]] == steps

@@ -72,7 +72,7 @@ def test_whole_weights_of_70_billion_do_not_fit_beside_a_learner():
 
 
 def test_overlap_takes_the_longer_of_rollout_and_learning_and_in_turn_their_sum():
-    found = planned("Qwen/Qwen2.5-7B", 64, route="nccl")
+    found = planned("Qwen/Qwen2.5-7B", 64, "engine.ray.publish=direct")
     both, turn = found.layouts[OVERLAPPED], found.layouts[IN_TURN]
     publish = both.seconds["publish"]
     assert both.step_s == pytest.approx(max(both.rollout_s, both.learn_s) + publish)
@@ -168,10 +168,10 @@ def test_publishing_is_a_gather_a_chain_over_one_card_and_a_copy():
     gather = found.cluster.gather_s(2 * parameters, 32, calls=28)
     chain = 2 * parameters / (LINK_SHARE * 50e9)
     copy = 2 * 2 * parameters / 4.8e12
-    assert found.publish(32, 32, 1, "nccl") == pytest.approx(gather + chain + copy)
+    assert found.publish(32, 32, 1, "direct") == pytest.approx(gather + chain + copy)
     # About 15 GB: 0.38 s over a card of 400 Gbit/s, much less within a node.
     assert chain == pytest.approx(0.381, abs=0.001)
-    assert found.publish(4, 4, 1, "nccl") < 0.1
+    assert found.publish(4, 4, 1, "direct") < 0.1
 
 
 def test_through_the_object_store_weights_go_by_main_memory_and_from_node_to_node():
