@@ -1,6 +1,6 @@
 """Runs on a real Ray cluster of several nodes on this machine, and what they survive.
 
-    python benchmarks/cluster.py kills [--engine toy nano] [--times 10] [--out FILE]
+    python benchmarks/cluster.py kills [--engine toy nano] [--times 10] [--publish direct] …
     python benchmarks/cluster.py overlap [--out FILE]
     python benchmarks/cluster.py same [--out FILE]
     python benchmarks/cluster.py driver [--out FILE]
@@ -8,7 +8,8 @@
 `kills`: for each kind of process (replica, env_actor, learner, driver, node) one run in which it is
 killed with SIGKILL `--times` times, each at a random moment a few steps after it has come back.
 Then the same steps without a kill, with environments in the driver: metrics have to be equal, and
-every kill has to be in `events.jsonl`.
+every kill has to be in `events.jsonl`. With `--publish direct` weights go straight to replicas in
+the runs with kills, and through the store in those without.
 `toy` is the engine of `toy_cluster.py` with two replicas; `nano` the embedded model with one, since
 replies of several are equal up to rounding only. `overlap`: seconds of a step whose rollout and
 update take 0.4 s each, with and without `rollout.max_lag`. `same`: five steps of `nano` on the
@@ -233,12 +234,12 @@ def undisturbed(config: Config, folder: Path, num_steps: int) -> list[dict[str, 
     return read_records(folder)
 
 
-def measure_kills(engine: str, kind: str, times: int) -> dict[str, object]:
+def measure_kills(engine: str, kind: str, times: int, publish: str) -> dict[str, object]:
     """Kills of one kind of process, and whether numbers and log are whole."""
     os.environ |= {"TOY_REPLY_S": "0.05", "TOY_UPDATE_S": "0.05"}
     nodes, begun_s = Nodes(3), time.monotonic()
     words = ["engine.ray.env_actors=2"] if kind == "env_actor" else []
-    config = make_config(engine, nodes.address, *words)
+    config = make_config(engine, nodes.address, f"engine.ray.publish={publish}", *words)
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "run"
         if kind == "driver":
@@ -331,11 +332,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--engine", nargs="+", default=["toy", "nano"], choices=tuple(ENGINES))
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
     parser.add_argument("--times", type=int, default=10)
+    parser.add_argument("--publish", default="store", choices=("store", "direct"))
     parser.add_argument("--out", type=Path, help="A JSON file; figures of other commands stay.")
     options = parser.parse_args(arguments)
     if options.what == "kills":
         found = {
-            f"kills, {engine}, {kind}": measure_kills(engine, kind, options.times)
+            f"kills, {engine}, {kind}{', direct' if options.publish == 'direct' else ''}": (
+                measure_kills(engine, kind, options.times, options.publish)
+            )
             for engine in options.engine
             for kind in options.kinds
         }
