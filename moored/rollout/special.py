@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
@@ -27,7 +27,8 @@ _FIRST_NAME = 0xF0000
 _BEGINNING = 3
 """Characters of a special token that are looked for first."""
 _BRACKETED = re.compile(r"<.+>|\[.+\]")
-_PROBE = ("user", "assistant", "user")
+_PROBES = (("user", "assistant", "user"), ("system", "user"))
+"""Roles of the dialogues that show what a template writes; it may refuse one of them."""
 
 
 class SpecialTokens:
@@ -72,7 +73,9 @@ class SpecialTokens:
         places = [place for match in self._found.finditer(text) for place in match.span()]
         ids: list[int] = []
         for start, stop in pairwise([0, *places, len(text)]):
-            shown = re.sub(f"{HIDDEN}.", lambda match: self._swapped[match[0]], text[start:stop])
+            shown = re.sub(
+                f"{HIDDEN}.", lambda match: self._swapped.get(match[0], match[0]), text[start:stop]
+            )
             is_plain = text[start:stop] not in self._names
             ids += self._tokenizer.encode(
                 shown, add_special_tokens=False, split_special_tokens=is_plain
@@ -86,7 +89,7 @@ def _control_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     The tags of a reply are none, though some tokenizers call them special: an environment shows
     them to the model, and the model writes them.
     """
-    shown = _rendered_probe(tokenizer)
+    shown = "".join(_render_empty(tokenizer, roles) for roles in _PROBES)
     return [
         token.content
         for token in tokenizer.added_tokens_decoder.values()
@@ -95,12 +98,14 @@ def _control_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     ]
 
 
-def _rendered_probe(tokenizer: PreTrainedTokenizerBase) -> str:
+def _render_empty(tokenizer: PreTrainedTokenizerBase, roles: Sequence[str]) -> str:
+    """What the template writes around empty messages; nothing where it refuses them."""
     from jinja2.exceptions import TemplateError
 
-    chat = [{"role": role, "content": ""} for role in _PROBE]
+    chat = [{"role": role, "content": ""} for role in roles]
     try:
-        return cast(str, tokenizer.apply_chat_template(chat, tokenize=False))
+        text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        return cast(str, text)
     except (TemplateError, TypeError, ValueError):
         return ""
 
@@ -134,4 +139,8 @@ def _rename_in_model(model: dict[str, Any], names: Mapping[str, str]) -> None:
     if model.get("unk_token") in names:
         model["unk_token"] = names[model["unk_token"]]
     if "merges" in model:
-        model["merges"] = [pair for pair in model["merges"] if "".join(pair) not in names]
+        model["merges"] = [
+            (first, second)
+            for first, second in model["merges"]
+            if names.keys().isdisjoint((first, second, first + second))
+        ]
