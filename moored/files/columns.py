@@ -111,7 +111,7 @@ class ColumnFormat:
             env=given.get("env") or _first(ENVIRONMENTS, found),
             step=(step := given.get("step", "step")),
             success=given.get("success", "success"),
-            has_step=step in found,
+            has_step=found.get(step, False),
             rewards=options.rewards,
         )
         if options.rewards:

@@ -278,6 +278,17 @@ def test_a_row_that_cannot_be_used_says_why(tmp_path, row, why):
     assert isinstance(bad, BadRow) and why in bad.why and "line 2" in bad.where
 
 
+def test_a_column_of_steps_that_holds_none_is_no_step(tmp_path):
+    row = {"prompt": "x", "response": REPLY, "reward": 1.0, "step": None}
+    text = tmp_path / "b.csv"
+    text.write_text("prompt,response,reward,step\n" + f"x,{REPLY},1.0,\n" * 2)
+    files = [lines(tmp_path / "a.jsonl", row, row), text]
+    files.append(parquet(tmp_path / "c.parquet", {name: [row[name]] * 2 for name in row}))
+    for options in (OPTIONS, replace(OPTIONS, only_rewards=True)):
+        for file in files:
+            assert [record.step for record in records(file, options)] == [None, None]
+
+
 @pytest.mark.parametrize("only_rewards", [False, True])
 def test_a_row_without_a_step_is_named_where_others_have_one(tmp_path, only_rewards):
     without = {"prompt": "x", "response": "y", "reward": 1}
