@@ -97,9 +97,11 @@ class TrackioSink:
         self._next_step = getattr(self._run, "_next_step", 0)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        # It keeps both where a step is sent twice: those repeated after a resume are there already.
+        # It keeps both where a step is sent twice: those repeated after a resume, or after a worker
+        # was lost, are there already.
         if step >= self._next_step:
             self._run.log(dict(values), step=step)
+            self._next_step = step + 1
 
     def close(self) -> None:
         self._run.finish()

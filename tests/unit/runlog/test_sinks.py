@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import get_args
@@ -20,7 +21,7 @@ def info(folder: Path, first_step: int = 1) -> RunInfo:
     return RunInfo(log=log, project="demo", config={"seed": 1}, first_step=first_step)
 
 
-def send(name: str, folder: Path, steps: range, value: float = 0.5) -> None:
+def send(name: str, folder: Path, steps: Sequence[int], value: float = 0.5) -> None:
     """One process: open at the first step, log, close."""
     sinks = Sinks()
     sinks.open([name], info(folder, steps[0]))
@@ -77,6 +78,13 @@ def test_steps_that_a_sink_has_already_are_not_sent_again(name, tmp_path, monkey
     monkeypatch.setitem(sys.modules, name, package)
     send(name, tmp_path, range(3, 7))
     assert package.sent == [(5, 5.0), (6, 6.0)]
+
+
+def test_steps_done_again_after_a_lost_worker_are_not_sent_to_trackio_twice(tmp_path, monkeypatch):
+    package = Recorder()
+    monkeypatch.setitem(sys.modules, "trackio", package)
+    send("trackio", tmp_path, [1, 2, 3, 2, 3, 4])
+    assert [step for step, _ in package.sent] == [1, 2, 3, 4]
 
 
 def test_tensorboard_curves_continue_where_the_run_was_resumed(tmp_path):
