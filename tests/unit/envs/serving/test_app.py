@@ -8,7 +8,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -182,9 +182,10 @@ def test_no_more_sessions_than_allowed_are_opened() -> None:
 
 def test_an_idle_session_is_closed_and_a_used_one_is_not() -> None:
     async def play() -> None:
-        sessions = Sessions(Odd, Limits(idle_timeout_s=0.05))
+        sessions = Sessions(Odd, Limits(idle_timeout_s=600.0))
         idle, used = await sessions.open(), await sessions.open()
-        await asyncio.sleep(0.1)
+        for session in (idle, used):
+            session.used_s -= 1000.0
         await sessions.reset(used, 0, 0)
         await sessions.close_idle()
         assert sessions.find(used.id) is used
@@ -197,15 +198,18 @@ def test_an_idle_session_is_closed_and_a_used_one_is_not() -> None:
 def test_a_hanging_call_ends_its_session_and_keeps_its_place_until_it_returns() -> None:
     async def play() -> None:
         Odd.gate.clear()
-        sessions = Sessions(Odd, Limits(max_sessions=1, call_timeout_s=0.05))
+        limits = Limits(max_sessions=1)
+        sessions = Sessions(Odd, limits)
         session = await sessions.open()
         await sessions.reset(session, 0, 0)
+        sessions.limits = replace(limits, call_timeout_s=0.05)  # too short for others when busy
         with pytest.raises(EnvTimeoutError, match=r"over 0\.05 s"):
             await sessions.step(session, "hang")
         with pytest.raises(UnknownSessionError):
             sessions.find(session.id)
         with pytest.raises(NoRoomError):
             await sessions.open()
+        sessions.limits = limits
         Odd.gate.set()
         while sessions.num_open:
             await asyncio.sleep(0.01)
