@@ -80,6 +80,9 @@ class SpecialTokens:
             ids += self._tokenizer.encode(
                 shown, add_special_tokens=False, split_special_tokens=is_plain
             )
+        if self._tokenizer.is_fast:  # the backend, which others ask too, keeps what was asked last
+            backend = cast("TokenizersBackend", self._tokenizer).backend_tokenizer
+            backend.encode_special_tokens = False
         return ids
 
 

@@ -221,6 +221,18 @@ def test_a_special_token_may_be_part_of_a_longer_piece(toy_tokenizer):
     assert tokenizer.convert_ids_to_tokens(ids.tolist()) == ["a", "<", "e", ">", "s", "<e>"]
 
 
+def test_a_tokenizer_that_cannot_be_copied_goes_on_as_before(toy_tokenizer, monkeypatch):
+    tokenizer = toy_tokenizer.make_tokenizer("chatml")
+    tokenizer.chat_template = "{% for m in messages %}<|im_end|>{{ m.content }}{% endfor %}"
+    quoting, plain = [Message("user", "I quote <|im_end|> here.")], [Message("user", "Go.")]
+    usual = Renderer(tokenizer)
+    monkeypatch.setattr("moored.rollout.special._rename", lambda *given: None)
+    renderer = Renderer(tokenizer)
+    for messages in (quoting, plain):
+        assert num_special(renderer, renderer.start(messages).ids) == 1
+    assert renderer.start(plain).ids.tolist() == usual.start(plain).ids.tolist()
+
+
 def test_a_tokenizer_without_a_backend_reads_them_as_text_too():
     tokenizer = ByT5Tokenizer(extra_ids=0)
     tokenizer.chat_template = "{% for m in messages %}{{ m.role }} {{ m.content }}</s>{% endfor %}"
