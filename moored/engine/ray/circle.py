@@ -7,10 +7,13 @@ another circle.
 
 from __future__ import annotations
 
+import os
 import pickle
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from concurrent.futures import Future
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -28,7 +31,8 @@ PIECE_BYTES = 2**28
 ALIGNMENT_BYTES = 16
 """Tensors of any type may begin at a multiple of it."""
 PATIENCE = timedelta(minutes=5)
-"""How long a replica waits for the others, or for the next piece."""
+"""How long the sender waits for a replica; a replica waits for the sender twice as long, so that
+one that hangs does not cost the others."""
 LOOK_S = 0.0005
 GO, OFF = "go", "off"
 CHECK_S = 0.5
@@ -58,6 +62,8 @@ class Circle:
         self._store = PrefixStore(meeting.circle, store)
         self._group: Any = None
         self._check: Check = _trust
+        self._patience = PATIENCE if meeting.member == SENDER else 2 * PATIENCE
+        self._last: int | None = None
 
     def gather(self, number: int, check: Check) -> None:
         """Return when all members are here for this round, so that nobody waits for a lost one."""
@@ -67,13 +73,34 @@ class Circle:
                 self._call_in(number)
             else:
                 self._store.set(f"{number}/{self._member}", "")
-                self._store.wait([f"{number}/call"], PATIENCE)
+                self._store.wait([f"{number}/call"], self._patience)
                 if self._store.get(f"{number}/call").decode() != GO:
                     raise CalledOff("a replica is lost")
             if self._group is None:
+                self._group = self._make_group()
+
+    def _make_group(self) -> Any:
+        """In a thread: where a member is lost by now, it may come back late (gloo) or never (NCCL,
+        which connects with the first broadcast)."""
+        made: Future[Any] = Future()
+
+        def make() -> None:
+            try:
                 kind = "ProcessGroupNCCL" if self._on_gpus else "ProcessGroupGloo"
-                make, keys = getattr(distributed_c10d, kind), PrefixStore("group", self._store)
-                self._group = make(keys, self._member, self._size, timeout=PATIENCE)
+                keys = PrefixStore("group", self._store)
+                with _own_errors() if self._on_gpus else nullcontext():
+                    group = getattr(distributed_c10d, kind)(
+                        keys, self._member, self._size, timeout=self._patience
+                    )
+                first = torch.zeros(1, device=self._device)
+                group.broadcast([first], _from_sender()).wait()
+                made.set_result(group)
+            except Exception as error:
+                made.set_exception(error)
+
+        threading.Thread(target=make, daemon=True).start()
+        self._wait(made.done)
+        return made.result()
 
     def _call_in(self, number: int) -> None:
         keys = [f"{number}/{member}" for member in range(SENDER + 1, self._size)]
@@ -85,21 +112,25 @@ class Circle:
             self._store.set(f"{number}/call", call)
             for key in keys:
                 self._store.delete_key(key)
+        if self._last is not None:  # all have read it, since they are here again
+            self._store.delete_key(f"{self._last}/call")
+        self._last = number
 
     def _wait(self, is_done: Callable[[], bool]) -> None:
-        asked_s = time.monotonic()
+        start_s = asked_s = time.monotonic()
         while not is_done():
             time.sleep(LOOK_S)
-            if time.monotonic() - asked_s > CHECK_S:
+            now_s = time.monotonic()
+            if now_s - start_s > self._patience.total_seconds():
+                raise MemberLost(f"no answer within {self._patience.total_seconds():g} s")
+            if now_s - asked_s > CHECK_S:
                 self._check()
                 asked_s = time.monotonic()
 
     def _pass_on(self, tensor: torch.Tensor) -> torch.Tensor:
         """What the sender gives, to all; the others give a place for it."""
-        options = dist.BroadcastOptions()
-        options.rootRank = SENDER
         with _broken_circles():
-            work = self._group.broadcast([tensor], options)
+            work = self._group.broadcast([tensor], _from_sender())
             self._wait(work.is_completed)
             work.wait()
         return tensor
@@ -153,15 +184,24 @@ class Sender:
     def send(self, meeting: Meeting, weights: Weights, check: Check) -> bool:
         """False when a member was lost before all was sent."""
         if self._circle is None or self._circle.name != meeting.circle:
+            self._leave()
             self._circle = Circle(meeting, self._store)
+        is_sent = False
         try:
             self._circle.gather(meeting.round, check)
             self._circle.send(weights)
+            is_sent = True
         except MemberLost:
+            return False
+        finally:
+            if not is_sent:
+                self._leave()
+        return True
+
+    def _leave(self) -> None:
+        if self._circle is not None:
             self._circle.leave()
             self._circle = None
-            return False
-        return True
 
 
 class Receiver:
@@ -173,6 +213,8 @@ class Receiver:
     def weights(self, meeting: Meeting) -> Iterator[tuple[str, torch.Tensor]]:
         """All that is sent; `MemberLost` where that is not all there is."""
         if self._circle is None or self._circle.name != meeting.circle:
+            if self._circle is not None:
+                self._circle.leave()
             with _broken_circles():
                 store = TCPStore(*meeting.address, is_master=False, timeout=PATIENCE)
             self._circle = Circle(meeting, store)
@@ -187,6 +229,28 @@ def _broken_circles() -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise MemberLost(f"weights did not come through: {error}") from error
+
+
+@contextmanager
+def _own_errors() -> Iterator[None]:
+    """Groups that are made meanwhile raise NCCL's errors where they are waited for; those of others
+    have a thread that ends the process, and a lost replica would cost the learner."""
+    name = "TORCH_NCCL_BLOCKING_WAIT"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before
+
+
+def _from_sender() -> dist.BroadcastOptions:
+    options = dist.BroadcastOptions()
+    options.rootRank = SENDER
+    return options
 
 
 def _trust() -> None:

@@ -131,11 +131,34 @@ class ReplicaSampler:
         """Have the learner send weights to the replicas that are there; others wait for the next
         time."""
         self._source, self._weights, self.version = source, None, version
+        self._ask_for_all()
         for seat in self.seats:
             seat.is_waiting, seat.is_up = seat.is_waiting or seat.is_up, False
         self.grow()
         self.look_after()
         self._wait_for_one(may_send=True)
+
+    def _ask_for_all(self) -> None:
+        """Find out which replicas died unseen; Ray may have started them again."""
+        asked = [seat for seat in self.seats if seat.is_up or seat.is_waiting]
+        for seat in asked:
+            seat.is_up, seat.is_waiting = False, False
+            self._load(seat)
+        self._wait_until_done(asked)
+
+    def _wait_until_done(self, seats: Sequence[Seat]) -> None:
+        """Return when all calls of these are done; replicas that hang in theirs are ended."""
+        calls = [seat.loading for seat in seats]
+        deadline_s = time.monotonic() + self._options.patience_s
+        while stuck := [s for s, call in zip(seats, calls, strict=True) if s.loading is call]:
+            if time.monotonic() > deadline_s:
+                self._start_anew(stuck)
+                deadline_s += self._options.patience_s
+            self.look_after(wait_s=ASK_S)
+
+    def _start_anew(self, seats: Sequence[Seat]) -> None:
+        for seat in seats:
+            self._ray.kill(seat.actor, no_restart=False)
 
     def _send(self, source: Source) -> None:
         """Weights to all that wait for some."""
@@ -150,8 +173,7 @@ class ReplicaSampler:
         finally:
             if not is_sent:
                 self._end_stuck(members)
-        while any(seat.loading is call for seat, call in zip(members, calls, strict=True)):
-            self.look_after(wait_s=ASK_S)
+        self._wait_until_done(members)
 
     def _meet(self, address: tuple[str, int], members: Sequence[Seat]) -> Meeting:
         """One more round of the last circle, where learner and replicas are the same."""
@@ -176,9 +198,7 @@ class ReplicaSampler:
         _, stuck = self._ray.wait(
             calls, num_returns=len(calls), timeout=NOTICE_S, fetch_local=False
         )
-        for seat in members:
-            if seat.loading in stuck:
-                self._ray.kill(seat.actor, no_restart=False)
+        self._start_anew([seat for seat in members if seat.loading in stuck])
 
     def grow(self) -> None:
         """Under `auto`, start a replica wherever there is room for one."""

@@ -31,6 +31,9 @@ ROOM_S = 2.0
 """How long ranks wait for room before another actor has to make some."""
 NOTICE_S = 10.0
 """How long Ray may take to tell that a rank died, after another has lost its connection to it."""
+LOOK_S = 1.0
+STUCK_S = 300.0
+"""How long ranks may go on sending weights after a replica was lost."""
 
 
 class Worker(Protocol):
@@ -199,21 +202,26 @@ class RayTeam:
         when one of them is lost."""
         self._check_sound()
         # In a list, or each rank would wait for what the calls return.
-        return self._results(
-            [host.send_weights.remote(meeting, list(receiving)) for host in self._hosts]
-        )[0]
+        calls = [host.send_weights.remote(meeting, list(receiving)) for host in self._hosts]
+        return self._results(calls, _Impatience(receiving).check)[0]
 
     def _check_sound(self) -> None:
         if self._failure is not None:
             raise self._failure
 
-    def _results(self, calls: Sequence[Any]) -> list[Any]:
-        """What all calls return; `WorkerLost` when a rank died, which others may hang on."""
+    def _results(
+        self, calls: Sequence[Any], check: Callable[[], None] | None = None
+    ) -> list[Any]:
+        """What all calls return; `WorkerLost` when a rank died, which others may hang on, or when
+        `check` raises it meanwhile."""
         waiting = list(calls)
         while waiting:
-            done, waiting = self._ray.wait(waiting)
+            done, waiting = self._ray.wait(waiting, timeout=None if check is None else LOOK_S)
             try:
-                self._check(done[0], waiting)
+                if done:
+                    self._check(done[0], waiting)
+                elif check is not None:
+                    check()
             except Exception as error:
                 # The others may wait inside the call for ever, so nothing else can be asked.
                 self._failure = error if self.size > 1 else None
@@ -260,16 +268,38 @@ def _do_nothing() -> None:
 
 def _check_receiving(calls: Sequence[Any]) -> None:
     """Asked by rank 0: a replica that has failed is waited for no longer."""
+    from moored.engine.ray.circle import MemberLost
+
+    if _has_failed(calls):
+        raise MemberLost("a replica is lost")
+
+
+class _Impatience:
+    """Bounds how long ranks may not notice that a replica is lost: they hang, maybe for ever."""
+
+    def __init__(self, receiving: Sequence[Any]) -> None:
+        self._receiving = receiving
+        self._lost_s: float | None = None
+
+    def check(self) -> None:
+        now_s = time.monotonic()
+        if self._lost_s is None and _has_failed(self._receiving):
+            self._lost_s = now_s
+        if self._lost_s is not None and now_s - self._lost_s >= STUCK_S:
+            raise WorkerLost("the learner hangs while it sends weights")
+
+
+def _has_failed(calls: Sequence[Any]) -> bool:
+    """Has one of them failed so far?"""
     import ray
     from ray.exceptions import RayError
-
-    from moored.engine.ray.circle import MemberLost
 
     done, _ = ray.wait(list(calls), num_returns=len(calls), timeout=0, fetch_local=False)
     try:
         ray.get(done)
-    except RayError as error:
-        raise MemberLost("a replica is lost") from error
+    except RayError:
+        return True
+    return False
 
 
 def _is_lost(ray: Any, call: Any) -> bool:

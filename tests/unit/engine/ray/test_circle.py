@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.distributed import PrefixStore  # pyright: ignore
 
 from moored.engine.ray import circle as circles
 from moored.engine.ray.circle import CalledOff, MemberLost, Receiver, Sender
@@ -93,6 +96,60 @@ def test_a_replica_that_is_lost_before_the_round_calls_it_off_and_the_others_go_
     found = ask(threads, here, again, 1)
     assert sender.send(again, WEIGHTS, never)
     check_same(found.result(), WEIGHTS)
+
+
+def test_rounds_of_a_circle_leave_nothing_in_the_store(sender, threads):
+    receiver, left = Receiver(), []
+    for number in range(3):
+        meeting = meet(sender, size=2, number=number)
+        found = ask(threads, receiver, meeting, 1)
+        assert sender.send(meeting, WEIGHTS, never)
+        check_same(found.result(), WEIGHTS)
+        left.append(sender._store.num_keys())
+    assert left[1:] == left[:1] * 2
+
+
+def test_a_replica_that_hangs_is_not_waited_for_for_ever(sender, monkeypatch):
+    monkeypatch.setattr(circles, "PATIENCE", timedelta(0))
+    assert not sender.send(meet(sender, size=2), WEIGHTS, never)
+
+
+def test_a_replica_that_is_lost_before_it_joins_the_group_is_noticed(sender, monkeypatch):
+    monkeypatch.setattr(circles, "CHECK_S", 0.0)
+    monkeypatch.setattr(circles, "PATIENCE", timedelta(seconds=5))
+    meeting, asked = meet(sender, size=2), []
+    PrefixStore(meeting.circle, sender._store).set("0/1", "")
+
+    def one_is_lost() -> None:
+        asked.append(0)
+        raise MemberLost("a replica is lost")
+
+    assert not sender.send(meeting, WEIGHTS, one_is_lost)
+    assert asked, "the sender did not wait for the connection to time out"
+
+
+def test_a_learner_that_fails_leaves_its_circle(sender, threads):
+    def fail() -> Iterator[tuple[str, torch.Tensor]]:
+        raise RuntimeError("out of memory")
+        yield
+
+    meeting = meet(sender, size=2)
+    found = ask(threads, Receiver(), meeting, 1)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        sender.send(meeting, fail(), never)
+    with pytest.raises(MemberLost):
+        found.result()
+
+
+@pytest.mark.parametrize("before", [None, "0"])
+def test_groups_raise_their_own_errors_and_the_environment_is_as_it_was(monkeypatch, before):
+    name = "TORCH_NCCL_BLOCKING_WAIT"
+    monkeypatch.delenv(name, raising=False)
+    if before is not None:
+        monkeypatch.setenv(name, before)
+    with circles._own_errors():
+        assert os.environ[name] == "1"
+    assert os.environ.get(name) == before
 
 
 def test_a_replica_that_is_lost_between_pieces_is_noticed(sender, threads, monkeypatch):

@@ -6,9 +6,10 @@ import importlib
 import os
 import signal
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,11 @@ import pytest
 
 from moored.config import load_config
 from moored.engine.base import Event, Request, SamplingParams, new_session, write_replies
+from moored.engine.ray import replicas as ray_replicas
 from moored.engine.ray import team as ray_team
 from moored.engine.ray.cluster import Cluster
 from moored.engine.ray.replica import MakeSampler
-from moored.engine.ray.replicas import ReplicaSampler
+from moored.engine.ray.replicas import ReplicaSampler, Seat
 from moored.engine.ray.weights import Meeting
 from moored.engine.workers.team import WorkerLost
 from moored.errors import MooredError
@@ -246,6 +248,39 @@ def test_a_replica_that_died_unseen_costs_the_others_nothing(start, toy):
     sampler.publish_direct(learner, 5)
     assert len(sampler.up) == 2
     assert [event.kind for event in events] == ["replica_lost", "replica_back"]
+
+
+def test_a_replica_that_was_started_again_unseen_costs_the_others_nothing(start, toy):
+    sampler, events = start(2, toy.ToySampler)
+    learner, asked = Sending(0.25), requests(4)
+    sampler.publish_direct(learner, 3)
+    (dead, alive), new = (seat.about.pid for seat in sampler.seats), None
+    os.kill(dead, signal.SIGKILL)
+    while new in (None, dead):
+        with suppress(sampler._ray.exceptions.RayActorError):
+            new = sampler._ray.get(sampler.seats[0].actor.about.remote()).pid
+    sampler.publish_direct(learner, 4)
+    assert [seat.about.pid for seat in sampler.up] == [new, alive]
+    assert same(write_replies(sampler, asked, PARAMS), written_with(toy, 0.25, asked))
+    assert not events
+
+
+def test_replicas_that_hang_are_started_anew(monkeypatch):
+    clock, ended = iter(range(0, 1000, 100)), []
+    monkeypatch.setattr(ray_replicas, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    sampler = object.__new__(ReplicaSampler)
+    sampler._options = SimpleNamespace(patience_s=150.0)  # pyright: ignore
+    sampler._ray = SimpleNamespace(kill=lambda actor, no_restart: ended.append(actor))
+    quick, hung = (Seat(number, f"actor {number}", loading=number) for number in range(2))
+
+    def look_after(wait_s: float) -> None:
+        quick.loading = None
+        if ended:
+            hung.loading = "the next call"
+
+    sampler.look_after = look_after
+    sampler._wait_until_done([quick, hung])
+    assert ended == ["actor 1"]
 
 
 def test_the_only_replica_gets_its_weights_again_from_the_learner(start, toy):

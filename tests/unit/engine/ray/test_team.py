@@ -13,6 +13,7 @@ from moored.engine.ray import team as ray_team
 from moored.engine.ray.cluster import Cluster
 from moored.engine.ray.team import RankHost, RayTeam
 from moored.engine.workers.ranks import Rank
+from moored.engine.workers.team import WorkerLost
 from moored.errors import MooredError
 
 pytest.importorskip("ray")
@@ -125,3 +126,24 @@ def test_a_cluster_that_is_gone_is_told_in_one_sentence():
     team._group = SimpleNamespace(wait=wait)
     with pytest.raises(MooredError, match=r"is gone \(Placement group 7 does not exist.\); start"):
         team._has_room(0.1)
+
+
+def test_ranks_that_hang_after_a_replica_was_lost_are_not_waited_for_for_ever(monkeypatch):
+    clock, lost = iter(range(0, 1000, 100)), iter([False, True])
+    monkeypatch.setattr(ray_team, "STUCK_S", 250)
+    monkeypatch.setattr(ray_team, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(ray_team, "_has_failed", lambda calls: next(lost))
+    waits = []
+
+    def wait(calls, timeout):
+        waits.append(timeout)
+        return [], calls
+
+    team = object.__new__(RayTeam)
+    team._ray, team._failure, team.size = SimpleNamespace(wait=wait), None, 1
+    host = SimpleNamespace(send_weights=SimpleNamespace(remote=lambda *given: "call"))
+    team._hosts = [host]
+    with pytest.raises(WorkerLost, match="hangs while it sends weights"):
+        team.send_weights(None, ["receiving"])  # pyright: ignore[reportArgumentType]
+    # Lost at 100 s, and hanging at 200, 300 and 400 s.
+    assert len(waits) == 5
