@@ -27,6 +27,8 @@ ASK_S = 0.5
 """How long to wait for replicas at a time while none is up."""
 NOTICE_S = 10.0
 """How long replicas may take to notice that no more weights come."""
+MAX_SENDS = 5
+"""Times in a row that weights are sent to replicas of which none takes them over."""
 MAX_LOSSES = 10
 """Times that replicas die over requests before one of them has written a reply."""
 
@@ -342,17 +344,24 @@ class ReplicaSampler:
         self._wait_for_one(may_send=self._learner_is_free)
 
     def _wait_for_one(self, *, may_send: bool) -> None:
-        deadline_s = time.monotonic() + self._options.patience_s
+        deadline_s, num_sends = time.monotonic() + self._options.patience_s, 0
         while not self.up:
-            if time.monotonic() > deadline_s:
+            if self._source is not None and any(seat.is_waiting for seat in self.seats):
+                if not may_send:
+                    raise WorkerLost("all sampler replicas were lost during an update")
+                if num_sends == MAX_SENDS:
+                    raise MooredError(
+                        f"no sampler replica got the weights in {MAX_SENDS} times; see what they "
+                        f"printed, also in Ray's logs, then go on with --resume"
+                    )
+                self._send(self._source)
+                # Those that came while one hung have just begun to wait.
+                deadline_s, num_sends = time.monotonic() + self._options.patience_s, num_sends + 1
+            elif time.monotonic() > deadline_s:
                 raise MooredError(
                     f"no sampler replica answered for {self._options.patience_s:g} s; see `ray "
                     f"status`, add nodes, then go on with --resume"
                 )
-            if self._source is not None and any(seat.is_waiting for seat in self.seats):
-                if not may_send:
-                    raise WorkerLost("all sampler replicas were lost during an update")
-                self._send(self._source)
             else:
                 self.look_after(wait_s=ASK_S)
 

@@ -209,9 +209,7 @@ class RayTeam:
         if self._failure is not None:
             raise self._failure
 
-    def _results(
-        self, calls: Sequence[Any], check: Callable[[], None] | None = None
-    ) -> list[Any]:
+    def _results(self, calls: Sequence[Any], check: Callable[[], None] | None = None) -> list[Any]:
         """What all calls return; `WorkerLost` when a rank died, which others may hang on, or when
         `check` raises it meanwhile."""
         waiting = list(calls)

@@ -265,11 +265,20 @@ def test_a_replica_that_was_started_again_unseen_costs_the_others_nothing(start,
     assert not events
 
 
-def test_replicas_that_hang_are_started_anew(monkeypatch):
-    clock, ended = iter(range(0, 1000, 100)), []
+@pytest.fixture
+def alone(monkeypatch):
+    """A sampler of one replica that waits for weights; its clock goes on by 100 s at each look."""
+    clock = iter(range(0, 10_000, 100))
     monkeypatch.setattr(ray_replicas, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     sampler = object.__new__(ReplicaSampler)
     sampler._options = SimpleNamespace(patience_s=150.0)  # pyright: ignore
+    sampler._source = Sending(0.25)
+    sampler.seats = [Seat(0, "actor", is_waiting=True)]
+    return sampler
+
+
+def test_replicas_that_hang_are_started_anew(alone):
+    sampler, ended = alone, []
     sampler._ray = SimpleNamespace(kill=lambda actor, no_restart: ended.append(actor))
     quick, hung = (Seat(number, f"actor {number}", loading=number) for number in range(2))
 
@@ -281,6 +290,26 @@ def test_replicas_that_hang_are_started_anew(monkeypatch):
     sampler.look_after = look_after
     sampler._wait_until_done([quick, hung])
     assert ended == ["actor 1"]
+
+
+def test_time_that_weights_took_to_fail_is_not_taken_from_replicas(alone, monkeypatch):
+    sent, (seat,) = [], alone.seats
+
+    def send(source) -> None:
+        sent.append(source)
+        seat.is_up = len(sent) == 3
+
+    monkeypatch.setattr(alone, "_send", send)
+    alone._wait_for_one(may_send=True)
+    assert len(sent) == 3
+
+
+def test_replicas_that_never_take_over_weights_end_the_run(alone, monkeypatch):
+    sent = []
+    monkeypatch.setattr(alone, "_send", sent.append)
+    with pytest.raises(MooredError, match=r"^no sampler replica got the weights in 5 times; "):
+        alone._wait_for_one(may_send=True)
+    assert len(sent) == 5
 
 
 def test_the_only_replica_gets_its_weights_again_from_the_learner(start, toy):
