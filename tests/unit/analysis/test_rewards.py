@@ -278,7 +278,10 @@ def test_progress_is_told_in_trajectories(tmp_path):
             "line 1 has 'reward' = 'good', which is not",
         ),
         ('{"prompt": "", "reward": 1}', "line 1 has no 'prompt', so its group is unknown"),
-        ('{"prompt": "a", "step": null, "reward": 1}', "line 1 has no 'step'"),
+        (
+            '{"prompt": "a", "step": 1, "reward": 1}\n{"prompt": "a", "step": null, "reward": 1}',
+            "line 2 has no 'step'",
+        ),
         ('{"prompt": "a", "step": 0.5, "reward": 1}', "'step' = 0.5, which is not a whole number"),
         ('{"prompt": "a", "reward": 1' + 400 * "0" + "}", "which is not a number"),
         ('{"prompt": "a", "reward": NaN}\n{"prompt": "a", "reward": null}', "none of the 2"),
