@@ -9,13 +9,8 @@ from hypothesis import strategies as st
 pytest.importorskip("transformers")
 
 from moored.rollout.decode import Decoder
+from tests.unit.rollout.kinds import KINDS
 
-KINDS = {
-    "byte_level": {},
-    "fused": {"fused": True, "vocab_size": 560},
-    "tag_tokens": {"tag_tokens": True},
-    "sentencepiece": {"sentencepiece": True},
-}
 REPLY = "<think>The box is at (1, 2).</think><answer>Up || Left</answer>"
 
 

@@ -16,13 +16,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from moored.models.load import embedded_models
 from moored.rollout import encode
 from moored.rollout.encode import ChunkEncoder
+from tests.unit.rollout.kinds import KINDS
 
-KINDS = {
-    "byte_level": {},
-    "fused": {"fused": True, "vocab_size": 560},
-    "tag_tokens": {"tag_tokens": True},
-    "sentencepiece": {"sentencepiece": True},
-}
 _WORDS_OF_QWEN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

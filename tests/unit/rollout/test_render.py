@@ -17,6 +17,7 @@ pytest.importorskip("transformers")
 
 from moored.rollout.encode import ChunkEncoder
 from moored.rollout.render import Renderer, Spans
+from tests.unit.rollout.kinds import KINDS
 
 STABLE = (
     "chatml",
@@ -29,12 +30,6 @@ STABLE = (
     "no_system",
 )
 REWRITING = ("qwen3", "mistral_nemo")
-KINDS = {
-    "byte_level": {},
-    "fused": {"fused": True, "vocab_size": 560},
-    "tag_tokens": {"tag_tokens": True},
-    "sentencepiece": {"sentencepiece": True},
-}
 FIRST = [Message("system", "You push boxes."), Message("user", "Turn 1 of 5.")]
 REPLY = "<think>The box is at (1, 2).</think><answer>Up || Left</answer>"
 

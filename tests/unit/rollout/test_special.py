@@ -20,13 +20,8 @@ from moored.rollout.render import Renderer
 from moored.rollout.special import HIDDEN, SpecialTokens
 from moored.training.batch import build_samples
 from moored.types import Group, StopReason
+from tests.unit.rollout.kinds import KINDS
 
-KINDS = {
-    "byte_level": {},
-    "fused": {"fused": True, "vocab_size": 560},
-    "tag_tokens": {"tag_tokens": True},
-    "sentencepiece": {"sentencepiece": True},
-}
 STYLES = ("chatml", "llama3", "gemma", "mistral", "glm", "opens_think", "qwen3", "mistral_nemo")
 REPLY = format_reply("one", "two")
 
