@@ -215,6 +215,8 @@ def run_side(options: argparse.Namespace) -> dict[str, Any]:
                     "tokens": tokens[1:],
                     "first_s": seconds[0],
                 }
+                if options.child is not None:  # a child that is stopped has not worked for nothing
+                    options.child.write_text(json.dumps(figures))
     return figures
 
 
@@ -272,7 +274,7 @@ def main(words: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if words is None else words
     options = parse_arguments(words)
     if options.child is not None:
-        options.child.write_text(json.dumps(run_side(options)))
+        run_side(options)
         return 0
     device, bf16 = device_of(options)
     console, figures = make_console(), {}
