@@ -8,6 +8,9 @@
   is left of the whole after the first token.
 - score: 64 reasonings of about 80 tokens after each of 16 prompts of about 300.
 
+With `--profile` one more call is broken down into kernels (operations, on a CPU): milliseconds and
+calls of the ten that take longest, and of all.
+
 The share is of the matrix rate given by `--tflops`: 2 floating-point operations a parameter and
 token forwards, 6 with the backward pass, attention not counted.
 """
@@ -33,6 +36,8 @@ from harness import (
     write_record,
 )
 from sampler import SHAPES as SMALL
+from torch.profiler import ProfilerActivity
+from torch.profiler import profile as torch_profile
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from moored.config import load_config
@@ -186,7 +191,29 @@ def repeated(call: Any, options: argparse.Namespace, device: torch.device, warm_
         timing.start_up_s = max(timing.start_up_s, timed(call, device)[0])
     for _ in range(options.repeats):
         timing.add(*timed(call, device))
+    if options.profile:
+        for name, (ms, count) in profile(call, device).items():
+            print(f"{ms:9.3f} ms {count:6d} x {name}")
     return timing
+
+
+def profile(call: Any, device: torch.device, most: int = 10) -> dict[str, tuple[float, int]]:
+    """Milliseconds and calls of the kernels that take longest, then of all of them."""
+    is_gpu = device.type == "cuda"
+    activity = ProfilerActivity.CUDA if is_gpu else ProfilerActivity.CPU
+    with torch_profile(activities=[activity]) as found:
+        timed(call, device)
+    events = found.key_averages()
+    times = {
+        e.key[:100]: (
+            (e.self_device_time_total if is_gpu else e.self_cpu_time_total) / 1e3,
+            e.count,
+        )
+        for e in events
+    }
+    longest = sorted(times.items(), key=lambda item: -item[1][0])[:most]
+    ms, counts = zip(*times.values(), strict=True)
+    return {**dict(longest), "all": (sum(ms), sum(counts))}
 
 
 def rate(timing: Timing, flops_per_token: float, options: argparse.Namespace) -> Figures:
@@ -254,6 +281,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--critic", action="store_true", help="with critic and KL")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="options")
     parser.add_argument("--tflops", type=float, default=775.0)
+    parser.add_argument("--profile", action="store_true", help="print what takes the time")
     add_common_options(parser, repeats=3)
     options = parser.parse_args(words)
     device, bf16 = device_of(options)
