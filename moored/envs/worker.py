@@ -104,7 +104,11 @@ class Worker:
         )
 
     def stop(self) -> None:
-        """Kill the child and all it started; after a fork it belongs to the other process."""
+        """Kill the child and all it started; after a fork it belongs to the other process.
+
+        Any thread may call it; a request that another one waits for ends with WorkerLost, or with
+        EnvError while the child starts.
+        """
         self._process = None
         self._kill()
 
@@ -117,7 +121,8 @@ class Worker:
         """Send a request, yield its items, return its result."""
         data = pickle.dumps((arguments, *limits))
         with self._lock:
-            stdin = self._living_process().stdin
+            process = self._living_process()
+            stdin = process.stdin
             assert stdin is not None
             is_answered = False
             try:
@@ -129,7 +134,7 @@ class Worker:
                     yield what
                     kind, what = self._next(patience_s(False))
                 if kind == END:
-                    raise WorkerLost(self._exit_code())
+                    raise WorkerLost(_exit_code(process))
                 is_answered = True
             finally:
                 # Late, interrupted or gone: the next request must not read this one's answer.
@@ -145,26 +150,20 @@ class Worker:
         except queue.Empty:
             raise WorkerLost(None) from None
 
-    def _exit_code(self) -> int | None:
-        assert self._process is not None
-        try:
-            return self._process.wait(GRACE_S)
-        except subprocess.TimeoutExpired:
-            return None
-
     def _living_process(self) -> subprocess.Popen[bytes]:
         process = self._process
         if process and self._owner_pid == os.getpid() and process.poll() is None:
             return process
         self.stop()
         # A new queue: messages of an earlier child must not be read as this one's.
-        self._process, self._heard = _spawn(self._serve_arguments, self._environ, self._is_quiet)
+        process, self._heard = _spawn(self._serve_arguments, self._environ, self._is_quiet)
         self._owner_pid = os.getpid()
         # Also called when this object is gone, and at exit.
-        self._kill = weakref.finalize(self, _kill_group, self._process, self._owner_pid)
+        self._kill = weakref.finalize(self, _kill_group, process, self._owner_pid)
+        self._process = process
         with contextlib.suppress(WorkerLost):
             if self._next(START_LIMIT_S)[0] == READY:
-                return self._process
+                return process
         self.stop()
         handler = self._serve_arguments[0]
         raise EnvError(
@@ -192,6 +191,13 @@ def _spawn(
     assert process.stdout is not None
     threading.Thread(target=_listen, args=(process.stdout, heard), daemon=True).start()
     return process, heard
+
+
+def _exit_code(process: subprocess.Popen[bytes]) -> int | None:
+    try:
+        return process.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        return None
 
 
 def _listen(stream: BinaryIO, heard: queue.SimpleQueue[tuple[str, Any]]) -> None:

@@ -261,6 +261,17 @@ def test_starting_ahead_is_safe_in_threads():
     assert worker.ask(1, 1) == 2
 
 
+def test_stopping_in_another_thread_ends_a_request_that_waits():
+    worker = Worker("time:sleep")
+    worker.start()
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(worker.ask, 3600, wall_s=60.0)
+        time.sleep(0.2)
+        worker.stop()
+        with pytest.raises(WorkerLost, match="exit code -9"):
+            asked.result()
+
+
 def _is_running(pid: int) -> bool:
     """False for a process that is gone or only waits to be collected."""
     try:
