@@ -26,8 +26,17 @@ from moored.evaluate import evaluate
 from moored.rollout.calls import EnvCalls
 from moored.rollout.pool import make_pool
 from moored.runlog.log import RunLog, written_whole
+from moored.sft.ahead import LessonsAhead, num_workers
 from moored.sft.options import SftConfig, dump_sft_config, engine_config, settle
-from moored.sft.samples import Batch, ReplyRenderer, encode, next_batch, weighted
+from moored.sft.samples import (
+    Batch,
+    Lessons,
+    OwnLessons,
+    ReplyRenderer,
+    encode,
+    next_batch,
+    weighted,
+)
 from moored.sft.source import Source, open_source
 from moored.types import ScoreRequest
 
@@ -52,6 +61,8 @@ class SftRun:
     engine: Engine
     renderer: ReplyRenderer
     source: Source
+    lessons: Lessons
+    """What the updates learn from, from this process or from others that work ahead."""
     mix: EnvMix
     """What the model is tried on."""
     log: RunLog
@@ -63,9 +74,9 @@ class SftRun:
     """The first dialogue that no update has seen yet."""
 
     def close(self) -> None:
-        """Close environments and the engine."""
+        """End the processes that play dialogues; close environments and the engine."""
         with ExitStack() as stack:
-            for part in (self.engine, self.source, self.pool):
+            for part in (self.engine, self.source, self.pool, self.lessons):
                 stack.callback(part.close)
 
     @property
@@ -100,17 +111,28 @@ def build_sft(config: SftConfig, folder: Path, *, resume: bool = False) -> SftRu
             )
         _check_context(config, engine)
         engine.check()
+        lessons = _open_lessons(config, source, renderer)
+        stack.callback(lessons.close)
         run = SftRun(
             config=config,
             engine=engine,
             renderer=renderer,
             source=source,
+            lessons=lessons,
             mix=EnvMix(config.env),
             log=RunLog(folder, resume=resume),
             pool=make_pool(engine, settings.rollout),
         )
         stack.pop_all()
     return run
+
+
+def _open_lessons(config: SftConfig, source: Source, renderer: ReplyRenderer) -> Lessons:
+    count = num_workers(config, renderer)
+    if count:
+        return LessonsAhead(config, count)
+    assert config.max_context is not None
+    return OwnLessons(source, renderer, config.max_context)
 
 
 def _check_context(config: SftConfig, engine: Engine) -> None:
@@ -180,8 +202,7 @@ def sft_step(run: SftRun, step: int) -> SftRecord:
     config, begin = run.config, time.perf_counter()
     seconds: dict[str, float] = {}
     batch = next_batch(
-        run.source,
-        run.renderer,
+        run.lessons,
         run.next_index,
         batch_tokens=config.batch_tokens,
         max_context=run.max_context,

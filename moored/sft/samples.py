@@ -42,6 +42,43 @@ class ReplyRenderer(DialogueRenderer, Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Lesson:
+    """One dialogue as an update takes it."""
+
+    samples: list[Sample]
+    """None when not even its first reply fits into the context."""
+    num_replies: int
+    """Of the whole dialogue."""
+
+    @property
+    def is_cut(self) -> bool:
+        return sum(int(s.turn_ends_T.sum()) for s in self.samples) < self.num_replies
+
+
+class Lessons(Protocol):
+    """An endless supply of lessons; the number of one says all about it."""
+
+    def lesson(self, index: int) -> Lesson: ...
+
+    def close(self) -> None: ...
+
+
+class OwnLessons:
+    """Lessons that this process plays and renders when they are asked for."""
+
+    def __init__(self, source: Source, renderer: ReplyRenderer, max_context: int) -> None:
+        self._source, self._renderer, self._max_context = source, renderer, max_context
+
+    def lesson(self, index: int) -> Lesson:
+        dialogue = self._source.train(index)
+        num_replies = sum(message.role == "assistant" for message in dialogue)
+        return Lesson(encode(self._renderer, dialogue, self._max_context), num_replies)
+
+    def close(self) -> None:
+        """The source belongs to who opened it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Batch:
     """What one update learns from."""
 
@@ -57,20 +94,17 @@ class Batch:
         return sum(map(_length, self.samples))
 
 
-def next_batch(
-    source: Source, renderer: ReplyRenderer, first: int, *, batch_tokens: int, max_context: int
-) -> Batch:
+def next_batch(lessons: Lessons, first: int, *, batch_tokens: int, max_context: int) -> Batch:
     """Dialogues from number `first` on, as many as fit into `batch_tokens`, at least one."""
     samples: list[Sample] = []
     index, used, num_cut, num_skipped = first, 0, 0, 0
     while True:
-        dialogue = source.train(index)
-        found = encode(renderer, dialogue, max_context)
+        lesson = lessons.lesson(index)
+        found = lesson.samples
         size = sum(map(_length, found))
         if samples and used + size > batch_tokens:
             break
-        num_replies = sum(message.role == "assistant" for message in dialogue)
-        num_cut += sum(int(s.turn_ends_T.sum()) for s in found) < num_replies
+        num_cut += lesson.is_cut
         num_skipped = 0 if found else num_skipped + 1
         if num_skipped == MOST_TOO_LONG:
             raise MooredError(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import time
+from pathlib import Path
 from typing import ClassVar
 
 from moored.envs.base import StepResult
@@ -99,3 +102,35 @@ class Lost(Copy):
 
     def oracle(self) -> str:
         return "" if self._turn else self._letter
+
+
+class Fragile(Copy):
+    """Fails in one task of sixteen."""
+
+    name: ClassVar[str] = "fragile"
+
+    def reset(self, task_seed: int, episode_seed: int = 0) -> list[Message]:
+        self._is_whole = task_seed % 16 != 3
+        return super().reset(task_seed, episode_seed)
+
+    def step(self, reply: str) -> StepResult:
+        if not self._is_whole:
+            raise RuntimeError("the board is gone")
+        return super().step(reply)
+
+
+class Deadly(Copy):
+    """Its process is killed as if by the system: always, or once when `file` says that it was."""
+
+    name: ClassVar[str] = "deadly"
+
+    def __init__(self, *, file: str = "") -> None:
+        super().__init__()
+        self._file = file
+
+    def step(self, reply: str) -> StepResult:
+        if not self._file or not Path(self._file).exists():
+            if self._file:
+                Path(self._file).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(reply)

@@ -8,7 +8,7 @@ import pytest
 from moored.config import load_config
 from moored.errors import MooredError
 from moored.reply import format_reply
-from moored.sft.samples import encode, next_batch, weighted
+from moored.sft.samples import OwnLessons, encode, next_batch, weighted
 from moored.types import Message
 
 torch = pytest.importorskip("torch")
@@ -120,17 +120,18 @@ def test_a_long_dialogue_is_cut_after_the_last_reply_that_fits(renderer):
 
 
 def test_a_batch_takes_whole_dialogues_up_to_its_tokens_and_at_least_one(renderer):
-    source = Endless(TWO_TURNS[:3])  # 29 tokens
+    lessons = OwnLessons(Endless(TWO_TURNS[:3]), renderer, 512)  # 29 tokens
     take = {"max_context": 512}
-    batch = next_batch(source, renderer, 4, batch_tokens=100, **take)
+    batch = next_batch(lessons, 4, batch_tokens=100, **take)
     assert (batch.num_dialogues, batch.next_index, batch.num_tokens) == (3, 7, 87)
-    assert next_batch(source, renderer, 0, batch_tokens=58, **take).num_dialogues == 2
-    assert next_batch(source, renderer, 0, batch_tokens=1, **take).num_dialogues == 1
+    assert next_batch(lessons, 0, batch_tokens=58, **take).num_dialogues == 2
+    assert next_batch(lessons, 0, batch_tokens=1, **take).num_dialogues == 1
 
 
 def test_dialogues_that_are_too_long_are_counted_and_too_many_of_them_refused(renderer):
     source = Endless(TWO_TURNS, TWO_TURNS[:3])
-    batch = next_batch(source, renderer, 0, batch_tokens=100, max_context=40)
+    lessons = OwnLessons(source, renderer, 40)
+    batch = next_batch(lessons, 0, batch_tokens=100, max_context=40)
     assert (batch.num_dialogues, batch.num_cut) == (3, 2)
     with pytest.raises(MooredError, match="not even the first reply of 100 dialogues in a row"):
-        next_batch(source, renderer, 0, batch_tokens=100, max_context=20)
+        next_batch(OwnLessons(source, renderer, 20), 0, batch_tokens=100, max_context=20)

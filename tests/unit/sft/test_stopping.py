@@ -19,6 +19,7 @@ from tests.warm import WarmProcess
 NUM_STEPS = 16
 SLOWLY = ["env=tests.unit.sft.lessons:Slow", f"num_steps={NUM_STEPS}", "checkpoint_every=4"]
 SLOWLY += ["batch_tokens=1", "evaluation.num_tasks=0", "evaluation.num_dialogues=2"]
+GONE_S = 10.0
 
 
 def launch(folder: Path, *words: str) -> WarmProcess:
@@ -29,6 +30,21 @@ def wait_for_steps(run: Path, count: int, process: WarmProcess) -> None:
     log = run / "metrics.jsonl"
     while not log.exists() or log.read_bytes().count(b"\n") < count:
         assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+
+
+def children_of(pid: int) -> list[int]:
+    """Processes that a process started, also from other threads than its first."""
+    files = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(word) for file in files for word in file.read_text().split()]
+
+
+def wait_for_end(pids: list[int]) -> None:
+    deadline = time.monotonic() + GONE_S
+    files = [Path(f"/proc/{pid}/cmdline") for pid in pids]
+    # A process that only waits to be collected has no command line.
+    while any(file.exists() and file.read_bytes() for file in files):
+        assert time.monotonic() < deadline, f"one of {pids} goes on without its run"
         time.sleep(0.01)
 
 
@@ -45,19 +61,25 @@ def test_a_run_that_was_killed_and_stopped_ends_with_the_weights_of_one_that_was
         return said.out, said.err
 
     run, whole = tmp_path / "run", tmp_path / "whole"
-    killed = launch(tmp_path, str(tiny_folder), *SLOWLY, "--run", "run")
+    killed = launch(tmp_path, str(tiny_folder), *SLOWLY, "workers=1", "--run", "run")
     wait_for_steps(run, 7, killed)
+    players = children_of(killed.pid)
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
+    if sys.platform == "linux":
+        assert len(players) == 1
+        wait_for_end(players)
     with monkeypatch.context() as patch:
         patch.setattr(loop, "sft_step", stopping_at(12, loop.sft_step))
         shown, _ = sft("--resume", "run", code=143)
     assert "stopped on request after step 12\n" in shown
     assert shown.endswith("go on with: moored sft --resume run\n")
     sft("--resume", "run")
-    sft(str(tiny_folder), *SLOWLY, "--run", "whole")
-    for file in ("metrics.jsonl", "config.yaml", "model/model.safetensors"):
+    sft(str(tiny_folder), *SLOWLY, "workers=0", "--run", "whole")
+    for file in ("metrics.jsonl", "model/model.safetensors"):
         assert (run / file).read_bytes() == (whole / file).read_bytes(), file
+    with_one = (run / "config.yaml").read_text()
+    assert with_one.replace("workers: 1\n", "workers: 0\n") == (whole / "config.yaml").read_text()
 
 
 def stopping_at(last: int, do_step):
