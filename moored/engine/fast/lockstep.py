@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from moored.engine.base import Request, SamplingParams
-from moored.engine.fast.rows import make_completions, reply_lengths, rows_of
+from moored.engine.fast.rows import reply_lengths, rows_of
 from moored.engine.fast.slots import Job, split_jobs
 from moored.types import Completion
 
@@ -63,7 +63,7 @@ def _write(
     )
     lengths = reply_lengths(tokens, params)
     rows = list(zip(requests, sessions, strict=True))
-    return make_completions(tokens, logps.copy(), lengths, rows, params, sampler.version)
+    return sampler.complete(tokens, logps.copy(), lengths, rows, params)
 
 
 def _shift(cache: torch.Tensor, source: dict[int, int], held: int) -> None:

@@ -33,11 +33,12 @@ from moored.engine.fast.rows import (
     State,
     check_fast_params,
     entries_size,
+    make_completions,
     padded_shape,
     unpack_entries,
     unpack_rows,
 )
-from moored.engine.fast.slots import MIN_SHARERS, Slots
+from moored.engine.fast.slots import MIN_SHARERS, Session, Slots
 from moored.engine.fast.stream import SlotStream
 from moored.engine.passes import says_out_of_memory
 from moored.errors import MooredError
@@ -83,6 +84,7 @@ class SlotSampler:
         self._owner: SlotStream | None = None
         self._capacity = max_context
         self._is_full = False
+        self._is_damaged = False
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         self._entry_graphs: dict[PassShape, torch.cuda.CUDAGraph | None] = {}
         self._pool: Any = None
@@ -96,6 +98,9 @@ class SlotSampler:
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         if self._owner is not None and self._owner.is_writing:
             raise MooredError("weights arrived while replies are under way; close the stream first")
+        if self._is_damaged:
+            self.release()
+            self._is_damaged = False
         with torch.no_grad():
             self.decoder.load(weights)
         self.slots.end(list(self.slots.sessions))
@@ -112,7 +117,13 @@ class SlotSampler:
         check_fast_params(params)
         if not self.is_cuda:
             return write_batch(self, requests, params)
-        return write_all(SlotStream(self, params), requests)
+        stream = SlotStream(self, params)
+        try:
+            return write_all(stream, requests)
+        except BaseException:
+            # Nobody else can close it, and until then no other could write.
+            stream.close()
+            raise
 
     def claim(self, stream: SlotStream | None, params: SamplingParams) -> None:
         """Let a stream use the lanes; there is one set of them, with one set of parameters."""
@@ -139,13 +150,15 @@ class SlotSampler:
             self._free()
         most = self._max_rows()
         self._is_full = most < wanted
-        self.slots = Slots(min(wanted, most))
-        self.cache = self.decoder.new_cache(self.slots.idle + 1, self._capacity)
-        self.state = State(self.slots.num_rows, self._capacity, self.slots.idle, self.device)
+        slots = Slots(min(wanted, most))
+        self.cache = self.decoder.new_cache(slots.idle + 1, self._capacity)
+        self.state = State(slots.num_rows, self._capacity, slots.idle, self.device)
         self.state.set_params(params)
-        largest = padded_shape(MAX_RECORDED_TOKENS - 1, self.slots.num_rows, 1)
+        largest = padded_shape(MAX_RECORDED_TOKENS - 1, slots.num_rows, 1)
         size = entries_size(largest.rows) + largest.size
         self._inputs = torch.zeros(size, dtype=torch.int32, device=self.device)
+        # Last: without the memory for all of it there are no slots.
+        self.slots = slots
         return True
 
     def release(self) -> None:
@@ -155,13 +168,14 @@ class SlotSampler:
         if not self.slots.num_rows:
             return
         self._free()
-        self.slots, self._is_full = Slots(0), False
+        self._is_full = False
         if self.is_cuda:
             torch.cuda.empty_cache()
 
     def _free(self) -> None:
         if self.is_cuda:
             torch.cuda.synchronize(self.device)  # what is under way uses what goes away
+        self.slots = Slots(0)
         del self.cache, self.state
         self._graphs.clear()
         self._entry_graphs.clear()
@@ -255,6 +269,24 @@ class SlotSampler:
         hidden = self.decoder.forward(self.cache, ids, rows)
         self.draw(hidden.index_select(0, entries.lasts), entries.drawn)
         self.state.enter(entries)
+
+    def complete(
+        self,
+        tokens: np.ndarray,
+        logps: np.ndarray,
+        lengths: Sequence[int],
+        rows: Sequence[tuple[Request, Session]],
+        params: SamplingParams,
+    ) -> list[Completion]:
+        """What `make_completions` makes of replies; a cache that is not finite goes with weights.
+
+        Even cells that nobody sees would spoil later replies: 0 · nan is nan.
+        """
+        try:
+            return make_completions(tokens, logps, lengths, rows, params, self.version)
+        except MooredError:
+            self._is_damaged = True
+            raise
 
     def fetch(self, num_rows: int, longest: int) -> Fetch:
         """Enqueue a copy of `State.replies`; it holds until the second fetch after this one."""

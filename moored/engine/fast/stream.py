@@ -20,7 +20,6 @@ from moored.engine.base import Request, SamplingParams, check_text_prompt
 from moored.engine.fast.capture import Fetch
 from moored.engine.fast.rows import (
     check_fast_params,
-    make_completions,
     pack_entries,
     pack_jobs,
     padded_shape,
@@ -105,7 +104,7 @@ class SlotStream:
                 return finished
 
     def close(self) -> None:
-        if any(self._lanes):
+        if any(self._lanes) and self._sampler.slots.num_rows:
             self._sampler.state.stop_all()
         self._queue.clear()
         self._under_way.clear()
@@ -215,13 +214,9 @@ class SlotStream:
         lengths = counts[lanes].tolist()
         # Copied: the memory of the fetch is used again.
         tokens, logps = written[:, lanes, : max(lengths)]
-        completions = make_completions(
-            tokens,
-            logps.view(np.float32),
-            lengths,
-            [(row.request, row.session) for _, row in ended],
-            self._params,
-            self._sampler.version,
+        rows = [(row.request, row.session) for _, row in ended]
+        completions = self._sampler.complete(
+            tokens, logps.view(np.float32), lengths, rows, self._params
         )
         sessions = (row.request.session for _, row in ended)
         return list(zip(sessions, completions, strict=True))

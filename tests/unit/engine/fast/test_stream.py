@@ -277,6 +277,37 @@ def test_new_weights_are_used_from_the_next_reply_on_and_sessions_are_dropped(mo
     assert_same({0: found}, {0: expected})
 
 
+def test_slots_for_which_there_is_no_memory_are_made_when_there_is(model, monkeypatch):
+    sampler = make_sampler(model, max_context=48)
+    stream = sampler.stream(SamplingParams(max_tokens=20))
+    short = [Request(session=s, prompt=p, seed=s) for s, p in enumerate(first_prompts(6))]
+    for request in short:
+        stream.submit(request)
+    stream.poll(wait_s=0.0)
+
+    def fail(*_):
+        raise torch.OutOfMemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sampler.decoder, "new_cache", fail)
+        stream.submit(Request(session=9, prompt=Prompt(np.arange(100) % 60 + 3), seed=9))
+        with pytest.raises(MooredError, match="out of GPU memory in sampling"):
+            stream.poll()
+    stream.close()
+    assert_same(as_stream(sampler, 6, 2), in_lockstep(make_sampler(model), 6, 2))
+
+
+def test_a_call_that_fails_leaves_no_reply_under_way(model, monkeypatch):
+    sampler = make_sampler(model)
+    monkeypatch.setattr(sampler, "_max_rows", lambda *_: 5)
+    broken = {name: tensor * torch.nan for name, tensor in model.state_dict().items()}
+    sampler.load_weights(broken.items(), 1)
+    with pytest.raises(MooredError, match="not finite"):
+        in_lockstep(sampler, 12, turns=1)
+    sampler.load_weights(model.state_dict().items(), 2)
+    assert_same(as_stream(sampler, 6, 2), in_lockstep(make_sampler(model), 6, 2))
+
+
 def test_one_stream_writes_at_a_time(model):
     sampler = make_sampler(model)
     first, second = sampler.stream(PARAMS), sampler.stream(PARAMS)
