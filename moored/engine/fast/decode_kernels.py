@@ -272,7 +272,7 @@ def attend_one(
     _, kv_heads, capacity, width = keys.shape
     group = num_heads // kv_heads
     q_norm, k_norm = norms or tables
-    tile = attention_tile(len(rows.slots) * kv_heads, width)
+    tile = attention_tile(len(rows.slots) * kv_heads, width, keys.element_size())
     _attend_one[(len(rows.slots), kv_heads)](
         qkv,
         keys,

@@ -21,7 +21,7 @@ from moored.engine.fast import decode_kernels
 from moored.engine.fast.decode_kernels import overlap_options, wait_for_inputs
 from moored.engine.fast.draw_kernels import draw as draw
 from moored.engine.fast.rows import Rows
-from moored.engine.fast.tiles import tile_of
+from moored.engine.fast.tiles import cells_at_once, tile_of
 
 
 @triton.jit
@@ -401,7 +401,7 @@ def attend(
         GROUP_P=padded,
         TOKENS=tokens,
         M=max(16, triton.next_power_of_2(tokens * padded)),
-        N=64,
+        N=cells_at_once(width, keys.element_size()),
         PRECISION="ieee" if qkv.dtype == torch.float32 else "tf32",
         num_warps=4,
         num_stages=2,

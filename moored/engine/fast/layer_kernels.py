@@ -132,15 +132,18 @@ def silu_mul_backward(
 
 
 @triton.jit
-def _rotate(x, cos, sin, out, sign, heads, D: tl.constexpr, HEADS: tl.constexpr):
+def _rotate(
+    x, cos, sin, out, sign, heads, D: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr
+):
     token = tl.program_id(0).to(tl.int64)
-    half, head = tl.arange(0, D // 2), tl.arange(0, HEADS)
-    inside = (head < heads)[:, None]
+    half, head = tl.arange(0, HALF), tl.arange(0, HEADS)
+    exists = half < D // 2
+    inside = (head < heads)[:, None] & exists[None, :]
     at = token * heads * D + head[:, None] * D + half[None, :]
     first = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(x + at + D // 2, mask=inside, other=0.0).to(tl.float32)
-    c = tl.load(cos + token * D + half)[None, :].to(tl.float32)
-    s = tl.load(sin + token * D + half)[None, :].to(tl.float32) * sign
+    c = tl.load(cos + token * D + half, mask=exists, other=0.0)[None, :].to(tl.float32)
+    s = tl.load(sin + token * D + half, mask=exists, other=0.0)[None, :].to(tl.float32) * sign
     tl.store(out + at, first * c - second * s, mask=inside)
     tl.store(out + at + D // 2, second * c + first * s, mask=inside)
 
@@ -150,22 +153,35 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, sign: float) -
     tokens, heads, width = x.shape
     out = torch.empty_like(x)
     _rotate[(tokens,)](
-        x, cos, sin, out, sign, heads, D=width, HEADS=triton.next_power_of_2(heads), num_warps=4
+        x,
+        cos,
+        sin,
+        out,
+        sign,
+        heads,
+        D=width,
+        HALF=triton.next_power_of_2(width // 2),
+        HEADS=triton.next_power_of_2(heads),
+        num_warps=4,
     )
     return out
 
 
 @triton.jit
-def _merge(out, lse, other, other_lse, tokens, lse_stride, heads, D: tl.constexpr):
+def _merge(
+    out, lse, other, other_lse, tokens, lse_stride, heads, D: tl.constexpr, BLOCK: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     token, head = row // heads, row % heads
     a = tl.load(lse + head * lse_stride + token)
     b = tl.load(other_lse + head * tokens + token)
     top = tl.maximum(a, b)
     both = top + tl.log(tl.exp(a - top) + tl.exp(b - top))
-    at = row * D + tl.arange(0, D)
-    first, second = tl.load(out + at).to(tl.float32), tl.load(other + at).to(tl.float32)
-    tl.store(out + at, first * tl.exp(a - both) + second * tl.exp(b - both))
+    d = tl.arange(0, BLOCK)
+    at, inside = row * D + d, d < D
+    first = tl.load(out + at, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(other + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + at, first * tl.exp(a - both) + second * tl.exp(b - both), mask=inside)
     tl.store(lse + head * lse_stride + token, both)
 
 
@@ -174,6 +190,6 @@ def merge(
 ) -> None:
     """One softmax over two parts, in place of the first; (n, heads, D) and (heads, n)."""
     tokens, heads, width = out.shape
-    _merge[(tokens * heads,)](
-        out, lse, other, other_lse, tokens, lse.stride(0), heads, D=width, num_warps=1
-    )
+    block = triton.next_power_of_2(width)
+    sizes = tokens, lse.stride(0), heads
+    _merge[(tokens * heads,)](out, lse, other, other_lse, *sizes, D=width, BLOCK=block, num_warps=1)

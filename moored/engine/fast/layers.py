@@ -19,7 +19,9 @@ from moored.engine.passes import trunk_of
 
 def fuse_layers(model: nn.Module) -> None:
     """Let the layers of a model that `use_tree_attention` switched over use the kernels."""
-    for layer in trunk_of(model).layers:  # pyright: ignore[reportGeneralTypeIssues]
+    trunk: Any = trunk_of(model)
+    is_silu = trunk.config.hidden_act == "silu"
+    for layer in trunk.layers:
         attention = layer.self_attn
         norms = [layer.input_layernorm, layer.post_attention_layernorm]
         norms += [
@@ -27,7 +29,8 @@ def fuse_layers(model: nn.Module) -> None:
         ]
         for each in norms:
             each.forward = MethodType(_norm_forward, each)
-        layer.mlp.forward = MethodType(_mlp_forward, layer.mlp)
+        if is_silu:
+            layer.mlp.forward = MethodType(_mlp_forward, layer.mlp)
         attention.forward = MethodType(_attention_forward, attention)
 
 

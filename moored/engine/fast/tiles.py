@@ -21,6 +21,8 @@ LONG = 4096
 """Columns from which on more programs share them."""
 FEW_PROGRAMS = 264
 """Two for every multiprocessor: up to here attention is faster with several warps in each."""
+BYTES_AT_ONCE = 64 * 256
+"""Of keys that attention loads at a time: more of wide heads would not fit into shared memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +87,14 @@ def _tile_of_few(num_rows: int, num_columns: int, gated: bool, in_parts: bool) -
     return Tile(rows, 32, 128, parts=4) if in_parts else Tile(rows, 16, 128)
 
 
-def attention_tile(num_programs: int, head_width: int) -> AttentionTile:
-    """The tile for so many pairs of a row and a KV head."""
+def attention_tile(num_programs: int, head_width: int, element_size: int) -> AttentionTile:
+    """The tile for so many pairs of a row and a KV head; `element_size` in bytes."""
+    most = cells_at_once(head_width, element_size)
     if num_programs > FEW_PROGRAMS:
-        return AttentionTile(cells=32, warps=1)
-    return AttentionTile(cells=64, warps=2 if head_width <= 64 else 4)
+        return AttentionTile(cells=min(32, most), warps=1)
+    return AttentionTile(cells=most, warps=2 if head_width <= 64 else 4)
+
+
+def cells_at_once(head_width: int, element_size: int) -> int:
+    """Cells of a slot that attention loads at a time, 64 at most."""
+    return min(64, BYTES_AT_ONCE // (head_width * element_size))

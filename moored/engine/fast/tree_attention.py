@@ -20,11 +20,13 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from moored.engine.packing import Tree
-from moored.models.load import LLAMA_SHAPED, sliding_window
+from moored.models.load import LLAMA_SHAPED, head_width, sliding_window
 
 NAME = "moored_tree"
 CHUNK = 8
 """Continuations of similar length that a CPU computes together, padded."""
+WIDTH_MULTIPLE, MAX_WIDTH = 8, 256
+"""Head widths that flash attention on a GPU knows."""
 
 _cpu_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -35,7 +37,10 @@ _cuda_backward = torch.ops.aten._flash_attention_backward
 def use_tree_attention(model: Any, device: torch.device, *, bf16: bool) -> bool:
     """Switch a model over where that is possible; on a GPU flash attention needs bfloat16."""
     config = model.config
-    fits = bf16 if device.type == "cuda" else device.type == "cpu" and not bf16
+    fits = device.type == "cpu" and not bf16
+    if device.type == "cuda":
+        width = head_width(config)
+        fits = bf16 and width % WIDTH_MULTIPLE == 0 and width <= MAX_WIDTH
     if config.model_type not in LLAMA_SHAPED or sliding_window(config) or not fits:
         return False
     AttentionInterface.register(NAME, tree_attention)

@@ -297,3 +297,20 @@ def test_recorded_gradients_scores_and_values_equal_plain_ones():
         assert (ours - plain).norm() <= 0.03 * plain.norm() + 1e-7
     for ours, plain in zip(scores[False], scores[True], strict=True):
         np.testing.assert_allclose(ours, plain, atol=0.05, rtol=0.03)
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("width", [80, 100])
+def test_heads_of_widths_that_are_no_power_of_2_are_scored_and_trained(width):
+    samples, found = make_samples(), []
+    requests = [ScoreRequest(each.sample.prompt, [each.sample.ids_T]) for each in samples]
+    for kind in ("plain", "auto"):
+        options = load_config({"engine": {"dtype": "bfloat16", "learner": kind}})
+        learner = LocalLearner(tiny_model(head_dim=width).eval().cuda(), options)
+        scores = np.concatenate([scored for (scored,) in learner.score(requests)])
+        norms = [next(learner.step([samples]))["grad_norm"] for _ in range(3)]
+        found.append((scores, norms))
+    (plain, plain_norms), (ours, norms) = found
+    np.testing.assert_allclose(ours, plain, atol=0.05)
+    assert norms == pytest.approx(plain_norms, rel=0.1)

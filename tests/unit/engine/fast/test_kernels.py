@@ -58,7 +58,9 @@ def on_device(rows: Rows) -> Rows:
 
 
 @pytest.mark.parametrize("counts", [(1, 1, 1, 1), (3, 1, 70, 30)], ids=["one", "several"])
-@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(4, 4, 32), (9, 3, 64), (6, 2, 16)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "width"), [(4, 4, 32), (9, 3, 64), (6, 2, 16), (14, 2, 256)]
+)
 @pytest.mark.parametrize("has_norm", [False, True], ids=["plain", "normed"])
 def test_attention_with_shared_prefixes_equals_plain_torch(
     counts, heads, kv_heads, width, has_norm

@@ -59,18 +59,25 @@ def test_gated_units_and_their_derivatives():
     torch.testing.assert_close(d_up, up.grad, rtol=1e-4, atol=1e-5)
 
 
-def test_rotations_turn_halves_against_each_other_and_back():
-    x, angles = some(6, 3, 16), some(6, 8, seed=1)
+WIDTHS = [16, 48, 80, 96]
+"""Of heads: powers of 2, and others that models have."""
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_rotations_turn_halves_against_each_other_and_back(width: int):
+    x, angles = some(6, 3, width), some(6, width // 2, seed=1)
     both = torch.cat([angles, angles], dim=-1)
     cos, sin = both.cos(), both.sin()
     turned = kernels.rotate(x, cos, sin, 1.0)
-    half = torch.cat([-x[..., 8:], x[..., :8]], dim=-1)
+    half = torch.cat([-x[..., width // 2 :], x[..., : width // 2]], dim=-1)
     torch.testing.assert_close(turned, x * cos[:, None] + half * sin[:, None])
     torch.testing.assert_close(kernels.rotate(turned, cos, sin, -1.0), x, rtol=1e-4, atol=1e-5)
 
 
-def test_two_parts_merge_into_one_softmax():
-    out, other, lse, other_lse = some(5, 3, 16), some(5, 3, 16, seed=1), some(3, 9), some(3, 5)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_two_parts_merge_into_one_softmax(width: int):
+    out, other = some(5, 3, width), some(5, 3, width, seed=1)
+    lse, other_lse = some(3, 9), some(3, 5)
     lse[:, 5] = 40.0
     expected = out.clone(), lse.clone()
     trees._merge(expected[0], expected[1][:, 4:], other, other_lse)

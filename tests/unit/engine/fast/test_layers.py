@@ -20,9 +20,9 @@ TREE = Tree((5,), ((4, 3),))
 PLACES = [[0, 1, 2, 3, 4, 5, 6, 7, 8, 5, 6, 7]]
 
 
-def make_model(kind: str) -> Any:
+def make_model(kind: str, **options: object) -> Any:
     """Two layers with random weights; norms and biases would else be ones and zeros."""
-    model = tiny_model(kind, head_dim=8).eval()
+    model = tiny_model(kind, head_dim=8, **options).eval()
     for weight in model.parameters():
         if weight.dim() == 1:
             weight.data += 0.3 * torch.randn_like(weight)
@@ -51,9 +51,9 @@ def pass_over_tree(model: Any) -> list[torch.Tensor]:
     return [found.detach(), *(weight.grad for weight in model.model.parameters())]
 
 
-def check_that_fused_layers_are_the_models_own(kind: str) -> None:
+def check_that_fused_layers_are_the_models_own(kind: str, **options: object) -> None:
     """In float32: outputs and gradients over a tree, of copies too, and logits without one."""
-    model = make_model(kind)
+    model = make_model(kind, **options)
     fused = fused_copy(model)
     expected = pass_over_tree(model)
     for each in (fused, copy.deepcopy(fused)):
@@ -72,6 +72,10 @@ def plain_kernels(monkeypatch):
 @pytest.mark.parametrize("kind", KINDS)
 def test_fused_layers_have_the_outputs_and_gradients_of_the_model(kind: str):
     check_that_fused_layers_are_the_models_own(kind)
+
+
+def test_fused_layers_keep_the_models_own_activation():
+    check_that_fused_layers_are_the_models_own("llama", hidden_act="gelu")
 
 
 def test_under_autocast_norms_hand_on_one_rounded_tensor(monkeypatch):

@@ -46,6 +46,13 @@ def test_gated_products_are_divided_by_rows_and_lines_alone():
 
 
 def test_attention_of_few_rows_has_more_warps():
-    assert attention_tile(128 * 2, 64).warps == 2
-    assert attention_tile(128 * 2, 128).warps == 4
-    assert attention_tile(128 * 3, 64).warps == 1
+    assert attention_tile(128 * 2, 64, 2).warps == 2
+    assert attention_tile(128 * 2, 128, 2).warps == 4
+    assert attention_tile(128 * 3, 64, 2).warps == 1
+
+
+def test_attention_of_wide_heads_takes_fewer_cells_at_once():
+    """Keys and values of two stages: 64 cells of 1,024 bytes would be 256 KiB, an H200 has 227."""
+    sizes = [(64, 2), (128, 2), (256, 2), (256, 4)]
+    assert [attention_tile(8, *size).cells for size in sizes] == [64, 64, 32, 16]
+    assert [attention_tile(1000, *size).cells for size in sizes] == [32, 32, 32, 16]

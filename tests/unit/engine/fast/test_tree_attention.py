@@ -111,6 +111,12 @@ def test_models_with_other_attention_keep_their_own():
     assert windowed.config._attn_implementation == "sdpa"
 
 
+@pytest.mark.parametrize(("width", "fits"), [(80, True), (256, True), (100, False), (264, False)])
+def test_on_a_gpu_head_widths_are_those_of_flash_attention(width, fits):
+    model = tiny_model(head_dim=width)
+    assert use_tree_attention(model, torch.device("cuda"), bf16=True) is fits
+
+
 def test_others_who_use_the_model_see_no_difference():
     """Padding masks and cached stretches go through as before."""
     torch.manual_seed(0)
