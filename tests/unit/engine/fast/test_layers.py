@@ -20,7 +20,7 @@ TREE = Tree((5,), ((4, 3),))
 PLACES = [[0, 1, 2, 3, 4, 5, 6, 7, 8, 5, 6, 7]]
 
 
-def make_model(kind: str, **options: object) -> Any:
+def make_model(kind: str, **options: Any) -> Any:
     """Two layers with random weights; norms and biases would else be ones and zeros."""
     model = tiny_model(kind, head_dim=8, **options).eval()
     for weight in model.parameters():
@@ -51,7 +51,7 @@ def pass_over_tree(model: Any) -> list[torch.Tensor]:
     return [found.detach(), *(weight.grad for weight in model.model.parameters())]
 
 
-def check_that_fused_layers_are_the_models_own(kind: str, **options: object) -> None:
+def check_that_fused_layers_are_the_models_own(kind: str, **options: Any) -> None:
     """In float32: outputs and gradients over a tree, of copies too, and logits without one."""
     model = make_model(kind, **options)
     fused = fused_copy(model)
