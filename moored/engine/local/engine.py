@@ -45,6 +45,9 @@ class LocalEngine:
         if config.engine.sampler == "vllm":
             check_vllm(config)
         device = pick_device(config.engine.device)
+        if device.type == "cuda" and device.index is not None:
+            # Triton launches kernels on the current GPU, wherever their tensors are.
+            torch.cuda.set_device(device)
         loaded = load_model(config.model, device, exact=not uses_bf16(config.engine.dtype, device))
         if trains:
             config = fit_to_gpu(config, loaded.model.config.to_dict())

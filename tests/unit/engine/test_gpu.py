@@ -10,10 +10,12 @@ import pytest
 from moored.config import load_config
 from moored.engine import gpu
 from moored.engine.gpu import fit_to_gpu, present_gpu
+from moored.errors import MooredError
 from moored.plan.gpus import GPUS
 from moored.plan.known import KNOWN
 
 torch = pytest.importorskip("torch")
+local_engine = pytest.importorskip("moored.engine.local.engine")
 
 
 @pytest.fixture
@@ -85,3 +87,18 @@ def test_a_model_of_unknown_shape_is_left_to_the_defaults():
     config = load_config({})
     assert fit_to_gpu(config, {"model_type": "odd"}, GPUS["h200"]) is config
     assert fit_to_gpu(config, config_of("Qwen/Qwen2.5-0.5B")) is config
+
+
+@pytest.mark.parametrize(("name", "chosen"), [("cuda:1", ["cuda:1"]), ("cuda", [])])
+def test_a_gpu_that_is_named_becomes_the_current_one(machine, monkeypatch, name, chosen):
+    """Kernels are launched there; without a number it is the current one already."""
+    found = []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: found.append(str(device)))
+
+    def load_model(*_, **__):
+        raise MooredError("no model")
+
+    monkeypatch.setattr(local_engine, "load_model", load_model)
+    with pytest.raises(MooredError, match="no model"):
+        local_engine.LocalEngine(load_config({"engine": {"device": name}}))
+    assert found == chosen
