@@ -10,7 +10,6 @@ their lengths are geometric, like those of a coin that is tossed at every token.
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +21,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from moored.models.load import embedded_models
 
+SAMPLE = (4, 128)
+"""Random tokens that say how likely the end is."""
 MIN_POSITIONS = 4096
 """Context that is allowed at least; rotations need no weights for it."""
 
@@ -47,17 +48,28 @@ def write_model(
 def end_after(model: Any, mean_tokens: float) -> None:
     """Give the end-of-sequence token a probability of about 1 / `mean_tokens` everywhere.
 
-    One entry of all embeddings is far larger than the others, so that it is nearly the same in
-    every last hidden state; the token's own entry, as its head, is larger still.
+    One entry is 1 in all embeddings and no layer adds to it, so that it is nearly the same in every
+    last hidden state. The token's own entry, as its head, is what makes it so likely.
     """
     if not model.config.tie_word_embeddings:
         raise SystemExit("--mean-tokens is for shapes with tied embeddings")
     weight, end = model.get_input_embeddings().weight, model.config.eos_token_id
     weight[:, 0] = 1.0
-    ids = torch.arange(weight.shape[0])[:: max(1, weight.shape[0] // 64)][None]
-    hidden = model.model(input_ids=ids).last_hidden_state[..., 0].float().mean().item()
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight[0] = 0.0
+        layer.mlp.down_proj.weight[0] = 0.0
     weight[end] = weight.mean(dim=0)
-    weight[end, 0] = 1.0 + math.log((weight.shape[0] - 1) / (mean_tokens - 1)) / hidden
+    ids = torch.randint(len(weight), SAMPLE, device=weight.device)
+    hidden = model.model(input_ids=ids).last_hidden_state.flatten(0, 1)
+    logits = (hidden @ weight.T).float()
+    ahead = logits[:, end] - logits.logsumexp(dim=1)
+    entry = hidden[:, 0].float()
+    low, high = 0.0, 1000.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        chance = torch.sigmoid(ahead + middle * entry).mean().item()
+        low, high = (middle, high) if chance < 1 / mean_tokens else (low, middle)
+    weight[end, 0] += low
 
 
 def main(words: Sequence[str] | None = None) -> int:

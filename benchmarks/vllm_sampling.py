@@ -41,6 +41,7 @@ from random_model import write_model
 from rich.table import Table
 from sizes import SHAPES
 
+LENGTHS = ("equal", "geometric", "turns")
 MEAN_TOKENS, MOST_TOKENS = 60, 400
 TURNS, OBSERVATION_TOKENS, GROUP_SIZE = 5, 50, 16
 
@@ -160,7 +161,9 @@ def write(
     seed: int,
 ) -> int:
     """All replies of one call; returns the number of new tokens."""
-    vocabulary, rng = SHAPES[options.shape[0]].vocab_size, np.random.default_rng(seed)
+    vocabulary = SHAPES[options.shape[0]].vocab_size
+    # Other prompts in each case: those of an earlier one may still be in a cache.
+    rng = np.random.default_rng([seed, LENGTHS.index(lengths), rows])
 
     def random_ids(count: int) -> np.ndarray:
         return rng.integers(stop + 1, vocabulary, count)
@@ -257,8 +260,8 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--lengths",
         nargs="+",
-        choices=("equal", "geometric", "turns"),
-        default=["equal", "geometric", "turns"],
+        choices=LENGTHS,
+        default=list(LENGTHS),
     )
     parser.add_argument("--prompt-tokens", type=int, default=512)
     parser.add_argument("--new-tokens", type=int, default=128)

@@ -213,6 +213,28 @@ def test_replies_of_a_random_model_end_after_so_many_tokens_on_average(benchmark
     assert 1 / chances.mean().item() == pytest.approx(20.0, rel=0.05)
 
 
+def test_a_reply_of_a_deep_random_model_may_end_at_any_token_alike(
+    benchmark, monkeypatch, tmp_path
+):
+    import torch
+    from transformers import LlamaConfig
+
+    from moored.models.load import load_model
+
+    script = benchmark("random_model")
+    sizes = {"hidden_size": 64, "intermediate_size": 512, "num_hidden_layers": 16}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": True}
+    deep = LlamaConfig(vocab_size=512, initializer_range=0.2, **sizes, **heads)
+    monkeypatch.setitem(script.SHAPES, "deep", deep)
+    script.write_model("deep", tmp_path, torch.float32, 20.0)
+    model = load_model(str(tmp_path), torch.device("cpu")).model
+    with torch.no_grad():
+        ids = torch.arange(300)[None] + 100
+        chances = model(input_ids=ids).logits.softmax(dim=-1)[0, :, model.config.eos_token_id]
+    parts = torch.stack([1 / part.mean() for part in chances.split(100)])
+    assert parts.min() > 12 and parts.max() < 33
+
+
 def test_sampling_goes_through_all_turns_and_counts_new_tokens(benchmark):
     script = benchmark("vllm_sampling")
     words = ["--shape", "toy", "--engine", "moored", "--rows", "3", "--device", "cpu"]
