@@ -141,12 +141,18 @@ def test_what_is_stored_of_studies_names_no_folder_of_one_machine():
 def test_the_page_of_smollm2_has_what_the_stored_curves_say(script):
     curves = script("curves")
     page = (ROOT / "docs" / "results" / "smollm2.md").read_text()
-    runs = read_curve_file(RESULTS / "smollm2_sokoban_grpo.json")
-    lines = [line for line in curves.lines_of_runs(runs)[1:] if line[1] != "mean"]
-    assert len(lines) == 9
-    for _, *cells in lines:
-        assert f"| {' | '.join(cells)} |" in page
-    for name in ("sokoban_ppo", "frozen_lake_ppo", "frozen_lake_grpo", "countdown_grpo"):
+    for name, count in (("sokoban_grpo", 6), ("sokoban_engines", 7)):
+        runs = read_curve_file(RESULTS / f"smollm2_{name}.json")
+        lines = [line for line in curves.lines_of_runs(runs)[1:] if line[1] != "mean"]
+        if name == "sokoban_grpo":
+            lines.append(curves.paired_line(runs, "top_p", "none"))
+        else:  # runs without the filter are told in a sentence
+            lines = [line for line in lines if line[0] != "none"]
+        assert len(lines) == count + (name == "sokoban_grpo")
+        for _, *cells in lines:
+            assert f"| {' | '.join(cells)} |" in page
+    others = ("sokoban_ppo", "frozen_lake_ppo", "frozen_lake_grpo", "countdown_grpo")
+    for name in (*others, "countdown_ppo", "metamath_grpo", "gsm8k_grpo"):
         runs = read_curve_file(RESULTS / f"smollm2_{name}.json")
         header, *lines = curves.lines_of_runs(runs)
         places = [header.index(column) for column in ("success", "MI", "H(Z|X)")]
