@@ -27,6 +27,9 @@ ASK_S = 0.5
 """How long to wait for replicas at a time while none is up."""
 NOTICE_S = 10.0
 """How long replicas may take to notice that no more weights come."""
+LOADING_TIMES = 4
+"""A replica that reads weights from the object store hangs after so many times the patience: those
+of a large model may take minutes."""
 MAX_SENDS = 5
 """Times in a row that weights are sent to replicas of which none takes them over."""
 MAX_LOSSES = 10
@@ -119,14 +122,15 @@ class ReplicaSampler:
     def publish(self, weights: Any, version: int) -> None:
         """Have every replica take over weights of the object store; lost ones follow later."""
         self._weights, self.version = weights, version
+        asked = []
         for seat in self.seats:
             # Also one that is about to take over older weights.
             if seat.is_up or seat.loading is not None:
                 seat.is_up = False
                 self._load(seat)
+                asked += [seat] if seat.down_since_s == 0.0 else []
         self.grow()
-        while any(seat.loading is not None and seat.down_since_s == 0.0 for seat in self.seats):
-            self.look_after(wait_s=ASK_S)
+        self._wait_until_done(asked, LOADING_TIMES * self._options.patience_s)
         self.wait_for_one()
 
     def publish_direct(self, source: Source, version: int) -> None:
@@ -146,16 +150,16 @@ class ReplicaSampler:
         for seat in asked:
             seat.is_up, seat.is_waiting = False, False
             self._load(seat)
-        self._wait_until_done(asked)
+        self._wait_until_done(asked, self._options.patience_s)
 
-    def _wait_until_done(self, seats: Sequence[Seat]) -> None:
+    def _wait_until_done(self, seats: Sequence[Seat], limit_s: float) -> None:
         """Return when all calls of these are done; replicas that hang in theirs are ended."""
         calls = [seat.loading for seat in seats]
-        deadline_s = time.monotonic() + self._options.patience_s
+        deadline_s = time.monotonic() + limit_s
         while stuck := [s for s, call in zip(seats, calls, strict=True) if s.loading is call]:
             if time.monotonic() > deadline_s:
                 self._start_anew(stuck)
-                deadline_s += self._options.patience_s
+                deadline_s += limit_s
             self.look_after(wait_s=ASK_S)
 
     def _start_anew(self, seats: Sequence[Seat]) -> None:
@@ -175,7 +179,7 @@ class ReplicaSampler:
         finally:
             if not is_sent:
                 self._end_stuck(members)
-        self._wait_until_done(members)
+        self._wait_until_done(members, self._options.patience_s)
 
     def _meet(self, address: tuple[str, int], members: Sequence[Seat]) -> Meeting:
         """One more round of the last circle, where learner and replicas are the same."""

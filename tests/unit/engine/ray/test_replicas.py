@@ -265,6 +265,24 @@ def test_a_replica_that_was_started_again_unseen_costs_the_others_nothing(start,
     assert not events
 
 
+def test_a_replica_that_is_stopped_over_weights_of_the_store_is_started_anew(
+    start, toy, monkeypatch
+):
+    from moored.engine.ray.weights import pack_weights
+
+    sampler, events = start(2, toy.ToySampler)
+    stopped = sampler.seats[0].about.pid
+    monkeypatch.setattr(ray_replicas, "LOADING_TIMES", 3.0 / sampler._options.patience_s)
+    os.kill(stopped, signal.SIGSTOP)
+    sampler.publish(sampler._ray.put(pack_weights([("weight", np.array([0.25]))])), 3)
+    assert stopped not in {seat.about.pid for seat in sampler.up}
+    asked = requests(4)
+    assert same(write_replies(sampler, asked, PARAMS), written_with(toy, 0.25, asked))
+    while len(sampler.up) < 2:
+        sampler.look_after(wait_s=0.5)
+    assert [event.kind for event in events] == ["replica_lost", "replica_back"]
+
+
 @pytest.fixture
 def alone(monkeypatch):
     """A sampler of one replica that waits for weights; its clock goes on by 100 s at each look."""
@@ -288,7 +306,7 @@ def test_replicas_that_hang_are_started_anew(alone):
             hung.loading = "the next call"
 
     sampler.look_after = look_after
-    sampler._wait_until_done([quick, hung])
+    sampler._wait_until_done([quick, hung], 150.0)
     assert ended == ["actor 1"]
 
 
