@@ -7,6 +7,7 @@ the others write on. All methods are called from one thread at a time.
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,9 +28,9 @@ ASK_S = 0.5
 """How long to wait for replicas at a time while none is up."""
 NOTICE_S = 10.0
 """How long replicas may take to notice that no more weights come."""
-LOADING_TIMES = 4
-"""A replica that reads weights from the object store hangs after so many times the patience: those
-of a large model may take minutes."""
+HANG_TIMES = 4
+"""A replica hangs when a call takes so many times the patience: to read the weights of a large
+model from the object store, or to write in lockstep, may take minutes."""
 MAX_SENDS = 5
 """Times in a row that weights are sent to replicas of which none takes them over."""
 MAX_LOSSES = 10
@@ -56,6 +57,7 @@ class Seat:
     """Requests that were handed over, by session."""
     call: Any = None
     """The call that writes them."""
+    called_at_s: float = 0.0
 
     @property
     def load(self) -> int:
@@ -110,6 +112,10 @@ class ReplicaSampler:
         return [seat for seat in self.seats if seat.is_up]
 
     @property
+    def _hang_s(self) -> float:
+        return HANG_TIMES * self._options.patience_s
+
+    @property
     def is_lockstep(self) -> bool:
         """One replica that writes in lockstep; several finish at different times."""
         about = self.seats[0].about
@@ -130,7 +136,7 @@ class ReplicaSampler:
                 self._load(seat)
                 asked += [seat] if seat.down_since_s == 0.0 else []
         self.grow()
-        self._wait_until_done(asked, LOADING_TIMES * self._options.patience_s)
+        self._wait_until_done(asked, self._hang_s)
         self.wait_for_one()
 
     def publish_direct(self, source: Source, version: int) -> None:
@@ -322,6 +328,14 @@ class ReplicaSampler:
                 f"memory?); see what they printed, also in Ray's logs, then go on with --resume"
             )
         return left
+
+    def end_hung(self) -> None:
+        """Start replicas anew that have been writing for too long; then their calls fail."""
+        since_s = time.monotonic() - self._hang_s
+        hung = [s for s in self.seats if s.call is not None and s.called_at_s < since_s]
+        self._start_anew(hung)
+        for seat in hung:
+            seat.called_at_s = math.inf
 
     def note_replies(self) -> None:
         """Replies were written: what died before is past."""

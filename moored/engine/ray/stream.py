@@ -83,7 +83,7 @@ class ReplicaStream:
             )
             seat.under_way |= {request.session: request for request in seat.outbox}
             seat.outbox = []
-            seat.call = seat.actor.work.remote(order)
+            seat.call, seat.called_at_s = seat.actor.work.remote(order), time.monotonic()
 
     def _collect(self, deadline_s: float | None) -> Finished:
         """Wait for calls until one brings replies."""
@@ -97,6 +97,8 @@ class ReplicaStream:
         if done:
             # Whatever else is there by now comes along.
             done, _ = self._ray.wait(list(calls), num_returns=len(calls), timeout=0)
+        if len(done) < len(calls):
+            self._sampler.end_hung()
         return [reply for call in done for reply in self._take(calls[call], call)]
 
     def _take(self, seat: Seat, call: Any) -> Finished:

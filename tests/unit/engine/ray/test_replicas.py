@@ -272,7 +272,7 @@ def test_a_replica_that_is_stopped_over_weights_of_the_store_is_started_anew(
 
     sampler, events = start(2, toy.ToySampler)
     stopped = sampler.seats[0].about.pid
-    monkeypatch.setattr(ray_replicas, "LOADING_TIMES", 3.0 / sampler._options.patience_s)
+    monkeypatch.setattr(ray_replicas, "HANG_TIMES", 3.0 / sampler._options.patience_s)
     os.kill(stopped, signal.SIGSTOP)
     sampler.publish(sampler._ray.put(pack_weights([("weight", np.array([0.25]))])), 3)
     assert stopped not in {seat.about.pid for seat in sampler.up}
@@ -281,6 +281,21 @@ def test_a_replica_that_is_stopped_over_weights_of_the_store_is_started_anew(
     while len(sampler.up) < 2:
         sampler.look_after(wait_s=0.5)
     assert [event.kind for event in events] == ["replica_lost", "replica_back"]
+
+
+def test_replies_of_a_replica_that_is_stopped_are_written_elsewhere(start, toy, monkeypatch):
+    asked = requests(8)
+    expected = write_replies(toy.ToySampler(load_config({})), asked, PARAMS)
+    sampler, events = start(2, toy.ToySampler)
+    monkeypatch.setattr(ray_replicas, "HANG_TIMES", 3.0 / sampler._options.patience_s)
+    stopped = sampler.seats[0].about.pid
+    os.kill(stopped, signal.SIGSTOP)
+    assert same(write_replies(sampler, asked, PARAMS), expected)
+    assert events[0].kind == "replica_lost"
+    assert events[0].figures["replies_again"] == 4
+    while len(sampler.up) < 2:
+        sampler.look_after(wait_s=0.5)
+    assert stopped not in {seat.about.pid for seat in sampler.up}
 
 
 @pytest.fixture
