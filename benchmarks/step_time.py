@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("words", nargs="+", help="presets and key=value, as for moored train")
     parser.add_argument("--warm-up", type=int, default=20, help="steps that are left out")
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the figures here")
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()  # words may stand behind options too
     config = read_config(given.words)
     device = pick_device(config.engine.device)
     console = make_console()

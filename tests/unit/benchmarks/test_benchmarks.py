@@ -235,6 +235,17 @@ def test_a_reply_of_a_deep_random_model_may_end_at_any_token_alike(
     assert parts.min() > 12 and parts.max() < 33
 
 
+def test_steps_of_a_warm_start_are_timed_behind_the_first(benchmark, tmp_path):
+    words = ["model=nano", "env=bandit", "num_steps=4", "batch_tokens=256", "--warm-up", "2"]
+    assert benchmark("sft_step").main([*words, "workers=0", "--out", str(tmp_path / "out")]) == 0
+    found = json.loads((tmp_path / "out").read_text())["figures"]
+    phases = found["phases_s"]
+    assert 0.0 < phases["dialogues_s"] < phases["step_s"]
+    assert phases["update_s"] < phases["step_s"]
+    # Two steps are left, so that their median is their mean.
+    assert 100 < found["tokens_per_s"] * phases["step_s"] <= 256
+
+
 def test_sampling_goes_through_all_turns_and_counts_new_tokens(benchmark):
     script = benchmark("vllm_sampling")
     words = ["--shape", "toy", "--engine", "moored", "--rows", "3", "--device", "cpu"]
