@@ -32,6 +32,8 @@ NO_MORE_REQUESTS = 64
 READY, ITEM, RESULT, ERROR, LOST, END = "ready", "item", "result", "error", "lost", "end"
 """Messages of a child: ready for requests; an item before the result; the result; what the
 handler raised; how the process that called it ended; the end."""
+NO_REQUEST = 0
+"""Number of a message that belongs to no request; requests count from 1."""
 
 
 class WorkerLost(Exception):
@@ -73,7 +75,8 @@ class Worker:
         self._is_quiet = is_quiet
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._heard: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self._heard: queue.SimpleQueue[tuple[str, Any, int]] = queue.SimpleQueue()
+        self._number = NO_REQUEST
         self._owner_pid = 0
         self._kill: Callable[[], object] = lambda: None
 
@@ -119,9 +122,10 @@ class Worker:
         patience_s: Callable[[bool], float | None],
     ) -> Iterator[Any]:
         """Send a request, yield its items, return its result."""
-        data = pickle.dumps((arguments, *limits))
         with self._lock:
             process = self._living_process()
+            self._number += 1
+            data = pickle.dumps((self._number, arguments, *limits))
             stdin = process.stdin
             assert stdin is not None
             is_answered = False
@@ -145,14 +149,26 @@ class Worker:
         raise what if kind == ERROR else WorkerLost(what)
 
     def _next(self, limit_s: float | None) -> tuple[str, Any]:
-        try:
-            return self._heard.get(timeout=limit_s)
-        except queue.Empty:
-            raise WorkerLost(None) from None
+        """The next message, but no answer to an earlier request."""
+        while True:
+            try:
+                kind, what, number = self._heard.get(timeout=limit_s)
+            except queue.Empty:
+                raise WorkerLost(None) from None
+            if number in (NO_REQUEST, self._number):
+                return kind, what
+
+    def _has_ended(self) -> bool:
+        """Drop what was said between requests: one that was killed while idle is replaced."""
+        while not self._heard.empty():
+            if self._heard.get()[0] == END:
+                return True
+        return False
 
     def _living_process(self) -> subprocess.Popen[bytes]:
         process = self._process
-        if process and self._owner_pid == os.getpid() and process.poll() is None:
+        is_own = process and self._owner_pid == os.getpid()
+        if process and is_own and process.poll() is None and not self._has_ended():
             return process
         self.stop()
         # A new queue: messages of an earlier child must not be read as this one's.
@@ -174,7 +190,7 @@ class Worker:
 
 def _spawn(
     serve_arguments: tuple[object, ...], environ: Mapping[str, str], is_quiet: bool
-) -> tuple[subprocess.Popen[bytes], queue.SimpleQueue[tuple[str, Any]]]:
+) -> tuple[subprocess.Popen[bytes], queue.SimpleQueue[tuple[str, Any, int]]]:
     """A child that runs `serve` with this process's import path, and what is heard from it."""
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     process = subprocess.Popen(
@@ -187,7 +203,7 @@ def _spawn(
         # worker starts stays in the worker's group, and ends with it.
         start_new_session=not _is_child,
     )
-    heard: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+    heard: queue.SimpleQueue[tuple[str, Any, int]] = queue.SimpleQueue()
     assert process.stdout is not None
     threading.Thread(target=_listen, args=(process.stdout, heard), daemon=True).start()
     return process, heard
@@ -200,13 +216,13 @@ def _exit_code(process: subprocess.Popen[bytes]) -> int | None:
         return None
 
 
-def _listen(stream: BinaryIO, heard: queue.SimpleQueue[tuple[str, Any]]) -> None:
+def _listen(stream: BinaryIO, heard: queue.SimpleQueue[tuple[str, Any, int]]) -> None:
     try:
         with stream:
             while True:
                 heard.put(pickle.load(stream))
     except Exception:  # its end, or bytes cut off by a kill: nothing more can be read
-        heard.put((END, None))
+        heard.put((END, None, NO_REQUEST))
 
 
 def _kill_group(process: subprocess.Popen[bytes], owner_pid: int) -> None:
@@ -223,6 +239,8 @@ def _kill_group(process: subprocess.Popen[bytes], owner_pid: int) -> None:
 
 
 _is_child = False
+_request = NO_REQUEST
+"""In a child: the number of the request that is answered."""
 _tell: Callable[[str, object], None]
 
 
@@ -241,8 +259,11 @@ def serve(handler: str, prepare: str, memory_bytes: int) -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
     def tell(kind: str, what: object) -> None:
-        stream.write(pickle.dumps((kind, what)))
-        stream.flush()
+        try:
+            stream.write(pickle.dumps((kind, what, _request)))
+            stream.flush()
+        except BrokenPipeError:  # the process that asked was killed: nobody is left to tell
+            os._exit(1)
 
     _tell = tell
     call: Any = import_object(handler)
@@ -303,9 +324,10 @@ def _answer_requests(call: Callable[..., object], memory_bytes: int) -> None:
             import resource
 
             resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    global _request
     while True:
         try:
-            arguments, cpu_s, wall_s = pickle.load(sys.stdin.buffer)
+            _request, arguments, cpu_s, wall_s = pickle.load(sys.stdin.buffer)
         except EOFError:
             return
         die_after(cpu_s=cpu_s, wall_s=wall_s)

@@ -54,6 +54,10 @@ def sleep_within(limit_s):
 def prepare():
     os.environ["PREPARED"] = "once"
 
+def wait_a_second():
+    open(os.path.join(os.path.dirname(__file__), "prepares"), "w").close()
+    time.sleep(1.0)
+
 def environment():
     return os.environ["PREPARED"], os.environ["GIVEN"]
 """
@@ -131,6 +135,37 @@ def test_a_child_that_was_killed_is_started_again():
     lost.wait()
     assert worker.ask(3, 4) == 7
     assert worker._process is not lost
+
+
+def kill_answering_process(worker: Worker) -> None:
+    """As the system does for its memory, between two requests."""
+    assert worker._process is not None
+    pid = worker._process.pid
+    (answering,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    os.kill(int(answering), signal.SIGKILL)
+    while worker._heard.empty():
+        time.sleep(0.01)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the process in /proc")
+def test_a_process_that_is_killed_while_idle_is_replaced_and_no_answer_is_mistaken():
+    worker = Worker("operator:add")
+    assert worker.ask(1, 2) == 3
+    kill_answering_process(worker)
+    assert [worker.ask(number, 4) for number in range(3)] == [4, 5, 6]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the process in /proc")
+def test_an_answer_to_a_request_that_was_given_up_is_not_the_next_ones(monkeypatch):
+    """A process killed just before it reads a request: its replacement answers all the same."""
+    worker = Worker("operator:add")
+    assert worker.ask(1, 2) == 3
+    kill_answering_process(worker)
+    with monkeypatch.context() as patch:
+        patch.setattr(worker, "_has_ended", lambda: False)
+        with pytest.raises(WorkerLost, match="exit code -9"):
+            worker.ask(3, 4)
+    assert [worker.ask(number, 4) for number in range(3)] == [4, 5, 6]
 
 
 def test_an_interrupted_request_is_not_answered_to_the_next(monkeypatch):
@@ -215,6 +250,26 @@ def test_a_request_without_a_limit_ends_with_the_process_that_asked(handlers, tm
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert left == []
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a process of its own session")
+def test_a_child_whose_owner_was_killed_while_it_started_ends_without_a_word(handlers, tmp_path):
+    script = (
+        "from moored.envs.worker import Worker\n"
+        f"Worker('{handlers}:count', prepare='{handlers}:wait_a_second', is_quiet=False).start()\n"
+    )
+    paths = os.pathsep.join([str(tmp_path), *sys.path])
+    owner = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": paths},
+    )
+    while not (tmp_path / "prepares").exists():
+        assert owner.poll() is None
+        time.sleep(0.01)
+    owner.kill()
+    # Complete only when the child has ended too, since it has the same stderr.
+    assert owner.communicate() == (None, b"")
 
 
 def is_running(pid: int) -> bool:
