@@ -14,13 +14,12 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
-from importlib import import_module
 
 from moored.engine.gpu import present_gpu
 from moored.envs.code.sandbox import container_cores
 from moored.envs.worker import Worker, WorkerLost
 from moored.errors import MooredError
-from moored.models.load import load_tokenizer
+from moored.models.load import embedded_models, load_tokenizer
 from moored.names import ENGINES
 from moored.rollout.render import Renderer
 from moored.runlog.machine import num_cores
@@ -62,8 +61,9 @@ class _Chunk:
 class LessonsAhead:
     """Lessons that `count` processes make ahead, handed out in the order of their numbers.
 
-    The first one asked for may have any number. What a process raises is raised when the lesson is
-    asked for that it was raised over, not earlier. All methods must be called from one thread.
+    No process is started before `begin` or the first lesson, which may have any number. What a
+    process raises is raised when the lesson is asked for that it was raised over, not earlier. All
+    methods must be called from one thread.
     """
 
     def __init__(self, config: SftConfig, count: int) -> None:
@@ -75,23 +75,17 @@ class LessonsAhead:
         self._workers = [
             Worker(
                 f"{__name__}:make_lessons",
-                prepare=f"{__name__}:import_tokenizers",
+                prepare=f"{__name__}:import_all",
                 environ=ONE_THREAD,
                 is_quiet=False,
             )
             for _ in range(count)
         ]
-        # Daemons: an environment that hangs must not keep this process from its end.
-        self._threads = [
-            threading.Thread(target=self._serve, args=(worker,), daemon=True)
-            for worker in self._workers
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads: list[threading.Thread] = []
 
     def lesson(self, index: int) -> Lesson:
         if not self._chunks or index < self._chunks[0].first:
-            self._begin(index)
+            self.begin(index)
         while index >= self._chunks[0].first + CHUNK:
             self._chunks.popleft()
             self._want(self._chunks[-1].first + CHUNK)
@@ -100,16 +94,25 @@ class LessonsAhead:
         if place < len(lessons):
             return lessons[place]
         # Its turn has come: asked for as the first of a chunk, it says what is wrong with it.
-        self._begin(index)
+        self.begin(index)
         return self._chunks[0].lessons.result()[0]
 
-    def _begin(self, first: int) -> None:
+    def begin(self, first: int) -> None:
         """Forget what was asked for, and ask for lessons from number `first` on."""
+        if not self._threads:
+            self._start_threads()
         for chunk in self._chunks:
             chunk.lessons.cancel()
         self._chunks.clear()
         for number in range(CHUNKS_AHEAD * len(self._workers)):
             self._want(first + number * CHUNK)
+
+    def _start_threads(self) -> None:
+        for worker in self._workers:
+            # Daemons: an environment that hangs must not keep this process from its end.
+            thread = threading.Thread(target=self._serve, args=(worker,), daemon=True)
+            thread.start()
+            self._threads.append(thread)
 
     def _want(self, first: int) -> None:
         chunk = _Chunk(first)
@@ -119,8 +122,7 @@ class LessonsAhead:
     def _serve(self, worker: Worker) -> None:
         """A thread: pass requests on to one process until the end."""
         try:
-            # Its imports take seconds, in which this process loads and measures the model.
-            with suppress(MooredError):  # the first request says it again
+            with suppress(MooredError):  # the first request tries again, and says why
                 worker.start()
             while (chunk := self._wanted.get()) is not None:
                 if not chunk.lessons.set_running_or_notify_cancel():
@@ -159,9 +161,12 @@ class LessonsAhead:
             thread.join(CLOSING_S)
 
 
-def import_tokenizers() -> None:
-    """In a child, before its first request: a process that replaces a lost one has them too."""
-    import_module("transformers.models.auto.tokenization_auto")
+def import_all() -> None:
+    """In a child, before its first request: a process that replaces a lost one has it all, too.
+
+    Reading any tokenizer imports what each needs: a second, and memory that both processes share.
+    """
+    load_tokenizer(min(embedded_models()))
 
 
 def make_lessons(config: bytes, first: int, count: int) -> list[Lesson]:

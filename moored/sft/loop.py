@@ -176,6 +176,9 @@ def run_sft(run: SftRun, on_step: Callable[[SftRecord], bool | None] = lambda re
 
 def _run_steps(run: SftRun, on_step: Callable[[SftRecord], bool | None]) -> str:
     config = run.config
+    if run.next_step <= config.num_steps:
+        # Processes start and play while this one measures the model.
+        run.lessons.begin(run.next_index)
     if run.next_step == 1 and on_step(_measure_before(run)):
         return "stopped on request before the first step"
     for step in range(run.next_step, config.num_steps + 1):

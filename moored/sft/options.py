@@ -92,7 +92,7 @@ class SftConfig(Options):
     max_context: int | None = Field(default=None, ge=16)
     """Longest dialogue in tokens; a longer one is cut after the last reply that fits. null: 2,048,
     or what the model can read if that is less."""
-    workers: int | None = Field(default=None, ge=0)
+    workers: int | None = Field(default=None, ge=0, le=256)
     """Processes that play and render dialogues ahead of the updates, each with environments, or
     the file, of its own; 0: none, each step makes its own; null: on a GPU up to 4, but fewer than
     the cores; on a CPU none. An engine given as 'module:attribute' has none."""

@@ -58,6 +58,10 @@ class Lesson:
 class Lessons(Protocol):
     """An endless supply of lessons; the number of one says all about it."""
 
+    def begin(self, first: int) -> None:
+        """Prepare for lessons from number `first` on."""
+        ...
+
     def lesson(self, index: int) -> Lesson: ...
 
     def close(self) -> None: ...
@@ -68,6 +72,9 @@ class OwnLessons:
 
     def __init__(self, source: Source, renderer: ReplyRenderer, max_context: int) -> None:
         self._source, self._renderer, self._max_context = source, renderer, max_context
+
+    def begin(self, first: int) -> None:
+        """Nothing is made ahead."""
 
     def lesson(self, index: int) -> Lesson:
         dialogue = self._source.train(index)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import pickle
+import subprocess
+import sys
+import time
 from contextlib import closing
 from types import SimpleNamespace
 
@@ -100,6 +103,16 @@ def test_a_process_that_is_lost_once_is_replaced(tiny_folder, tmp_path):
     assert list(map(content, found)) == list(map(content, batches(own_lessons(config), 0, 3)))
 
 
+def test_a_process_that_is_lost_while_it_starts_is_replaced(tiny_folder):
+    with closing(LessonsAhead(options(tiny_folder), 1)) as lessons:
+        lessons.begin(0)
+        (worker,) = lessons._workers
+        while (process := worker._process) is None:
+            time.sleep(0.01)
+        process.kill()
+        assert len(lessons.lesson(0).samples) == 1
+
+
 def test_close_ends_threads_and_processes_in_the_middle_of_a_request(tiny_folder):
     lessons = LessonsAhead(options(tiny_folder, f"{LESSONS}:Slow"), 1)
     lessons.lesson(0)
@@ -108,6 +121,29 @@ def test_close_ends_threads_and_processes_in_the_middle_of_a_request(tiny_folder
     assert process is not None and process.poll() is None
     lessons.close()
     assert process.poll() is not None and not thread.is_alive()
+
+
+def test_processes_start_when_lessons_are_wanted_and_play_before_one_is_asked_for(tiny_folder):
+    unused = LessonsAhead(options(tiny_folder), 1)
+    assert unused._workers[0]._process is None and not unused._threads
+    unused.close()
+    with closing(LessonsAhead(options(tiny_folder), 1)) as lessons:
+        lessons.begin(7)
+        chunk = lessons._chunks[0]
+        assert chunk.first == 7 and len(chunk.lessons.result(timeout=120.0)) == CHUNK
+        lessons.lesson(7)
+        assert lessons._chunks[0] is chunk
+
+
+def test_a_process_that_replaces_a_lost_one_has_its_imports():
+    """All that a tokenizer needs is there before the fork, also what is imported late."""
+    script = (
+        "import sys; from moored.sft import ahead; ahead.import_all(); before = set(sys.modules);"
+        "from moored.models.load import load_tokenizer; load_tokenizer('mini');"
+        "print(len(set(sys.modules) - before))"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    assert int(found.stdout) < 5
 
 
 def test_dialogues_of_a_file_are_rendered_by_workers_too(tiny_folder, tmp_path):

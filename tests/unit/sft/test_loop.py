@@ -17,6 +17,7 @@ transformers = pytest.importorskip("transformers")
 from safetensors.torch import load_file  # noqa: E402
 
 from moored.engine.local.engine import LocalEngine  # noqa: E402
+from moored.sft.ahead import LessonsAhead  # noqa: E402
 from moored.sft.loop import build_sft, resume_sft, run_sft, start_sft  # noqa: E402
 
 LESSONS = "tests.unit.sft.lessons"
@@ -102,6 +103,16 @@ def test_a_run_that_stopped_ends_with_the_same_weights_and_log(tiny_folder, tmp_
     whole, stopped = (weights(tmp_path / name) for name in ("whole", "stopped"))
     assert whole.keys() == stopped.keys()
     assert all(torch.equal(whole[name], stopped[name]) for name in whole)
+
+
+def test_a_finished_run_that_is_resumed_starts_no_workers(tiny_folder, tmp_path):
+    config = options(tiny_folder, num_steps=1)
+    run_to_end(config, tmp_path / "run")
+    again = build_sft(config.model_copy(update={"workers": 1}), tmp_path / "run", resume=True)
+    resume_sft(again)
+    assert run_sft(again) == "all 1 steps done"
+    assert isinstance(again.lessons, LessonsAhead) and not again.lessons._threads
+    again.close()
 
 
 def test_a_run_killed_before_its_first_checkpoint_begins_again(tiny_folder, tmp_path):

@@ -29,6 +29,7 @@ ROOT = Path(__file__).parents[3]
         ({"env": "bandit", "num_step": 3}, "unknown option 'num_step'; did you mean 'num_steps'?"),
         ({"env": "bandit", "lr": 1.0}, "unknown option 'lr'; did you mean 'optimizer.lr'?"),
         ({"env": "bandit", "num_steps": 0}, "num_steps = 0: input should be greater than"),
+        ({"env": "bandit", "workers": 1000}, "workers = 1000: input should be less than or equal"),
         ({"env": "bandit", "demonstrations": {"noise": 2}}, "demonstrations.noise = 2"),
         ({"env": "bandit", "engine": {"kind": "endpoint"}}, "an endpoint cannot be trained"),
     ],
