@@ -13,11 +13,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from moored.envs.worker import Worker
 from moored.errors import EnvError, MooredError
 from moored.models.load import load_tokenizer
 from moored.rollout.render import Renderer
 from moored.sft import ahead
-from moored.sft.ahead import CHUNK, LessonsAhead, make_lessons, num_workers
+from moored.sft.ahead import CHUNK, ONE_THREAD, LessonsAhead, make_lessons, num_workers
 from moored.sft.options import SftConfig, load_sft_config, settle
 from moored.sft.samples import Batch, Lessons, OwnLessons, next_batch
 from moored.sft.source import open_source
@@ -29,6 +30,32 @@ LESSONS = "tests.unit.sft.lessons"
 
 def options(folder, env: object = f"{LESSONS}:Copy", **more) -> SftConfig:
     return settle(load_sft_config({"model": str(folder), "env": env, **more}))
+
+
+class KeptWorker(Worker):
+    """One that goes on when it is told to stop, since its imports take seconds."""
+
+    def stop(self) -> None:
+        pass
+
+    def end(self) -> None:
+        super().stop()
+
+
+@pytest.fixture(scope="module")
+def kept_workers():
+    words = {"prepare": "moored.sft.ahead:import_all", "environ": ONE_THREAD, "is_quiet": False}
+    workers = [KeptWorker("moored.sft.ahead:make_lessons", **words) for _ in range(2)]
+    yield workers
+    for worker in workers:
+        worker.end()
+
+
+@pytest.fixture
+def kept(kept_workers, monkeypatch):
+    """Lessons come from processes that all tests have in common."""
+    given = iter(kept_workers)
+    monkeypatch.setattr(ahead, "Worker", lambda *_, **__: next(given))
 
 
 def own_lessons(config: SftConfig) -> OwnLessons:
@@ -56,7 +83,7 @@ def content(batch: Batch) -> list[object]:
     return [batch.next_index, batch.num_dialogues, batch.num_cut, samples]
 
 
-def test_workers_change_no_batch_wherever_a_run_begins(tiny_folder):
+def test_workers_change_no_batch_wherever_a_run_begins(kept, tiny_folder):
     mix = [f"{LESSONS}:Taught", {"name": f"{LESSONS}:Copy", "options": {"max_turns": 3}}]
     config = options(tiny_folder, mix, max_context=60, demonstrations={"grounded": 0.5})
     own = own_lessons(config)
@@ -69,7 +96,7 @@ def test_workers_change_no_batch_wherever_a_run_begins(tiny_folder):
             assert found[0].samples[0].prompt.ids.dtype == np.int64
 
 
-def test_a_failing_environment_says_the_same_after_the_same_lessons(tiny_folder):
+def test_a_failing_environment_says_the_same_after_the_same_lessons(kept, tiny_folder):
     config = options(tiny_folder, f"{LESSONS}:Fragile")
 
     def play(lessons: Lessons) -> tuple[int, str]:
@@ -85,7 +112,7 @@ def test_a_failing_environment_says_the_same_after_the_same_lessons(tiny_folder)
         assert play(lessons) == expected
 
 
-def test_a_process_that_is_lost_again_and_again_is_told_in_one_sentence(tiny_folder):
+def test_a_process_that_is_lost_again_and_again_is_told_in_one_sentence(kept, tiny_folder):
     made = LessonsAhead(options(tiny_folder, f"{LESSONS}:Deadly"), 1)
     with closing(made) as lessons, pytest.raises(MooredError) as caught:
         lessons.lesson(3)
@@ -94,7 +121,7 @@ def test_a_process_that_is_lost_again_and_again_is_told_in_one_sentence(tiny_fol
     assert "set workers=0" in said and "\n" not in said
 
 
-def test_a_process_that_is_lost_once_is_replaced(tiny_folder, tmp_path):
+def test_a_process_that_is_lost_once_is_replaced(kept, tiny_folder, tmp_path):
     env = {"name": f"{LESSONS}:Deadly", "options": {"file": str(tmp_path / "killed")}}
     config = options(tiny_folder, env)
     with closing(LessonsAhead(config, 1)) as lessons:
