@@ -1,6 +1,6 @@
 """Import layers: a module may import only what stands to its left, never a sibling.
 
-`types errors names config reply json_http` <- `algo diagnostics envs runlog files` <-
+`types errors names config reply json_http cores` <- `algo diagnostics envs runlog files` <-
 `rollout training models plan engine/base engine/checkpoint engine/fast/buckets` <- `engine/*` <-
 `train recovery evaluate sft` <- `cli` <- `__main__`.
 `analysis` reads `runlog` and `files`; `studies` start runs as processes of their own and read them
@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "moored"
-BASE = {"types", "errors", "names", "reply", "json_http"}
+BASE = {"types", "errors", "names", "reply", "json_http", "cores"}
 BASE |= {"config", "config_engine", "config_rules", "config_errors", "config_text"}
 MATHS = BASE | {"algo", "diagnostics", "envs", "runlog", "files"}
 PARTS = MATHS | {"rollout", "training", "models", "plan", "engine.base"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import sys
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from moored import __version__
+from moored.cores import num_cores
 
 PACKAGES = ("torch", "transformers", "numpy")
 """Those that numbers depend on."""
@@ -48,13 +48,6 @@ def cpu_name() -> str:
     lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor())
-
-
-def num_cores() -> int:
-    """Cores this process may use, which can be fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def own_command() -> list[str]:

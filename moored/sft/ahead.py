@@ -15,14 +15,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from moored.cores import num_cores
 from moored.engine.gpu import present_gpu
-from moored.envs.code.sandbox import container_cores
 from moored.envs.worker import Worker, WorkerLost
 from moored.errors import MooredError
 from moored.models.load import embedded_models, load_tokenizer
 from moored.names import ENGINES
 from moored.rollout.render import Renderer
-from moored.runlog.machine import num_cores
 from moored.sft.options import SftConfig
 from moored.sft.samples import Lesson, OwnLessons, ReplyRenderer
 from moored.sft.source import open_source
@@ -48,7 +47,7 @@ def num_workers(config: SftConfig, renderer: ReplyRenderer) -> int:
         return config.workers
     if present_gpu(config.engine.device) is None:
         return 0
-    return max(0, min(MOST_WORKERS, int(min(num_cores(), container_cores())) - 1))
+    return max(0, min(MOST_WORKERS, num_cores() - 1))
 
 
 @dataclass(slots=True, eq=False)

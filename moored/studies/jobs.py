@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from moored.cores import num_cores
 from moored.errors import ConfigError
 from moored.plan.advice import plan_if_known
 from moored.plan.gpus import Gpu
-from moored.runlog.machine import num_cores
 from moored.studies.grid import PlannedRun
 
 RUNS_PER_GPU = 8

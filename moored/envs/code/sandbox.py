@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import marshal
-import math
 import os
 import queue
 import secrets
@@ -18,9 +17,9 @@ import selectors
 import threading
 import time
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Literal
 
+from moored.cores import num_cores
 from moored.envs.base import Resource
 from moored.envs.code.guest import DONE, FAILED, READY
 from moored.envs.code.isolation import Guest, Isolation, Kind, Limits, make_isolation
@@ -79,7 +78,7 @@ class SandboxPool(Resource):
 
     def __post_init__(self) -> None:
         # Time limits count the clock: two programs on one core would take each other's time.
-        self.max_concurrency = _num_cores()
+        self.max_concurrency = num_cores()
 
     def open(self) -> None:
         """Start the first guests; refuses where the sandbox cannot be used."""
@@ -96,7 +95,7 @@ class SandboxPool(Resource):
         # A guest dies with the thread that started it: that must not be a caller's.
         self._starter = threading.Thread(target=self._start_guests, daemon=True, name="moored-code")
         self._starter.start()
-        for _ in range(_num_cores() + 1):
+        for _ in range(num_cores() + 1):
             self._orders.put(True)
 
     def close(self) -> None:
@@ -253,27 +252,3 @@ class _Talk:
         content = bytes(self._unread[HEADER_BYTES : HEADER_BYTES + length])
         del self._unread[: HEADER_BYTES + length]
         return status, content
-
-
-def _num_cores() -> int:
-    """Cores that this process may use at a time, at least 1; a container may have few of many."""
-    here = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
-    return max(1, int(min(len(here) or os.cpu_count() or 1, container_cores())))
-
-
-def container_cores(folder: Path = Path("/sys/fs/cgroup")) -> float:
-    """Cores that `docker run --cpus` or a pod's limit leaves; infinite without a limit."""
-    quota = _words(folder / "cpu.max")
-    if not quota:  # before version 2 of control groups
-        names = ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")
-        quota = [word for name in names for word in _words(folder / name)]
-    if len(quota) != 2 or not quota[0].isdecimal():  # "max", or -1
-        return math.inf
-    return int(quota[0]) / int(quota[1])
-
-
-def _words(file: Path) -> list[str]:
-    try:
-        return file.read_text().split()
-    except OSError:
-        return []

@@ -200,8 +200,7 @@ def test_there_are_workers_on_a_gpu_or_as_many_as_are_asked_for(
     tiny_folder, monkeypatch, given, gpu, cores, expected
 ):
     monkeypatch.setattr(ahead, "present_gpu", lambda device: gpu)
-    monkeypatch.setattr(ahead, "num_cores", lambda: 64)
-    monkeypatch.setattr(ahead, "container_cores", lambda: cores)
+    monkeypatch.setattr(ahead, "num_cores", lambda: cores)
     config = load_sft_config({"model": str(tiny_folder), "env": "bandit", **given})
     assert num_workers(config, Renderer(load_tokenizer(str(tiny_folder)))) == expected
 

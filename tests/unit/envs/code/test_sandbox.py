@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from moored.envs.code import sandbox
+import moored.cores
 from moored.envs.code.sandbox import Job, Outcome, SandboxPool
 from tests.unit.envs.code.host import LIMIT_S, MARGIN_S, Host, run_one
 from tests.unit.envs.code.hostile_programs import FILES, HANGS, HOSTILE, NETWORK, PROCESSES
@@ -143,8 +143,8 @@ def test_programs_share_no_core_where_a_container_has_few_of_many(
     (tmp_path / "cpu").mkdir()
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    assert sandbox.container_cores(tmp_path) == cores
-    monkeypatch.setattr(sandbox, "container_cores", lambda: cores)
+    assert moored.cores.container_cores(tmp_path) == cores
+    monkeypatch.setattr(moored.cores, "container_cores", lambda: cores)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)), raising=False)
     assert SandboxPool().max_concurrency == num_programs
 
