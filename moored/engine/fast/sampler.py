@@ -140,25 +140,26 @@ class SlotSampler:
         have = self.slots.num_rows
         if longest <= self._capacity and have and (num_rows <= have or self._is_full):
             return False
-        self._capacity = max(self._capacity, longest)
+        capacity = max(self._capacity, longest)
         wanted = max(bucket(num_rows, MIN_ROWS), have)
         if have:
-            most = self._max_rows(self.cache.nbytes)
+            most = self._max_rows(capacity, self.cache.nbytes)
             self._is_full = most < wanted
-            if longest <= self.cache.shape[4] and min(wanted, most) <= have:
+            if longest <= self._capacity and min(wanted, most) <= have:
                 return False
             self._free()
-        most = self._max_rows()
+        most = self._max_rows(capacity)
         self._is_full = most < wanted
         slots = Slots(min(wanted, most))
-        self.cache = self.decoder.new_cache(slots.idle + 1, self._capacity)
-        self.state = State(slots.num_rows, self._capacity, slots.idle, self.device)
-        self.state.set_params(params)
+        state = State(slots.num_rows, capacity, slots.idle, self.device)
+        state.set_params(params)
         largest = padded_shape(MAX_RECORDED_TOKENS - 1, slots.num_rows, 1)
         size = entries_size(largest.rows) + largest.size
-        self._inputs = torch.zeros(size, dtype=torch.int32, device=self.device)
-        # Last: without the memory for all of it there are no slots.
-        self.slots = slots
+        inputs = torch.zeros(size, dtype=torch.int32, device=self.device)
+        # The cache last, and all of it or nothing: a try that fails leaves no memory behind in
+        # which the next one would have no room.
+        self.cache = self.decoder.new_cache(slots.idle + 1, capacity)
+        self.state, self._inputs, self._capacity, self.slots = state, inputs, capacity, slots
         return True
 
     def release(self) -> None:
@@ -181,13 +182,13 @@ class SlotSampler:
         self._entry_graphs.clear()
         self._pool = None
 
-    def _max_rows(self, reclaimed: int = 0) -> int:
+    def _max_rows(self, capacity: int, reclaimed: int = 0) -> int:
         """Rows whose slots fit into memory; on a CPU, which takes pages when used, any number."""
         if not self.is_cuda:
             return 1 << 30
         torch.cuda.empty_cache()
         free = torch.cuda.mem_get_info(self.device)[0] + reclaimed
-        slots = int(CACHE_SHARE * free) // self.decoder.slot_bytes(self._capacity)
+        slots = int(CACHE_SHARE * free) // self.decoder.slot_bytes(capacity)
         return max(1, slots * MIN_SHARERS // (MIN_SHARERS + 1) - 1)
 
     def padded(self, num_rows: int) -> int:

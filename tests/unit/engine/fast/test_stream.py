@@ -297,6 +297,37 @@ def test_slots_for_which_there_is_no_memory_are_made_when_there_is(model, monkey
     assert_same(as_stream(sampler, 6, 2), in_lockstep(make_sampler(model), 6, 2))
 
 
+def test_a_cache_that_cannot_be_used_is_not_held(model, monkeypatch):
+    """The next try would find no room beside it, and `release` would not give it back."""
+    sampler = make_sampler(model)
+
+    def fail(*_):
+        raise torch.OutOfMemoryError
+
+    for part in ("State", "entries_size"):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"moored.engine.fast.sampler.{part}", fail)
+            with pytest.raises(MooredError, match="out of GPU memory in sampling"):
+                in_lockstep(sampler, 6, turns=1)
+        assert not hasattr(sampler, "cache")
+    assert_same(as_stream(sampler, 6, 2), in_lockstep(make_sampler(model), 6, 2))
+
+
+def test_slots_are_no_longer_for_a_prompt_that_had_no_room(model, monkeypatch):
+    sampler = make_sampler(model, max_context=48)
+    long = Request(session=9, prompt=Prompt(np.arange(100) % 60 + 3), seed=9)
+
+    def fail(*_):
+        raise torch.OutOfMemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sampler.decoder, "new_cache", fail)
+        with pytest.raises(MooredError, match="out of GPU memory in sampling"):
+            sampler.generate([long], PARAMS)
+    sampler.generate([Request(session=0, prompt=first_prompts(1)[0], seed=0)], PARAMS)
+    assert sampler.cache.shape[4] == 48
+
+
 def test_a_call_that_fails_leaves_no_reply_under_way(model, monkeypatch):
     sampler = make_sampler(model)
     monkeypatch.setattr(sampler, "_max_rows", lambda *_: 5)
