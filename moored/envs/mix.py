@@ -81,7 +81,7 @@ def _in_a_sentence(name: str) -> Iterator[None]:
         yield
     except (MooredError, ImportError):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise EnvError(f"{name} {describe_raised(error)}") from error
 
 

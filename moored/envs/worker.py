@@ -29,9 +29,11 @@ GRACE_S = 5.0
 """How much later than the child's own timer this process kills it."""
 NO_MORE_REQUESTS = 64
 """Exit code of a process whose requests have ended; no other end has it by accident."""
-READY, ITEM, RESULT, ERROR, LOST, END = "ready", "item", "result", "error", "lost", "end"
+READY, ITEM, RESULT, ERROR = "ready", "item", "result", "error"
+LAST_WORDS, LOST, END = "last words", "lost", "end"
 """Messages of a child: ready for requests; an item before the result; the result; what the
-handler raised; how the process that called it ended; the end."""
+handler raised; the text it leaves with, as in `sys.exit(text)`; how the process that called it
+ended; the end."""
 NO_REQUEST = 0
 """Number of a message that belongs to no request; requests count from 1."""
 
@@ -39,8 +41,9 @@ NO_REQUEST = 0
 class WorkerLost(Exception):
     """The process ended, or was killed, over a request."""
 
-    def __init__(self, exit_code: int | None) -> None:
-        super().__init__("no answer in time" if exit_code is None else f"exit code {exit_code}")
+    def __init__(self, exit_code: int | None, last_words: str = "") -> None:
+        how = "no answer in time" if exit_code is None else f"exit code {exit_code}"
+        super().__init__(f"{how}: {last_words}" if last_words else how)
         self.exit_code = exit_code
         """None when it was killed from outside, because it was silent for too long."""
 
@@ -128,17 +131,20 @@ class Worker:
             data = pickle.dumps((self._number, arguments, *limits))
             stdin = process.stdin
             assert stdin is not None
-            is_answered = False
+            is_answered, last_words = False, ""
             try:
                 with contextlib.suppress(BrokenPipeError):
                     stdin.write(data)
                     stdin.flush()
                 kind, what = self._next(patience_s(True))
-                while kind == ITEM:
-                    yield what
+                while kind in (ITEM, LAST_WORDS):
+                    if kind == ITEM:
+                        yield what
+                    else:
+                        last_words = what
                     kind, what = self._next(patience_s(False))
                 if kind == END:
-                    raise WorkerLost(_exit_code(process))
+                    raise WorkerLost(_exit_code(process), last_words)
                 is_answered = True
             finally:
                 # Late, interrupted or gone: the next request must not read this one's answer.
@@ -146,7 +152,7 @@ class Worker:
                     self.stop()
         if kind == RESULT:
             return what
-        raise what if kind == ERROR else WorkerLost(what)
+        raise what if kind == ERROR else WorkerLost(what, last_words)
 
     def _next(self, limit_s: float | None) -> tuple[str, Any]:
         """The next message, but no answer to an earlier request."""
@@ -313,7 +319,7 @@ def _answer_and_exit(call: Callable[..., object], memory_bytes: int) -> None:
         _answer_requests(call, memory_bytes)
         code = NO_MORE_REQUESTS
     except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else 1
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
     finally:
         os._exit(code)
 
@@ -335,6 +341,10 @@ def _answer_requests(call: Callable[..., object], memory_bytes: int) -> None:
             kind, what = RESULT, call(*arguments)
         except Exception as error:
             kind, what = ERROR, _portable(error)
+        except SystemExit as error:
+            if not isinstance(error.code, int | None):
+                _tell(LAST_WORDS, " ".join(str(error).split()))
+            raise
         die_after(cpu_s=cpu_s and 0.0, wall_s=wall_s and 0.0)
         _tell(kind, what)
 

@@ -142,10 +142,16 @@ class LessonsAhead:
                 return worker.ask(self._config, first, CHUNK)
             except WorkerLost as error:
                 lost = error
+        is_killed = lost is not None and (lost.exit_code is None or lost.exit_code < 0)
+        remedy = (
+            "the system may have killed it for its memory: lower workers, or set workers=0 to play "
+            "in the process that trains"
+            if is_killed
+            else "the environment, or what it uses, ended it: let it raise an error instead"
+        )
         raise MooredError(
             f"a process that plays dialogues was lost {ATTEMPTS} times over numbers {first} to "
-            f"{first + CHUNK - 1} ({lost}); the system may have killed it for its memory: lower "
-            f"workers, or set workers=0 to play in the process that trains"
+            f"{first + CHUNK - 1} ({lost}); {remedy}"
         ) from lost
 
     def close(self) -> None:

@@ -91,7 +91,7 @@ class OracleSource:
         kind, task_seed = traces.draw(rng), rng.choice(SPLIT_SEEDS[split])
         try:
             return play(self._envs[entry], task_seed, rng, kind=kind, noise=traces.noise)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise EnvError(
                 f"environment {self._mix.names[entry]!r} failed while its oracle played task "
                 f"{task_seed}: {type(error).__name__}: {error}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -233,6 +234,17 @@ def test_what_its_code_raises_before_a_run_is_a_sentence_that_says_where(at: str
     with pytest.raises(EnvError, match=why):
         mix.check()
     with pytest.raises(EnvError, match=r"Failing raised .*: no init"), open_env(Failing, at="init"):
+        pass
+
+
+class Leaving(Echo):
+    def __init__(self) -> None:
+        sys.exit("the licence has expired")
+
+
+def test_an_environment_that_exits_before_a_run_is_a_sentence_too() -> None:
+    why = r"Leaving raised SystemExit at test_mix\.py:\d+: the licence has expired$"
+    with pytest.raises(EnvError, match=why), open_env(Leaving):
         pass
 
 

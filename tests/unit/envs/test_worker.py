@@ -126,6 +126,22 @@ def test_a_handler_that_ends_its_process_loses_one_request(code):
         assert lost.value.exit_code == code and not lost.value.is_late
 
 
+@pytest.mark.parametrize(
+    ("left_with", "how"),
+    [
+        ((), "exit code 0"),
+        ((3,), "exit code 3"),
+        (("the licence\nhas expired",), "exit code 1: the licence has expired"),
+    ],
+)
+def test_the_text_that_a_handler_leaves_with_is_told_with_its_exit_code(left_with, how):
+    worker = Worker("sys:exit")
+    for _ in range(2):
+        with pytest.raises(WorkerLost) as lost:
+            worker.ask(*left_with)
+        assert str(lost.value) == how
+
+
 def test_a_child_that_was_killed_is_started_again():
     worker = Worker("operator:add")
     assert worker.ask(1, 2) == 3

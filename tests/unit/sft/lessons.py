@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import ClassVar
@@ -117,6 +118,21 @@ class Fragile(Copy):
         if not self._is_whole:
             raise RuntimeError("the board is gone")
         return super().step(reply)
+
+
+class Leaving(Copy):
+    """Ends its process in its first turn: with a text, or at once with a code."""
+
+    name: ClassVar[str] = "leaving"
+
+    def __init__(self, *, code: int = 0) -> None:
+        super().__init__()
+        self._code = code
+
+    def step(self, reply: str) -> StepResult:
+        if self._code:
+            os._exit(self._code)
+        sys.exit("the licence has expired")
 
 
 class Deadly(Copy):

@@ -96,20 +96,40 @@ def test_workers_change_no_batch_wherever_a_run_begins(kept, tiny_folder):
             assert found[0].samples[0].prompt.ids.dtype == np.int64
 
 
+def play_until_it_fails(lessons: Lessons) -> tuple[int, str]:
+    """The number of the lesson that could not be made, and why."""
+    index = 0
+    with pytest.raises(EnvError) as caught:
+        for index in range(1000):
+            lessons.lesson(index)
+    return index, str(caught.value)
+
+
 def test_a_failing_environment_says_the_same_after_the_same_lessons(kept, tiny_folder):
     config = options(tiny_folder, f"{LESSONS}:Fragile")
-
-    def play(lessons: Lessons) -> tuple[int, str]:
-        index = 0
-        with pytest.raises(EnvError) as caught:
-            for index in range(1000):
-                lessons.lesson(index)
-        return index, str(caught.value)
-
-    expected = play(own_lessons(config))
+    expected = play_until_it_fails(own_lessons(config))
     assert expected[0] % CHUNK != 0 and "failed while its oracle played task" in expected[1]
     with closing(LessonsAhead(config, 1)) as lessons:
-        assert play(lessons) == expected
+        assert play_until_it_fails(lessons) == expected
+
+
+def test_an_environment_that_exits_is_named_with_its_text(kept, tiny_folder):
+    config = options(tiny_folder, f"{LESSONS}:Leaving")
+    expected = play_until_it_fails(own_lessons(config))
+    assert expected[1].startswith(f"environment '{LESSONS}:Leaving' failed while its oracle played")
+    assert expected[1].endswith(": SystemExit: the licence has expired")
+    with closing(LessonsAhead(config, 1)) as lessons:
+        assert play_until_it_fails(lessons) == expected
+
+
+def test_memory_is_not_blamed_for_a_process_that_ended_itself(kept, tiny_folder):
+    env = {"name": f"{LESSONS}:Leaving", "options": {"code": 5}}
+    made = LessonsAhead(options(tiny_folder, env), 1)
+    with closing(made) as lessons, pytest.raises(MooredError) as caught:
+        lessons.lesson(0)
+    said = str(caught.value)
+    assert "was lost 2 times over numbers 0 to 15 (exit code 5); the environment" in said
+    assert "memory" not in said
 
 
 def test_a_process_that_is_lost_again_and_again_is_told_in_one_sentence(kept, tiny_folder):
