@@ -66,7 +66,8 @@ def sft_command(
     with StopRequest() as stop:
         words = what or []
         made = start_or_stop(
-            stop, lambda: _start(words, run) if resume is None else _resume(words, resume)
+            stop,
+            lambda: _start(words, run) if resume is None else _resume(words, resume, console),
         )
         _run_loop(made, stop, console, as_json=as_json)
 
@@ -87,22 +88,25 @@ def _start(words: Sequence[str], folder: Path | None) -> SftRun:
     return made
 
 
-def _resume(words: Sequence[str], folder: Path) -> SftRun:
+def _resume(words: Sequence[str], folder: Path, console: Console) -> SftRun:
     from moored.runlog.log import check_folder
+    from moored.sft.changes import changes_since
     from moored.sft.options import load_sft_config
 
-    if words:
-        raise ConfigError(
-            f"a warm start goes on with the options it began with, got {words[0]!r}; leave it out"
-        )
+    plain, overrides = split_words(words)
+    if plain:
+        raise ConfigError(f"--resume takes options only, got {plain[0]!r}; leave it out")
     check_is_run(folder, "sft")
-    config = load_sft_config(folder / "config.yaml")
+    config = load_sft_config(folder / "config.yaml", overrides)
+    changes = changes_since(folder, config)
     check_folder(folder, resume=True)
     config = _checked(config)
     from moored.sft.loop import build_sft, resume_sft
 
     made = build_sft(config, folder, resume=True)
     resume_sft(made)
+    for name, change in changes.items():
+        print_line(console, f"changed: {name} from {change.old} to {change.new}")
     return made
 
 

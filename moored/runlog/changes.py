@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from moored.config import Config, load_config
+from moored.config import Config, Options, load_config
 from moored.errors import ConfigError
 
 FIXED = {
@@ -40,11 +40,7 @@ class Change:
 
 def changes_since(run: Path, config: Config) -> dict[str, Change]:
     """What `config` changes in the run's own; raises for an option that must stay."""
-    before = flat_options(load_config(run / "config.yaml"))
-    after = flat_options(config)
-    changes = {
-        name: Change(before[name], after[name]) for name in after if before[name] != after[name]
-    }
+    changes = changed_options(load_config(run / "config.yaml"), config)
     for name, change in changes.items():
         if name in FIXED and not all(x in EXCHANGEABLE.get(name, ()) for x in change.values()):
             raise ConfigError(
@@ -54,7 +50,13 @@ def changes_since(run: Path, config: Config) -> dict[str, Change]:
     return changes
 
 
-def flat_options(config: Config) -> dict[str, object]:
+def changed_options(before: Options, after: Options) -> dict[str, Change]:
+    """What differs between two configurations of one kind, by dotted name."""
+    old, new = flat_options(before), flat_options(after)
+    return {name: Change(old[name], new[name]) for name in new if old[name] != new[name]}
+
+
+def flat_options(config: Options) -> dict[str, object]:
     """Every option by its dotted name; the list of environments is one."""
     return dict(_flatten(config.model_dump(mode="json"), ""))
 

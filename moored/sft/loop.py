@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -27,6 +27,7 @@ from moored.rollout.calls import EnvCalls
 from moored.rollout.pool import make_pool
 from moored.runlog.log import RunLog, written_whole
 from moored.sft.ahead import LessonsAhead, num_workers
+from moored.sft.changes import changes_since
 from moored.sft.options import SftConfig, dump_sft_config, engine_config, settle
 from moored.sft.samples import (
     Batch,
@@ -151,13 +152,21 @@ def start_sft(run: SftRun) -> None:
 
 
 def resume_sft(run: SftRun) -> None:
-    """Go back to the newest checkpoint and forget what was logged after it."""
+    """Go back to the newest checkpoint and forget what was logged after it.
+
+    Options that differ from those of the run are written to its configuration and its log.
+    """
+    changes = changes_since(run.log.path, run.config)
     saved = load_checkpoint(run.log.path, run.engine.learner)
     if saved is not None:
         run.next_step, run.next_index = int(saved["step"]) + 1, int(saved["next_index"])
         run.engine.publish()
     # Without a checkpoint, the measurement before the first step is made again too.
     run.log.rewind(run.next_step - 1 if saved is not None else -1)
+    if changes:
+        changed = {name: asdict(change) for name, change in changes.items()}
+        run.log.append("changes", run.next_step - 1, {"options": changed})
+        run.log.write_config(dump_sft_config(run.config))
 
 
 def run_sft(run: SftRun, on_step: Callable[[SftRecord], bool | None] = lambda record: None) -> str:

@@ -57,13 +57,20 @@ def command(tmp_path, monkeypatch, capsys):
         (["nano", "env=tests.unit.sft.lessons:Mute"], "has no oracle to learn from (mute: no"),
         (["none.yaml"], "cannot read configuration 'none.yaml'"),
         (["--resume", "none"], "'none' is not a run directory: it has no config.yaml"),
-        (["num_steps=3", "--resume", "none"], "goes on with the options it began with"),
+        (["num_steps=3", "--resume", "none"], "'none' is not a run directory: it has no config"),
+        (["mini", "--resume", "begun"], "--resume takes options only, got 'mini'; leave it out"),
+        (["num_steps=3", "--resume", "begun"], "num_steps cannot change when a warm start is res"),
+        (["env=sudoku", "--resume", "begun"], "only workers and checkpoint_every change none"),
+        (["worker=2", "--resume", "begun"], "unknown option 'worker'; did you mean 'workers'?"),
+        (["workers=-1", "--resume", "begun"], "workers"),
         (["nano", "env=bandit", "--run", "taken"], "'taken' already holds a run"),
     ],
 )
 def test_a_mistake_is_one_sentence(command, tmp_path, words, why):
     (tmp_path / "empty.jsonl").write_text("\n")
     (tmp_path / "mute.jsonl").write_text('{"messages": [{"role": "user", "content": "?"}]}\n')
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "config.yaml").write_text("command: sft\nenv: bandit\n")
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "metrics.jsonl").write_text("")
     code, shown, said = command(*words)

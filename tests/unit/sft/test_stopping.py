@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from moored.cli.main import main
+from moored.runlog.log import read_records
 
 pytest.importorskip("transformers")
 from moored.sft import loop
@@ -70,14 +71,15 @@ def test_a_run_that_was_killed_and_stopped_ends_with_the_weights_of_one_that_was
         assert len(players) == 1
         wait_for_end(players)
     # Any number of workers goes on with it.
-    config = run / "config.yaml"
-    config.write_text(config.read_text().replace("workers: 1\n", "workers: 0\n"))
     with monkeypatch.context() as patch:
         patch.setattr(loop, "sft_step", stopping_at(12, loop.sft_step))
-        shown, _ = sft("--resume", "run", code=143)
+        shown, _ = sft("--resume", "run", "workers=0", code=143)
+    assert shown.startswith("changed: workers from 1 to 0\n")
     assert "stopped on request after step 12\n" in shown
     assert shown.endswith("go on with: moored sft --resume run\n")
     sft("--resume", "run")
+    (change,) = read_records(run, "changes")
+    assert change["options"] == {"workers": {"old": 1, "new": 0}}
     sft(str(tiny_folder), *SLOWLY, "workers=0", "--run", "whole")
     for file in ("metrics.jsonl", "model/model.safetensors", "config.yaml"):
         assert (run / file).read_bytes() == (whole / file).read_bytes(), file
