@@ -66,7 +66,7 @@ def make_env(source: EnvSource, /, **options: object) -> Environment:
 def open_env(source: EnvSource, /, **options: object) -> Iterator[Environment]:
     """An environment with its resources, for one block; all of it is closed at the end."""
     with closing(SharedResources()) as resources, ExitStack() as stack:
-        with _in_a_sentence(source_name(source)):
+        with in_a_sentence(source_name(source)):
             env = make_env(source, **options)
             stack.callback(env.close)
             check_available(env)
@@ -75,7 +75,7 @@ def open_env(source: EnvSource, /, **options: object) -> Iterator[Environment]:
 
 
 @contextmanager
-def _in_a_sentence(name: str) -> Iterator[None]:
+def in_a_sentence(name: str) -> Iterator[None]:
     """What an environment's own code raises before a run, for the user to read."""
     try:
         yield
@@ -231,5 +231,5 @@ class EnvMix:
     def check(self) -> None:
         """Build every environment once, and raise what says that its episodes cannot begin."""
         for name, make in zip(self.names, self.makers, strict=True):
-            with _in_a_sentence(name), closing(make()) as env:
+            with in_a_sentence(name), closing(make()) as env:
                 check_available(env)

@@ -14,7 +14,7 @@ import numpy as np
 
 from moored.config import EnvConfig
 from moored.envs.base import SPLIT_SEEDS, Environment, Split
-from moored.envs.mix import EnvMix, open_env
+from moored.envs.mix import EnvMix, in_a_sentence, open_env
 from moored.errors import ConfigError, EnvError
 from moored.sft.demonstrations import Episode, TraceMix, play
 from moored.sft.dialogues import Dialogue, hold_out, read_dialogues
@@ -103,11 +103,12 @@ class OracleSource:
 
 def check_oracle(name: str, env: Environment) -> None:
     """Refuse an environment that knows no good answer for its first task."""
-    env.reset(0)
-    try:
-        answer, why = env.oracle(), "it gives no answer to task 0"
-    except (EnvError, NotImplementedError) as error:
-        answer, why = "", str(error) or "it is not implemented"
+    with in_a_sentence(name):
+        env.reset(0)
+        try:
+            answer, why = env.oracle(), "it gives no answer to task 0"
+        except (EnvError, NotImplementedError) as error:
+            answer, why = "", str(error) or "it is not implemented"
     if not answer:
         raise ConfigError(
             f"environment {name!r} has no oracle to learn from ({why}); give dialogues=FILE, or "

@@ -85,6 +85,26 @@ class Mute(Copy):
         raise EnvError("mute: no good answer is known")
 
 
+class Failing(Copy):
+    """Its first task cannot be made, or is not understood by its oracle."""
+
+    name: ClassVar[str] = "failing"
+
+    def __init__(self, *, at: str) -> None:
+        super().__init__()
+        self._at = at
+
+    def reset(self, task_seed: int, episode_seed: int = 0) -> list[Message]:
+        if self._at == "reset":
+            sys.exit("the licence has expired")
+        return super().reset(task_seed, episode_seed)
+
+    def oracle(self) -> str:
+        if self._at == "oracle":
+            raise KeyError("board")
+        return super().oracle()
+
+
 class Broken(Copy):
     """Fails in its second turn."""
 

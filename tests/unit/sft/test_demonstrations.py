@@ -130,6 +130,21 @@ def test_an_environment_without_an_oracle_is_refused():
     )
 
 
+@pytest.mark.parametrize(
+    ("at", "why"),
+    [
+        ("reset", "SystemExit at lessons.py:{}: the licence has expired"),
+        ("oracle", "KeyError at lessons.py:{}: 'board'"),
+    ],
+)
+def test_an_environment_that_fails_in_its_first_task_is_named(at, why):
+    spec = EnvConfig(name="tests.unit.sft.lessons:Failing", options={"at": at})
+    with pytest.raises(EnvError) as caught:
+        OracleSource([spec], [TraceMix()], num_held_out=0, seed=0)
+    said = re.sub(r":\d+:", ":{}:", str(caught.value))
+    assert said == f"tests.unit.sft.lessons:Failing raised {why}"
+
+
 def test_an_environment_that_fails_is_named_with_its_task():
     spec = EnvConfig(name="tests.unit.sft.lessons:Broken", options={"max_turns": 2})
     source = OracleSource([spec], [TraceMix()], num_held_out=0, seed=0)
