@@ -112,11 +112,12 @@ def _before_bytes(shape: ModelShape, rank: int) -> int:
 def forward_bytes(shape: ModelShape, kind: LayerKind) -> int:
     """For one token, the most that a pass without gradients holds at a time: in the gated units.
 
-    Embeddings, input of the layer and residual stream; input of the units (float32 but for fused
-    norms); gate (fused) or its SiLU, up, and their product; the angles.
+    Embeddings, input of the layer (fused: and what it still had to add) and residual stream; input
+    of the units (float32 but for fused norms); gate (fused) or its SiLU, up, and their product; the
+    angles.
     """
     w, i = shape.width, shape.inner
-    normed = 2 * w if kind == "fused" else 4 * w
+    normed = 2 * w + 2 * w if kind == "fused" else 4 * w
     return 3 * 4 * w + normed + 3 * _element(kind) * i + 2 * 4 * shape.head_width
 
 

@@ -2,7 +2,8 @@
 
 The matrix products stay those of the model. Norms hand on what the next products take, under
 autocast bfloat16, rounded once instead of for each of them. Norms, gated units and rotations are
-one kernel each, forwards and backwards.
+one kernel each, forwards and backwards. A sum of the residual stream is made by the norm behind it:
+layers hand on the stream and what is still to be added.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from torch import nn
 
 from moored.engine.fast.tree_attention import attend_tree
 from moored.engine.passes import trunk_of
+
+Stream = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+"""The residual stream between two layers, or the two summands that it is made of."""
 
 
 def fuse_layers(model: nn.Module) -> None:
@@ -32,13 +36,47 @@ def fuse_layers(model: nn.Module) -> None:
         if is_silu:
             layer.mlp.forward = MethodType(_mlp_forward, layer.mlp)
         attention.forward = MethodType(_attention_forward, attention)
+        layer.forward = MethodType(_layer_forward, layer)
+    trunk.norm.forward = MethodType(_last_norm_forward, trunk.norm)
+
+
+def _layer_forward(self: Any, hidden_states: Stream, **kwargs: Any) -> Stream:
+    """On a line of packed tokens; any other pass is the model's own."""
+    if kwargs.get("tree") is None:
+        return type(self).forward(self, hidden_states, **kwargs)
+    stream, normed = _add_norm(self.input_layernorm, hidden_states)
+    stream = stream, self.self_attn(hidden_states=normed, **kwargs)[0]
+    stream, normed = _add_norm(self.post_attention_layernorm, stream)
+    found = self.mlp(normed)
+    if self.gradient_checkpointing and self.training:
+        # What is handed on is kept until the backward pass: one tensor is less than two.
+        return stream + found
+    return stream, found
+
+
+def _last_norm_forward(self: Any, hidden_states: Stream) -> torch.Tensor:
+    if isinstance(hidden_states, tuple):
+        hidden_states = hidden_states[0] + hidden_states[1]
+    return type(self).forward(self, hidden_states)
+
+
+def _add_norm(norm: Any, stream: Stream) -> tuple[torch.Tensor, torch.Tensor]:
+    """The stream, summed up, and its norm."""
+    if isinstance(stream, torch.Tensor):
+        return stream, norm(stream)
+    options = norm.weight, norm.variance_epsilon, _norm_dtype(stream[0])
+    return _AddNorm.apply(*stream, *options)  # pyright: ignore[reportReturnType]
 
 
 def _norm_forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
-    dtype, device = hidden_states.dtype, hidden_states.device.type
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
+    dtype = _norm_dtype(hidden_states)
     return _Norm.apply(hidden_states, self.weight, self.variance_epsilon, dtype)  # pyright: ignore
+
+
+def _norm_dtype(x: torch.Tensor) -> torch.dtype:
+    """What the products behind a norm compute with."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
 def _mlp_forward(self: Any, x: torch.Tensor) -> torch.Tensor:
@@ -55,8 +93,8 @@ def _attention_forward(self: Any, hidden_states: torch.Tensor, **kwargs: Any) ->
     if hasattr(self, "q_norm"):
         q, k = self.q_norm(q), self.k_norm(k)
     cos, sin = (angles[0] for angles in kwargs["position_embeddings"])
-    q, k = (_Rotated.apply(each, cos, sin).to(v.dtype) for each in (q, k))  # pyright: ignore
-    mixed: torch.Tensor = attend_tree(q, k, v, tree, self.scaling)  # pyright: ignore
+    q, k = _Rotated.apply(q, k, cos, sin)  # pyright: ignore
+    mixed: torch.Tensor = attend_tree(q.to(v.dtype), k.to(v.dtype), v, tree, self.scaling)  # pyright: ignore
     return self.o_proj(mixed.reshape(1, shape[0], -1)), None
 
 
@@ -82,6 +120,39 @@ class _Norm(torch.autograd.Function):
         return d_x.view(grads[0].shape), d_weight.to(weight.dtype), None, None
 
 
+class _AddNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        delta: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        dtype: torch.dtype,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        from moored.engine.fast import layer_kernels
+
+        rows = (-1, x.shape[-1])
+        total, out, scales = layer_kernels.add_norm(
+            x.reshape(rows), delta.reshape(rows), weight, eps, dtype
+        )
+        ctx.save_for_backward(total, weight, scales)
+        ctx.dtype = delta.dtype
+        return total.view(x.shape), out.view(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        from moored.engine.fast import layer_kernels
+
+        total, weight, scales = ctx.saved_tensors
+        d_total, grad = (each.reshape(total.shape).contiguous() for each in grads)
+        d_x, d_delta, d_weight = layer_kernels.add_norm_backward(
+            grad, d_total, total, weight, scales, ctx.dtype
+        )
+        shape = grads[0].shape
+        return d_x.view(shape), d_delta.view(shape), d_weight.to(weight.dtype), None, None
+
+
 class _SiluMul(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -100,16 +171,19 @@ class _SiluMul(torch.autograd.Function):
 
 class _Rotated(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: Any, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         from moored.engine.fast import layer_kernels
 
         cos, sin = cos.contiguous(), sin.contiguous()
         ctx.save_for_backward(cos, sin)
-        return layer_kernels.rotate(x.contiguous(), cos, sin, 1.0)
+        return layer_kernels.rotate(q.contiguous(), k.contiguous(), cos, sin, 1.0)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         from moored.engine.fast import layer_kernels
 
         cos, sin = ctx.saved_tensors
-        return layer_kernels.rotate(grads[0].contiguous(), cos, sin, -1.0), None, None
+        d_q, d_k = (grad.contiguous() for grad in grads)
+        return *layer_kernels.rotate(d_q, d_k, cos, sin, -1.0), None, None

@@ -50,8 +50,9 @@ def test_what_lies_outside_of_the_layers_by_hand():
 
 
 def test_passes_without_gradients_by_hand():
-    # Three float32 tensors of the stream, the normed one, three of the inner width, two angles.
-    assert forward_bytes(tiny(), "fused") == 3 * 16 + 8 + 3 * 16 + 16
+    # Three float32 tensors of the stream, the normed one, three of the inner width, two angles;
+    # fused layers also hold what the layer before left to be added.
+    assert forward_bytes(tiny(), "fused") == 3 * 16 + 8 + 8 + 3 * 16 + 16
     assert forward_bytes(tiny(), "bfloat16") == 3 * 16 + 16 + 3 * 16 + 16
     assert forward_bytes(tiny(), "float32") == 3 * 16 + 16 + 3 * 32 + 16
     # Stream 16, input 8, q, k and v 8 + 4 + 4, mixed 8, output 8, three of the inner width.

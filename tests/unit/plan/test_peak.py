@@ -104,15 +104,24 @@ def layers_of_a_gpu(monkeypatch):
         parts = x.new_empty(min(NORM_PROGRAMS, len(x)), len(weight), dtype=torch.float32)
         return torch.empty_like(x), parts.sum(dim=0)
 
+    def add_norm(x, delta, weight, eps, dtype):
+        return torch.empty_like(x), *norm(x, weight, eps, dtype)
+
+    def add_norm_backward(grad, d_total, total, weight, scales, dtype):
+        d_x, d_weight = norm_backward(grad, total, weight, scales)
+        return d_x, torch.empty_like(total, dtype=dtype), d_weight
+
     def silu_mul_backward(grad, gate, up):
         return torch.empty_like(gate), torch.empty_like(up)
 
     kernels = SimpleNamespace(
         norm=norm,
         norm_backward=norm_backward,
+        add_norm=add_norm,
+        add_norm_backward=add_norm_backward,
         silu_mul=lambda gate, up: torch.empty_like(gate),
         silu_mul_backward=silu_mul_backward,
-        rotate=lambda x, cos, sin, sign: torch.empty_like(x),
+        rotate=lambda q, k, cos, sin, sign: (torch.empty_like(q), torch.empty_like(k)),
     )
     use_plain_kernels(monkeypatch, kernels)
 

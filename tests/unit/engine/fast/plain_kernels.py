@@ -37,6 +37,26 @@ def norm_backward(
     return (scales[:, None] * (slope - unit * shared)).to(x.dtype), d_weight
 
 
+def add_norm(
+    x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    total = x + delta
+    return total, *norm(total, weight, eps, dtype)
+
+
+def add_norm_backward(
+    grad: torch.Tensor,
+    d_total: torch.Tensor,
+    total: torch.Tensor,
+    weight: torch.Tensor,
+    scales: torch.Tensor,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    d_norm, d_weight = norm_backward(grad, total, weight, scales)
+    d_x = d_norm + d_total
+    return d_x, d_x.to(dtype, copy=True), d_weight
+
+
 def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     exact = gate.float()
     return (exact * exact.sigmoid() * up.float()).to(gate.dtype)
@@ -51,8 +71,14 @@ def silu_mul_backward(
     return d_gate.to(gate.dtype), (slope * g * s).to(up.dtype)
 
 
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, sign: float) -> torch.Tensor:
-    first, second = x.float().chunk(2, dim=-1)
-    half = x.shape[-1] // 2
+def rotate(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, sign: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    half = q.shape[-1] // 2
     c, s = cos[:, None, :half].float(), sin[:, None, :half].float() * sign
-    return torch.cat([first * c - second * s, second * c + first * s], dim=-1).to(x.dtype)
+
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        first, second = x.float().chunk(2, dim=-1)
+        return torch.cat([first * c - second * s, second * c + first * s], dim=-1).to(x.dtype)
+
+    return turned(q), turned(k)

@@ -39,6 +39,26 @@ def test_norms_and_their_derivatives(width: int):
     torch.testing.assert_close(d_weight, weight.grad, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("width", [5, 64, 300])
+def test_norms_of_sums_and_their_derivatives(width: int):
+    x, delta = some(7, width).requires_grad_(), some(7, width, seed=3).requires_grad_()
+    weight = some(width, seed=1).requires_grad_()
+    d_total, grad = some(7, width, seed=4), some(7, width, seed=2)
+    total = x + delta
+    expected = weight * (total * torch.rsqrt(total.pow(2).mean(-1, keepdim=True) + 1e-5))
+    torch.autograd.backward([expected, total], [grad, d_total])
+    given = x.detach(), delta.detach(), weight.detach()
+    found, out, scales = kernels.add_norm(*given, 1e-5, torch.float32)
+    torch.testing.assert_close(found, total.detach())
+    torch.testing.assert_close(out, expected.detach(), rtol=1e-5, atol=1e-5)
+    d_x, d_delta, d_weight = kernels.add_norm_backward(
+        grad, d_total, found, given[2], scales, torch.bfloat16
+    )
+    torch.testing.assert_close(d_x, x.grad, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(d_delta.float(), x.grad, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(d_weight, weight.grad, rtol=1e-4, atol=1e-5)
+
+
 def test_the_gradient_of_a_weight_adds_up_over_more_rows_than_programs(monkeypatch):
     monkeypatch.setattr(kernels, "NORM_PROGRAMS", 3)
     x, weight, grad = some(8, 16).requires_grad_(), some(16, seed=1).requires_grad_(), some(8, 16)
@@ -64,20 +84,25 @@ WIDTHS = [16, 48, 80, 96]
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_rotations_turn_halves_against_each_other_and_back(width: int):
-    x, angles = some(6, 3, width), some(6, width // 2, seed=1)
-    both = torch.cat([angles, angles], dim=-1)
-    cos, sin = both.cos(), both.sin()
-    turned = kernels.rotate(x, cos, sin, 1.0)
-    half = torch.cat([-x[..., width // 2 :], x[..., : width // 2]], dim=-1)
-    torch.testing.assert_close(turned, x * cos[:, None] + half * sin[:, None])
-    torch.testing.assert_close(kernels.rotate(turned, cos, sin, -1.0), x, rtol=1e-4, atol=1e-5)
+@pytest.mark.parametrize("heads", [(3, 1), (4, 4)])
+def test_rotations_turn_halves_against_each_other_and_back(width: int, heads: tuple[int, int]):
+    # More rows than a program takes.
+    both = [some(70, count, width, seed=count) for count in heads]
+    angles = some(70, width // 2, seed=1)
+    cos, sin = (torch.cat([each, each], dim=-1) for each in (angles.cos(), angles.sin()))
+    turned = kernels.rotate(both[0], both[1], cos, sin, 1.0)
+    for x, found in zip(both, turned, strict=True):
+        half = torch.cat([-x[..., width // 2 :], x[..., : width // 2]], dim=-1)
+        torch.testing.assert_close(found, x * cos[:, None] + half * sin[:, None])
+    for x, found in zip(both, kernels.rotate(*turned, cos, sin, -1.0), strict=True):
+        torch.testing.assert_close(found, x, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_two_parts_merge_into_one_softmax(width: int):
-    out, other = some(5, 3, width), some(5, 3, width, seed=1)
-    lse, other_lse = some(3, 9), some(3, 5)
+    # More rows than a program takes.
+    out, other = some(50, 3, width), some(50, 3, width, seed=1)
+    lse, other_lse = some(3, 54), some(3, 50)
     lse[:, 5] = 40.0
     expected = out.clone(), lse.clone()
     trees._merge(expected[0], expected[1][:, 4:], other, other_lse)
