@@ -58,6 +58,12 @@ def pack(prompts: Sequence[Prompt], lengths: Sequence[int], *, max_tokens: int) 
     return sorted(rows, key=lambda row: -row.num_tokens)
 
 
+def num_tokens(prompts: Sequence[Prompt], continuations: Sequence[np.ndarray]) -> int:
+    """Of all continuations, and of each prompt once."""
+    shared = {prompt.key: len(prompt.ids) for prompt in prompts}
+    return sum(shared.values()) + sum(map(len, continuations))
+
+
 def micro_batches(
     rows: Sequence[Row], *, max_tokens: int, padded: bool = True
 ) -> Iterator[list[Row]]:

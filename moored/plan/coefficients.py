@@ -11,7 +11,7 @@ from moored.plan.gpus import GIB
 
 MIB = 2**20
 RECORDED_TO = 300_000_000
-"""`MAX_RECORDED` of engine/local/learner.py: parameters of the largest model whose passes are CUDA
+"""`MAX_RECORDED` of engine/fast/graphs.py: parameters of the largest model whose passes are CUDA
 graphs, which keep their memory and are launched at once."""
 FORWARD_TIMES, FORWARD_TOKENS = 4, 24576
 """Of engine/local/learner.py: passes without gradients have so many times the tokens of others, up
@@ -47,6 +47,9 @@ class MemoryCoefficients:
     """`LOGITS_PER_CHUNK["cuda"]` of engine/passes.py."""
     recorded_to: int = RECORDED_TO
     forward_times: int = FORWARD_TIMES
+    busy_work: float = 4e12
+    """`BUSY_WORK` of engine/fast/graphs.py: tokens times parameters from which on passes without
+    gradients of recorded models are not recorded, and larger."""
     released_from: int = 1_000_000_000
     """`RELEASED_FROM` of engine/local/engine.py: parameters of the smallest model whose keys and
     values are released before updates."""

@@ -21,7 +21,7 @@ from moored.plan.activations import (
     prefill_bytes,
     saved_bytes,
 )
-from moored.plan.coefficients import MemoryCoefficients, forward_tokens
+from moored.plan.coefficients import FORWARD_TOKENS, MemoryCoefficients, forward_tokens
 from moored.plan.gpus import GIB, Gpu
 from moored.plan.setup import Setup
 
@@ -84,8 +84,13 @@ def plan_memory(
         rows, sampling = setup.most_rows, {}
     is_kept = setup.has_fast_sampler
     is_released = setup.shape.num_parameters >= given.released_from
-    asked = tokens if is_recorded else forward_tokens(tokens, given.forward_times)
-    scoring = _scoring(setup, min(asked, setup.num_episodes * setup.max_context), given)
+    whole = setup.num_episodes * setup.max_context
+    asked = forward_tokens(tokens, given.forward_times)
+    if is_recorded and whole * setup.shape.num_parameters >= given.busy_work:
+        asked = given.forward_times * FORWARD_TOKENS
+    elif is_recorded:
+        asked = tokens
+    scoring = _scoring(setup, min(asked, whole), given)
     phases = {
         "rollout": {**sampling, **recorded},
         "scoring": {**(cache if is_kept else {}), **scoring, **recorded},

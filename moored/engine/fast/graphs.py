@@ -30,6 +30,11 @@ MIN_STRETCHES = 16
 """The smallest shape."""
 MOST_PADDING = 1.5
 """A padded batch has at most this many times the tokens, except in the smallest shapes."""
+MAX_RECORDED = 300_000_000
+"""Parameters of the largest model whose passes are recorded: larger ones keep the GPU busy by
+themselves, and recordings would hold their memory."""
+BUSY_WORK = 4e12
+"""Tokens times parameters from which on a pass without gradients keeps the GPU busy unrecorded."""
 MAX_RECORDINGS = 128
 """Shapes beyond these are computed without a recording."""
 ALIGNMENT_BYTES = 256
@@ -49,6 +54,8 @@ class Shape:
     num_stretches: int
     longest: int
     """Bound on the tokens of a stretch, be it a prompt or a continuation."""
+    longest_continuations: int
+    """Bound on the tokens of all continuations of a prompt."""
 
 
 class DeviceBatch:
@@ -130,8 +137,8 @@ def _with_bounds(padded: TokenBatch, shape: Shape) -> TokenBatch:
         prompts=_repeat_last(exact.prompts, shape.num_prompts + 1),
         continuations=_repeat_last(exact.continuations, shape.num_prompts + 1),
         longest_stretch=shape.longest,
-        longest_prompt=shape.prompt_tokens,
-        longest_continuations=shape.continuation_tokens,
+        longest_prompt=shape.longest,
+        longest_continuations=shape.longest_continuations,
     )
     sizes = (shape.prompt_tokens,), ((shape.continuation_tokens,),)
     return replace(padded, packed=replace(padded.packed, tree=Tree(*sizes, {"bounds": bounds})))
@@ -179,15 +186,18 @@ def pad(batch: TokenBatch) -> tuple[TokenBatch, Shape]:
     assert tree is not None
     first, whole = tree.num_prompt_tokens, packed.input_ids.shape[1]
     longest = power_bucket(max(_stretches(tree)), MIN_LONGEST_TOKENS, 2)
-    # One more prompt at least, for the continuations that are added: all hang on the last one.
-    prompt_tokens = bucket(first + 1, MIN_PROMPT_TOKENS)
     continuation_tokens = bucket(whole - first, MIN_CONTINUATION_TOKENS)
-    prompts = _pieces(prompt_tokens - first, longest)
-    continuations = _pieces(continuation_tokens - (whole - first), longest)
-    tree = Tree(
-        (*tree.prompts, *prompts),
-        (*tree.continuations, *[()] * (len(prompts) - 1), continuations),
-    )
+    most = max(map(sum, tree.continuations))
+    # Attention starts programs for as many tokens after every prompt, most of which find nothing.
+    most = min(power_bucket(most, MIN_CONTINUATION_TOKENS, 4), continuation_tokens)
+    added = _pieces(continuation_tokens - (whole - first), most)
+    # One more prompt at least, and one for every piece of the continuations that are added.
+    prompt_tokens = bucket(first + max(1, len(added)), MIN_PROMPT_TOKENS)
+    spare = max(0, len(added) - 1)
+    prompts = (*[1] * spare, *_pieces(prompt_tokens - first - spare, longest))
+    continuations = [_pieces(piece, longest) for piece in added]
+    continuations += [()] * (len(prompts) - len(continuations))
+    tree = Tree((*tree.prompts, *prompts), (*tree.continuations, *continuations))
     quarter = continuation_tokens // 4
     shape = Shape(
         prompt_tokens=prompt_tokens,
@@ -196,6 +206,7 @@ def pad(batch: TokenBatch) -> tuple[TokenBatch, Shape]:
         num_prompts=power_bucket(len(tree.prompts), MIN_STRETCHES, 4),
         num_stretches=power_bucket(sum(1 for _ in _stretches(tree)), MIN_STRETCHES, 4),
         longest=longest,
+        longest_continuations=most,
     )
     shift, more = prompt_tokens - first, shape.num_targets - len(packed.targets)
 

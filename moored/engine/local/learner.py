@@ -20,7 +20,7 @@ from torch import nn
 
 from moored.config import Config
 from moored.engine.base import TermGradients
-from moored.engine.fast.graphs import HOST, MOST_PADDING, Graphs, Outputs, Pass
+from moored.engine.fast import graphs
 from moored.engine.fast.layers import fuse_layers
 from moored.engine.fast.tree_attention import use_tree_attention
 from moored.engine.gradients import MAX_NUMBERS, Gradients, chosen_weights, term_products
@@ -35,6 +35,7 @@ from moored.engine.packing import (
     filler,
     loss_batch,
     micro_batches,
+    num_tokens,
     pack,
     to_line,
     to_tensors,
@@ -64,10 +65,7 @@ MICRO_BATCH_TOKENS = (4096, 24576)
 """On a CPU, where activations should stay near the cores; on a GPU."""
 FORWARD_TIMES = 4
 """Passes without gradients keep no activations: on a GPU they have so many times the tokens, up to
-the size above."""
-MAX_RECORDED = 300_000_000
-"""Parameters of the largest model whose passes are recorded: larger ones keep the GPU busy by
-themselves, and recordings would hold their memory."""
+the size above, and of models that are small enough to be recorded so many times that."""
 
 
 class _LossOptions(TypedDict):
@@ -113,7 +111,8 @@ class LocalLearner:
         self._shard()
         self._trained: list[Trained] = []
         optimizer = self.config.optimizer
-        self._rates = rates_of(optimizer, sum(weights.numel() for weights in model.parameters()))
+        self._num_parameters = sum(weights.numel() for weights in model.parameters())
+        self._rates = rates_of(optimizer, self._num_parameters)
         if trains:
             self._trained.append(self._train(POLICY, model, self._rates.lr))
         elif self._rounds:
@@ -129,7 +128,7 @@ class LocalLearner:
         for module in modules if self.config.engine.compile else ():
             compile_layers(module)
         self._checkpointed = evaluation_mode(modules)
-        self._graphs = Graphs(self.device) if self._can_record() else None
+        self._graphs = graphs.Graphs(self.device) if self._can_record() else None
 
     def _train(self, name: str, module: nn.Module, lr: float) -> Trained:
         return Trained(name, module, lr, self.config.optimizer, bf16=self._rounds)
@@ -158,7 +157,7 @@ class LocalLearner:
         """True where launches bound a pass, and none asks for a number or random state."""
         return (
             self.device.type == "cuda"
-            and sum(weight.numel() for weight in self.model.parameters()) <= MAX_RECORDED
+            and self._num_parameters <= graphs.MAX_RECORDED
             and self._uses_tree
             and not self._checkpointed
             and has_fixed_angles(self.model.config)
@@ -328,10 +327,10 @@ class LocalLearner:
                         totals[name] = add(known, value)
         return totals
 
-    def _run(self, name: str, compute: Pass, batch: TokenBatch) -> Outputs:
+    def _run(self, name: str, compute: graphs.Pass, batch: TokenBatch) -> graphs.Outputs:
         return compute(batch) if self._graphs is None else self._graphs.run(name, compute, batch)
 
-    def _add_gradients(self, batch: TokenBatch) -> Outputs:
+    def _add_gradients(self, batch: TokenBatch) -> graphs.Outputs:
         """Add a micro-batch's gradients to the weights'; returns the parts of its loss."""
         options = self.config.algorithm
         of_policy = partial(policy_pass, self.model, batch, options, **self._loss)
@@ -374,9 +373,10 @@ class LocalLearner:
         default = MICRO_BATCH_TOKENS[self.device.type != "cpu"]
         most = self.config.engine.micro_batch_tokens or default
         if self._graphs is not None and records:
-            device, most = HOST, int(most / MOST_PADDING)
+            device, most = graphs.HOST, int(most / graphs.MOST_PADDING)
         elif not keeps and device.type == "cuda":
-            most = max(most, min(FORWARD_TIMES * most, default))
+            bound = default if self._graphs is None else FORWARD_TIMES * default
+            most = max(most, min(FORWARD_TIMES * most, bound))
         lay_out = to_line if self._uses_tree else to_tensors
         row_tokens = most if self._uses_tree else self.config.engine.row_tokens
         rows = pack(prompts, lengths, max_tokens=row_tokens)
@@ -414,18 +414,21 @@ class LocalLearner:
         With `at_ends` also to what comes after the last token of each.
         """
 
-        def compute(batch: TokenBatch) -> Outputs:
+        def compute(batch: TokenBatch) -> graphs.Outputs:
             with self._autocast():
                 values = self._forward(module, lambda: of_tokens(batch.packed))
             return {"values": values.float()}
 
         computed, found = [], {}
-        for packed in self._pack(prompts, continuations, images, keeps=False):
-            asked = with_ends(packed) if at_ends else packed
-            values = self._run(name, compute, TokenBatch(asked))["values"][: len(asked.targets)]
+        work = num_tokens(prompts, continuations) * self._num_parameters
+        records = self._graphs is not None and work < graphs.BUSY_WORK
+        for packed in self._pack(prompts, continuations, images, records=records, keeps=False):
+            batch = TokenBatch(with_ends(packed) if at_ends else packed)
+            values = (self._run(name, compute, batch) if records else compute(batch))["values"]
+            values = values[: len(batch.packed.targets)]
             # A graph writes to the same place again. Read at the end: the next batch is laid out
             # while the device computes.
-            computed.append((packed, values if self._graphs is None else values.clone()))
+            computed.append((packed, values.clone() if records else values))
         for packed, values in computed:
             found.update(packed.split(values.cpu().numpy()))
         return [found[i] for i in range(len(continuations))]
@@ -440,8 +443,7 @@ class LocalLearner:
         save_whole(folder, self._trained, self._version)
 
     def load(self, folder: Path, *, policy_only: bool = False) -> None:
-        trained = self._trained
-        self._version = load_saved(folder, trained, self.model, policy_only=policy_only)
+        self._version = load_saved(folder, self._trained, self.model, policy_only=policy_only)
 
     def export(self, folder: Path) -> None:
         """Write the policy in Hugging Face format, in the precision the sampler used."""

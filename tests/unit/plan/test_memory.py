@@ -136,8 +136,8 @@ def test_an_evaluation_is_written_with_more_rows():
 
 def test_scoring_and_updating_have_the_activations_of_a_micro_batch():
     found = memory_of(tokens=10).phases
-    # Without gradients 4 times the tokens: 120 bytes for each, and 4 for each of its 10 logits.
-    assert found["scoring"]["activations"] == 40 * 120
+    # Without gradients 4 times the tokens: 128 bytes for each, and 4 for each of its 10 logits.
+    assert found["scoring"]["activations"] == 40 * 128
     assert found["scoring"]["logits"] == 4 * 400
     # Two fused layers of 136 bytes and 76 outside of them.
     assert found["update"]["activations"] == 10 * (2 * 136 + 76)
@@ -156,7 +156,7 @@ def test_layers_are_fused_unless_compiled_plain_or_in_float32(option, layer):
 def test_a_micro_batch_is_not_larger_than_what_there_is():
     # 8 episodes of up to 16 tokens are scored; each of 4 minibatches has 2 of them.
     found = memory_of(tokens=1000).phases
-    assert found["scoring"]["activations"] == 128 * 120
+    assert found["scoring"]["activations"] == 128 * 128
     assert found["update"]["activations"] == 32 * (2 * 136 + 76)
 
 
@@ -245,12 +245,13 @@ def test_coefficients_are_those_of_the_engine():
     pytest.importorskip("transformers")
     from moored.engine.fast import graphs, sampler, slots, stream
     from moored.engine.local.engine import RELEASED_FROM
-    from moored.engine.local.learner import FORWARD_TIMES, MAX_RECORDED, MICRO_BATCH_TOKENS
+    from moored.engine.local.learner import FORWARD_TIMES, MICRO_BATCH_TOKENS
     from moored.engine.passes import LOGITS_PER_CHUNK
 
     given = MEASURED.memory
     assert given.logits_per_chunk == LOGITS_PER_CHUNK["cuda"]
-    assert (given.recorded_to, given.released_from) == (MAX_RECORDED, RELEASED_FROM)
+    assert (given.recorded_to, given.busy_work) == (graphs.MAX_RECORDED, graphs.BUSY_WORK)
+    assert given.released_from == RELEASED_FROM
     assert given.prefill_tokens == stream.PREFILL_TOKENS
     assert (given.forward_times, FORWARD_TOKENS) == (FORWARD_TIMES, MICRO_BATCH_TOKENS[1])
     padding = memory.MOST_PADDING, memory.MIN_PROMPT_TOKENS, memory.MIN_CONTINUATION_TOKENS
@@ -270,3 +271,13 @@ def test_slots_are_as_many_as_the_sampler_makes():
     for rows in (8, 12, 96, 128):
         found = memory_of("rollout.num_groups=1", f"rollout.group_size={rows}")
         assert found.phases["rollout"]["keys and values"] == (Slots(rows).idle + 1) * 256
+
+
+def test_recorded_models_score_all_at_once_where_that_keeps_the_gpu_busy():
+    # 8 episodes of 16 tokens and 348 parameters.
+    def scored(busy_work):
+        given = replace(BARE.memory, recorded_to=348, busy_work=busy_work)
+        return memory_of(given=given, tokens=30).phases["scoring"]["activations"]
+
+    assert scored(8 * 16 * 348) == 8 * 16 * 128
+    assert scored(8 * 16 * 348 + 1) == 30 * 128

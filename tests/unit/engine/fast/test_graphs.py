@@ -54,11 +54,11 @@ def make_samples(lengths=((5, (7, 3)), (9, (4, 11, 2))), seed=0) -> list[LossSam
     return samples
 
 
-def host_batch(samples, reference=None):
+def host_batch(samples, reference=None, most=4096):
     ids = [given.sample.ids_T for given in samples]
     prompts = [given.sample.prompt for given in samples]
-    rows = pack(prompts, [len(reply) for reply in ids], max_tokens=4096)
-    (batch,) = micro_batches(rows, max_tokens=4096, padded=False)
+    rows = pack(prompts, [len(reply) for reply in ids], max_tokens=most)
+    (batch,) = micro_batches(rows, max_tokens=most, padded=False)
     packed = to_line(batch, ids, torch.device("cpu"))
     return loss_batch(packed, samples, reference, with_values=True)
 
@@ -79,8 +79,9 @@ def test_a_padded_batch_has_the_sizes_of_its_shape():
     assert sum(map(sum, tree.continuations)) == 1024
     # What is added comes in pieces of at most 128: 242 prompt tokens, 997 others.
     assert tree.prompts == (9, 5, 128, 114)
-    assert tree.continuations == ((11, 4, 2), (7, 3), (), (128,) * 7 + (101,))
+    assert tree.continuations == ((11, 4, 2), (7, 3), (128,) * 7 + (101,), ())
     assert (shape.num_prompts, shape.num_stretches, shape.longest) == (16, 64, 128)
+    assert shape.longest_continuations == 1024
     assert padded.packed.input_ids.shape == padded.packed.position_ids.shape == (1, 1280)
     assert padded.streams["weights"].count_nonzero() == 20
     assert padded.streams["sequence"].max() == 255
@@ -95,6 +96,24 @@ def test_a_batch_that_fills_its_shape_still_gets_a_prompt():
     assert padded.packed.tree.prompts == (255, 1)
     samples = make_samples(lengths=((256, (10,)),))
     assert pad(host_batch(samples))[1].prompt_tokens == 384
+
+
+def test_what_is_added_is_divided_so_that_no_prompt_has_more_continuations_than_the_real_ones():
+    # 30 prompts of 20 tokens with 90 each: 2,700, which are filled up to 3,072; then 5 of 900.
+    padded, shape = pad(host_batch(make_samples(lengths=((20, (90,)),) * 30)))
+    assert (shape.continuation_tokens, shape.longest_continuations) == (3072, 1024)
+    padded, shape = pad(host_batch(make_samples(lengths=((20, (450, 450)),) * 5), most=8192))
+    tree = padded.packed.tree
+    assert tree is not None
+    # 4,500 are filled up to 6,144 by 1,644 behind two prompts, of 1 token and of what is left.
+    assert (shape.continuation_tokens, shape.longest_continuations) == (6144, 1024)
+    assert tree.prompts == (20,) * 5 + (1, 155)
+    assert [sum(members) for members in tree.continuations] == [900] * 5 + [1024, 620]
+    tree = _with_bounds(padded, shape).packed.tree
+    assert tree is not None
+    bounds = tree.prepared["bounds"]
+    assert (bounds.longest_prompt, bounds.longest_continuations) == (512, 1024)
+    assert bounds.continuations[-1] == 6144
 
 
 @pytest.mark.parametrize("sequence_ratio", [False, True])
