@@ -24,13 +24,19 @@ LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 
 @cache
-def _overlaps(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
+def _generation(device: torch.device) -> int:
+    return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 0
+
+
+def has_copy_engine(device: torch.device) -> bool:
+    """True on Hopper, for which the products of `wide_kernels` were measured."""
+    return _generation(device) == 9
 
 
 def overlap_options(device: torch.device) -> dict[str, Any]:
     """Let a kernel be launched while the one before it still runs, where the device can."""
-    return {"OVERLAPS": True, "launch_pdl": True} if _overlaps(device) else {"OVERLAPS": False}
+    can = _generation(device) >= 9
+    return {"OVERLAPS": True, "launch_pdl": True} if can else {"OVERLAPS": False}
 
 
 @triton.jit

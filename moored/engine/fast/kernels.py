@@ -17,8 +17,8 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from moored.engine.fast import decode_kernels
-from moored.engine.fast.decode_kernels import overlap_options, wait_for_inputs
+from moored.engine.fast import decode_kernels, wide_kernels
+from moored.engine.fast.decode_kernels import has_copy_engine, overlap_options, wait_for_inputs
 from moored.engine.fast.draw_kernels import draw as draw
 from moored.engine.fast.rows import Rows
 from moored.engine.fast.tiles import cells_at_once, tile_of
@@ -120,10 +120,13 @@ def finish_layer(
     """x += what attention gave, in place; what the gated units give, for the next `add_norm`."""
     gate_up = layer["gate_up"]
     inner = x.new_empty((len(x), len(gate_up) // 2), dtype=y.dtype)
-    gate_tile = tile_of(len(x), len(gate_up), gate_up.shape[1], y.dtype, gated=True)
+    copies = has_copy_engine(x.device)
+    gate_tile = tile_of(len(x), len(gate_up), gate_up.shape[1], y.dtype, gated=True, copies=copies)
     add_norm(x, _summands(mixed, layer["out"], layer["out_bias"]), layer["after"], eps, y)
     if gate_tile is None:
         silu_mul(F.linear(y, gate_up), inner)
+    elif gate_tile.is_wide:
+        wide_kernels.wide_linear(y, gate_up, inner, gate_tile, gated=True)
     else:
         decode_kernels.linear(y, gate_up, None, inner, gate_tile, gated=True)
     return _summands(inner, layer["down"], None)
@@ -131,11 +134,14 @@ def finish_layer(
 
 def _summands(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """x @ weight^T + bias, or (parts, R, lines) that `add_norm` adds up."""
-    tile = tile_of(len(x), len(weight), weight.shape[1], x.dtype, in_parts=True)
+    copies = bias is None and has_copy_engine(x.device)
+    tile = tile_of(len(x), len(weight), weight.shape[1], x.dtype, in_parts=True, copies=copies)
     if tile is None:
         return F.linear(x, weight, bias)
     dtype = torch.float32 if tile.parts > 1 else x.dtype
     out = x.new_empty((tile.parts, len(x), len(weight)), dtype=dtype)
+    if tile.is_wide:
+        return wide_kernels.wide_linear(x, weight, out, tile)
     return decode_kernels.linear(x, weight, bias, out, tile)
 
 

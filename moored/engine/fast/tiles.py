@@ -1,8 +1,10 @@
 """How the kernels of decoding steps divide their work, and which products are left to the library.
 
-All of it was measured on an H200. A product of few rows with a matrix of few lines is faster in a
-kernel of its own: the library cannot fill the GPU with it, the next kernel is launched while it
-runs, and the norm behind it adds up its parts. Larger products are left to the library.
+All of it was measured on an H200. A product of few rows is faster in a kernel of its own: the
+library cannot fill the GPU with it, the next kernel is launched while it runs, gates are part of
+it, and the norm behind it adds up its parts. Large matrices need the copy engine of Hopper
+(`wide_kernels`) and as many programs as run at once; where that does not come out even, and for
+more rows, products are left to the library.
 """
 
 from __future__ import annotations
@@ -19,6 +21,12 @@ MAX_GATED_ELEMENTS = 2_000_000
 """Elements of both matrices of a gated product with a kernel of its own."""
 LONG = 4096
 """Columns from which on more programs share them."""
+MULTIPROCESSORS = 132
+"""Of an H100 or H200: programs of `wide_kernels` that run at once."""
+WIDE_LINES = (64, 80, 96)
+"""Lines of both matrices that a program of a wide gated product may have."""
+MIN_WIDE_COLUMNS = 384
+"""Fewest columns of a part of a wide product."""
 FEW_PROGRAMS = 264
 """Two for every multiprocessor: up to here attention is faster with several warps in each."""
 BYTES_AT_ONCE = 64 * 256
@@ -38,6 +46,10 @@ class Tile:
     """Programs that share the columns; their sums are added later."""
     warps: int = 4
     stages: int = 4
+    is_wide: bool = False
+    """Whether the product is one of `wide_kernels`, which take all rows at once."""
+    more_lines: int = 0
+    """Lines of a second block, where a program has a number of them that is no power of 2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +70,27 @@ def tile_of(
     *,
     gated: bool = False,
     in_parts: bool = False,
+    copies: bool = False,
 ) -> Tile | None:
     """The tile of a product, or None where the library's is faster.
 
-    `gated`: the lines are those of two matrices. `in_parts`: it may be left in parts.
+    `gated`: the lines are those of two matrices. `in_parts`: it may be left in parts. `copies`: the
+    device has Hopper's copy engine.
     """
     size = num_lines * num_columns
     is_small = size <= MAX_GATED_ELEMENTS if gated else size <= MAX_ELEMENTS
     is_narrow = gated or num_lines <= MAX_LINES
-    if dtype != torch.bfloat16 or num_rows > MAX_ROWS or not (is_small and is_narrow):
+    if dtype != torch.bfloat16 or num_rows > MAX_ROWS:
+        return None
+    is_own = is_small and is_narrow
+    # The copy engine wants lines that begin at multiples of 16 bytes.
+    if copies and num_columns % 8 == 0 and not (is_own and (num_rows <= 32 or num_columns < LONG)):
+        rows = 64 if num_rows <= 64 else 128
+        if gated:
+            return _wide_gated(rows, num_lines // 2)
+        if in_parts:
+            return _wide_in_parts(rows, num_lines, num_columns)
+    if not is_own:
         return None
     if num_rows <= 32:
         return _tile_of_few(num_rows, num_columns, gated, in_parts)
@@ -76,6 +100,21 @@ def tile_of(
         return Tile(64, 128, 64, parts=8)
     rows = 64 if num_rows <= 64 else 128
     return Tile(rows, 32, 64, parts=4) if in_parts else Tile(rows, 16, 64, stages=5)
+
+
+def _wide_gated(rows: int, num_lines: int) -> Tile | None:
+    for lines in WIDE_LINES:
+        if num_lines <= MULTIPROCESSORS * lines:
+            return Tile(rows, 64, 64, stages=5, is_wide=True, more_lines=lines - 64)
+    return None
+
+
+def _wide_in_parts(rows: int, num_lines: int, num_columns: int) -> Tile | None:
+    programs = -(-num_lines // 64)
+    for parts in (8, 4, 2):
+        if programs * parts <= MULTIPROCESSORS and num_columns >= parts * MIN_WIDE_COLUMNS:
+            return Tile(rows, 64, 64, parts=parts, stages=6, is_wide=True)
+    return None
 
 
 def _tile_of_few(num_rows: int, num_columns: int, gated: bool, in_parts: bool) -> Tile:

@@ -18,10 +18,12 @@ from tests.unit.engine.fast.test_samplers import VOCABULARY, tiny_model
 pytest.importorskip("triton")
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("neither a GPU nor TRITON_INTERPRET=1", allow_module_level=True)
-from moored.engine.fast import decode_kernels, kernels
+from moored.engine.fast import decode_kernels, kernels, wide_kernels
 
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+WIDE_DTYPE = torch.bfloat16 if torch.cuda.is_available() else torch.float32
+"""The interpreter multiplies bfloat16 in another way."""
 TILES = {
     "one": Tile(16, 32, 32),
     "wide": Tile(64, 16, 64),
@@ -57,13 +59,45 @@ def test_a_product_is_gated_as_in_plain_torch(tile, shape):
     torch.testing.assert_close(out, (F.silu(gate) * up).float(), atol=1e-4, rtol=1e-4)
 
 
-def small_tile(num_rows, num_lines, num_columns, dtype, *, gated=False, in_parts=False) -> Tile:
+WIDE = {
+    "one": Tile(64, 32, 32, is_wide=True),
+    "two blocks": Tile(64, 32, 32, is_wide=True, more_lines=16),
+    "parts": Tile(64, 32, 32, parts=3, is_wide=True),
+}
+
+
+@pytest.mark.parametrize("tile", WIDE.values(), ids=WIDE)
+@pytest.mark.parametrize("shape", [(5, 96, 128), (70, 200, 176)], ids=["even", "odd"])
+def test_wide_products_are_those_of_plain_torch(tile, shape):
+    x, weight, _ = factors(*shape)
+    x, weight = x.to(WIDE_DTYPE), (weight / 8).to(WIDE_DTYPE)
+    whole = F.linear(x.double(), weight.double())
+    out = torch.full((tile.parts, len(x), len(weight)), torch.nan, device=DEVICE)
+    wide_kernels.wide_linear(x, weight, out, tile)
+    torch.testing.assert_close(out.sum(dim=0), whole.float(), atol=1e-4, rtol=1e-4)
+    if tile.parts == 1:
+        gate, up = whole.chunk(2, dim=-1)
+        out = torch.full((len(x), len(weight) // 2), torch.nan, device=DEVICE)
+        wide_kernels.wide_linear(x, weight, out, tile, gated=True)
+        torch.testing.assert_close(out, (F.silu(gate) * up).float(), atol=1e-4, rtol=1e-4)
+
+
+def small_tile(*_, gated=False, in_parts=False, copies=False) -> Tile:
     return Tile(16, 16, 32, parts=2 if in_parts else 1)
 
 
+def small_wide_tile(*_, gated=False, in_parts=False, copies=False) -> Tile | None:
+    if not (gated or in_parts):
+        return None
+    return Tile(64, 32, 32, parts=2 if in_parts else 1, is_wide=True, more_lines=16)
+
+
+@pytest.mark.parametrize("tile_of", [small_tile, small_wide_tile])
 @pytest.mark.parametrize("shape", ["grouped", "biased", "qwen2", "qwen3", "untied"])
-def test_replies_written_with_own_products_equal_those_of_plain_torch(shape, monkeypatch):
-    monkeypatch.setattr(kernels, "tile_of", small_tile)
+def test_replies_written_with_own_products_equal_those_of_plain_torch(shape, tile_of, monkeypatch):
+    if tile_of is small_wide_tile and shape == "biased":
+        pytest.skip("wide products have no bias")
+    monkeypatch.setattr(kernels, "tile_of", tile_of)
     rng, params = np.random.default_rng(0), SamplingParams(max_tokens=5, temperature=0.7)
     shared = rng.integers(3, VOCABULARY, size=21)
     prompts = [rng.integers(3, VOCABULARY, size=n) for n in (3, 40)] + [shared] * 4

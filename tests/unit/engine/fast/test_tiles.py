@@ -45,6 +45,47 @@ def test_gated_products_are_divided_by_rows_and_lines_alone():
     assert tile_of(128, 9728, 896, torch.bfloat16, gated=True) is None
 
 
+@pytest.mark.parametrize(
+    ("lines", "columns", "more"),
+    [(4864, 896, 0), (8960, 1536, 16), (11008, 2048, 32)],
+    ids=["0.5 B", "1.5 B", "3 B"],
+)
+def test_wide_gated_products_have_as_many_programs_as_run_at_once(lines, columns, more):
+    # 76 of 64 lines; 112 of 80; 115 of 96.
+    tile = tile_of(128, 2 * lines, columns, torch.bfloat16, gated=True, copies=True)
+    assert tile is not None and tile.is_wide
+    assert (tile.rows, tile.lines, tile.more_lines, tile.parts) == (128, 64, more, 1)
+    few = tile_of(8, 2 * lines, columns, torch.bfloat16, gated=True, copies=True)
+    assert few is not None and few.rows == 64
+
+
+def test_wide_products_are_divided_into_parts_that_run_at_once():
+    def parts(lines, columns, num_rows=128):
+        tile = tile_of(num_rows, lines, columns, torch.bfloat16, in_parts=True, copies=True)
+        assert tile is not None and tile.is_wide
+        return tile.parts
+
+    # 32 programs of 64 lines four times, 48 and 56 twice; 2,048 columns are enough for four.
+    assert (parts(2048, 11008), parts(2048, 2048), parts(2048, 2048, 8)) == (4, 4, 4)
+    assert (parts(3072, 8192), parts(3584, 18944)) == (2, 2)
+    # 14 eight times; of few rows, and of shorter lines, small matrices have their own kernels.
+    assert parts(896, 4864) == 8
+    for rows, columns in ((32, 4864), (128, 896)):
+        tile = tile_of(rows, 896, columns, torch.bfloat16, in_parts=True, copies=True)
+        assert tile is not None and not tile.is_wide
+
+
+def test_products_that_do_not_suit_the_copy_engine_are_left_to_the_library():
+    # 7 B: 18,944 lines make 198 programs of 96. 5,120 lines make 80 of 64, too many for parts.
+    assert tile_of(128, 2 * 18944, 3584, torch.bfloat16, gated=True, copies=True) is None
+    assert tile_of(128, 5120, 5120, torch.bfloat16, in_parts=True, copies=True) is None
+    # Lines of 2,052 numbers do not begin at multiples of 16 bytes.
+    assert tile_of(128, 2048, 2052, torch.bfloat16, in_parts=True, copies=True) is None
+    # Queries, keys and values cannot be left in parts.
+    assert tile_of(128, 2560, 2048, torch.bfloat16, copies=True) is None
+    assert tile_of(129, 22016, 2048, torch.bfloat16, gated=True, copies=True) is None
+
+
 def test_attention_of_few_rows_has_more_warps():
     assert attention_tile(128 * 2, 64, 2).warps == 2
     assert attention_tile(128 * 2, 128, 2).warps == 4
