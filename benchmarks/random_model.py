@@ -19,7 +19,7 @@ import torch
 from sizes import SHAPES
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from moored.models.load import embedded_models
+from moored.models.load import embedded_models, pick_device
 
 SAMPLE = (4, 128)
 """Random tokens that say how likely the end is."""
@@ -30,10 +30,11 @@ MIN_POSITIONS = 4096
 def write_model(
     shape: str, folder: Path, dtype: torch.dtype, mean_tokens: float | None = None
 ) -> None:
-    """Weights and tokenizer; the same weights for the same shape."""
+    """Weights and tokenizer; the same weights for the same shape on the same kind of device."""
     tokenizer = AutoTokenizer.from_pretrained(embedded_models()["nano"])
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(SHAPES[shape], dtype=dtype)
+    with torch.device(pick_device("auto")):
+        model = AutoModelForCausalLM.from_config(SHAPES[shape], dtype=dtype)
     positions = model.config.max_position_embeddings
     model.config.max_position_embeddings = max(positions, MIN_POSITIONS)
     model.config.eos_token_id = model.generation_config.eos_token_id = tokenizer.eos_token_id

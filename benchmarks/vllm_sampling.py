@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -58,15 +59,21 @@ class MooredSide:
         device, bf16 = device_of(options)
         model: Any = load_model(folder, device, exact=not bf16).model.eval()
         model = model.to(torch.bfloat16 if bf16 else torch.float32)
-        context = longest_context(options)
-        self._sampler = make_sampler(model, bf16=bf16, max_context=context, kind="fast")
-        self._stream: Any = None
+        self._make = partial(make_sampler, model, bf16=bf16, kind="fast")
+        self._context, self._sampler, self._stream = 0, None, None
+
+    def prepare(self, context: int) -> None:
+        """Rows have slots of this size, so each case gets a sampler with what it needs."""
+        if context != self._context:
+            self._sampler = None
+            self._context, self._sampler = context, self._make(max_context=context, shares=True)
 
     def begin(self, most: int, stop: int | None) -> None:
         from moored.engine.base import SamplingParams
 
+        assert self._sampler is not None
         stops = () if stop is None else (stop,)
-        self._stream = self._sampler.stream(SamplingParams(max_tokens=most, stop_ids=stops))
+        self._stream: Any = self._sampler.stream(SamplingParams(max_tokens=most, stop_ids=stops))
 
     def submit(self, row: int, ids: np.ndarray, seed: int) -> None:
         from moored.engine.base import Request
@@ -100,7 +107,7 @@ class VllmSide:
             model=folder,
             dtype="bfloat16" if bf16 else "float32",
             skip_tokenizer_init=True,
-            max_model_len=longest_context(options),
+            max_model_len=max(longest_context(lengths, options) for lengths in options.lengths),
             max_num_seqs=most,
             enable_prefix_caching=True,
             enforce_eager=options.eager,
@@ -112,6 +119,9 @@ class VllmSide:
         self._params: Any = None
         self._number = 0
         self._rows: dict[str, int] = {}
+
+    def prepare(self, context: int) -> None:
+        """Keys and values are paged: one engine serves all cases."""
 
     def begin(self, most: int, stop: int | None) -> None:
         self._params = {
@@ -147,9 +157,13 @@ class VllmSide:
 SIDES = {"moored": MooredSide, "vllm": VllmSide}
 
 
-def longest_context(options: argparse.Namespace) -> int:
-    turns = TURNS * (MOST_TOKENS + OBSERVATION_TOKENS) if "turns" in options.lengths else 0
-    return options.prompt_tokens + max(options.new_tokens, MOST_TOKENS, turns)
+def longest_context(lengths: str, options: argparse.Namespace) -> int:
+    most = {
+        "equal": options.new_tokens,
+        "geometric": MOST_TOKENS,
+        "turns": TURNS * (MOST_TOKENS + OBSERVATION_TOKENS),
+    }
+    return options.prompt_tokens + most[lengths]
 
 
 def write(
@@ -204,6 +218,7 @@ def run_side(options: argparse.Namespace) -> dict[str, Any]:
         side = SIDES[name](folder, options)
         figures["start_s"] = time.perf_counter() - begin
         for lengths in options.lengths:
+            side.prepare(longest_context(lengths, options))
             for rows in options.rows:
                 seconds, tokens = [], []
                 for number in range(1 + options.repeats):

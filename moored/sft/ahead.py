@@ -23,7 +23,7 @@ from moored.models.load import embedded_models, load_tokenizer
 from moored.names import ENGINES
 from moored.rollout.render import Renderer
 from moored.sft.options import SftConfig
-from moored.sft.samples import Lesson, OwnLessons, ReplyRenderer
+from moored.sft.samples import Lesson, OwnLessons, PackedLessons, ReplyRenderer, pack_lessons
 from moored.sft.source import open_source
 
 MOST_WORKERS = 4
@@ -139,7 +139,8 @@ class LessonsAhead:
             if self._is_closed:
                 break
             try:
-                return worker.ask(self._config, first, CHUNK)
+                made = worker.ask(self._config, first, CHUNK)
+                return made.unpacked() if isinstance(made, PackedLessons) else made
             except WorkerLost as error:
                 lost = error
         is_killed = lost is not None and (lost.exit_code is None or lost.exit_code < 0)
@@ -174,7 +175,7 @@ def import_all() -> None:
     load_tokenizer(min(embedded_models()))
 
 
-def make_lessons(config: bytes, first: int, count: int) -> list[Lesson]:
+def make_lessons(config: bytes, first: int, count: int) -> PackedLessons | list[Lesson]:
     """In a child: the lessons from number `first` on, up to one that cannot be made.
 
     `config` is pickled, as the key under which environments and tokenizer stay open. Raises what
@@ -188,7 +189,7 @@ def make_lessons(config: bytes, first: int, count: int) -> list[Lesson]:
             if not made:
                 raise
             break
-    return made
+    return pack_lessons(made)
 
 
 @lru_cache(maxsize=1)

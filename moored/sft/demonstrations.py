@@ -61,17 +61,18 @@ def play(
     kind: Kind = "grounded",
     noise: float = 0.3,
 ) -> Episode:
-    """Play one episode to its end.
+    """Play one episode to its end, or for `max_turns`, as a rollout does.
 
     Where neither the oracle nor a guess has an answer, it ends with the last reply there was.
     """
     messages = env.reset(task_seed, episode_seed=rng.getrandbits(31))
-    is_valid, success = True, False
+    is_valid, success, num_turns = True, False, 0
     while (reply := write_reply(env, kind, noise, rng)) is not None:
         messages.append(Message("assistant", reply))
         result = env.step(reply)
         is_valid, success = is_valid and result.is_valid, result.success
-        if result.is_over:
+        num_turns += 1
+        if result.is_over or num_turns >= env.max_turns:
             break
         messages.append(Message("user", result.observation))
     else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -53,6 +54,55 @@ class Lesson:
     @property
     def is_cut(self) -> bool:
         return sum(int(s.turn_ends_T.sum()) for s in self.samples) < self.num_replies
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedLessons:
+    """Lessons as few arrays: to unpickle each of theirs would take longer than an update."""
+
+    ids: np.ndarray
+    """Prompt and continuation of each sample, one after another."""
+    is_loss: np.ndarray
+    """For the tokens of all continuations: `loss_mask_T`, and below `turn_ends_T`."""
+    is_end: np.ndarray
+    sizes: list[tuple[int, int]]
+    """Tokens of the prompt and of the continuation of each sample."""
+    counts: list[tuple[int, int]]
+    """Samples and replies of each lesson."""
+
+    def unpacked(self) -> list[Lesson]:
+        samples, at, place = [], 0, 0
+        for prompt, length in self.sizes:
+            own, start = slice(place, place + length), at + prompt
+            samples.append(
+                Sample(
+                    prompt=Prompt(self.ids[at:start]),
+                    ids_T=self.ids[start : start + length],
+                    loss_mask_T=self.is_loss[own],
+                    old_logprobs_T=np.zeros(length),
+                    turn_ends_T=self.is_end[own],
+                    rewards_T=np.zeros(length),
+                    group=0,
+                    trajectory=0,
+                )
+            )
+            at, place = start + length, own.stop
+        rest = iter(samples)
+        return [Lesson(list(islice(rest, count)), replies) for count, replies in self.counts]
+
+
+def pack_lessons(lessons: Sequence[Lesson]) -> PackedLessons | list[Lesson]:
+    """What another process sends; lessons with pictures as they are."""
+    samples = [sample for lesson in lessons for sample in lesson.samples]
+    if not samples or any(sample.prompt.images or sample.images for sample in samples):
+        return list(lessons)
+    return PackedLessons(
+        np.concatenate([ids for s in samples for ids in (s.prompt.ids, s.ids_T)]),
+        np.concatenate([s.loss_mask_T for s in samples]),
+        np.concatenate([s.turn_ends_T for s in samples]),
+        [(len(s.prompt.ids), len(s.ids_T)) for s in samples],
+        [(len(lesson.samples), lesson.num_replies) for lesson in lessons],
+    )
 
 
 class Lessons(Protocol):

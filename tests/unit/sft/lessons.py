@@ -7,6 +7,7 @@ import random
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -103,6 +104,17 @@ class Failing(Copy):
         if self._at == "oracle":
             raise KeyError("board")
         return super().oracle()
+
+
+class Endless(Copy):
+    """Never says that it is over."""
+
+    name: ClassVar[str] = "endless"
+
+    def step(self, reply: str) -> StepResult:
+        if self._turn > 2 * self.max_turns:
+            raise RuntimeError("nobody counted the turns")
+        return replace(super().step(reply), terminated=False)
 
 
 class Broken(Copy):

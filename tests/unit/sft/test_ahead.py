@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,7 +21,15 @@ from moored.rollout.render import Renderer
 from moored.sft import ahead
 from moored.sft.ahead import CHUNK, ONE_THREAD, LessonsAhead, make_lessons, num_workers
 from moored.sft.options import SftConfig, load_sft_config, settle
-from moored.sft.samples import Batch, Lessons, OwnLessons, next_batch
+from moored.sft.samples import (
+    Batch,
+    Lesson,
+    Lessons,
+    OwnLessons,
+    PackedLessons,
+    next_batch,
+    pack_lessons,
+)
 from moored.sft.source import open_source
 
 pytest.importorskip("transformers")
@@ -200,8 +209,25 @@ def test_dialogues_of_a_file_are_rendered_by_workers_too(tiny_folder, tmp_path):
     config = options(tiny_folder, [], dialogues=str(file))
     own = own_lessons(config)
     made = make_lessons(pickle.dumps(config), 5, 9)
-    found = [lesson.samples[0].ids_T.tolist() for lesson in made]
+    assert isinstance(made, PackedLessons)
+    found = [lesson.samples[0].ids_T.tolist() for lesson in made.unpacked()]
     assert found == [own.lesson(index).samples[0].ids_T.tolist() for index in range(5, 14)]
+
+
+def test_lessons_are_packed_unless_they_have_pictures(tiny_folder):
+    own = own_lessons(options(tiny_folder))
+    # A lesson of which no reply fits has no sample.
+    lessons = [own.lesson(0), Lesson([], 2), own.lesson(1)]
+    packed = pack_lessons(lessons)
+    assert isinstance(packed, PackedLessons)
+    found = packed.unpacked()
+    assert [(len(each.samples), each.num_replies) for each in found] == [
+        (len(each.samples), each.num_replies) for each in lessons
+    ]
+    assert found[2].samples[0].prompt == lessons[2].samples[0].prompt
+    seen = Lesson([replace(lessons[0].samples[0], images=("picture",))], 1)
+    for plain in ([seen], [Lesson([], 1)], []):
+        assert pack_lessons(plain) == plain
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,11 @@ def test_an_environment_of_several_turns_is_played_to_its_end():
     assert [parse_reply(reply).answer for reply in replies(episode)] == shown
 
 
+def test_an_episode_that_the_environment_does_not_end_ends_with_its_turns():
+    episode = play(Endless(max_turns=3), 5, random.Random(0))
+    assert len(replies(episode)) == 3 and episode.messages[-1].role == "assistant"
+
+
 def test_reasoning_is_the_environments_own_where_it_has_some():
     taught, copied = (play(env(), 5, random.Random(0)) for env in (Taught, Copy))
     letter = parse_reply(replies(taught)[0]).answer
