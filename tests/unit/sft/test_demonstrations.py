@@ -18,7 +18,7 @@ from moored.sft.boilerplate import write_boilerplate
 from moored.sft.demonstrations import TraceMix, play
 from moored.sft.options import load_sft_config
 from moored.sft.source import OracleSource, open_source
-from tests.unit.sft.lessons import LETTERS, Copy, Lost, Taught
+from tests.unit.sft.lessons import LETTERS, Copy, Endless, Lost, Taught
 
 BUILT_IN = (
     "bandit",
