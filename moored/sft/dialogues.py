@@ -60,7 +60,7 @@ def _digest(dialogue: Dialogue) -> str:
 def _read_line(line: str, where: str) -> Dialogue:
     try:
         data = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise MooredError(f"{where} is not JSON ({error}); {REMEDY}") from error
     messages = [_message(item, where) for item in _items(data, where)]
     while messages and messages[-1].role != "assistant":

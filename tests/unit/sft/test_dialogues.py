@@ -40,6 +40,7 @@ def test_messages_and_pairs_of_prompt_and_completion_are_read(tmp_path):
     ("line", "why"),
     [
         ("{", "line 2 is not JSON"),
+        ("[" * 100_000, "line 2 is not JSON (maximum recursion depth exceeded"),
         ([1], "line 2 holds a list"),
         ({"text": "a"}, "has neither `messages` nor `prompt` and `completion` (it has text)"),
         ({"messages": PAIR[:1]}, "line 2 has no reply to learn"),
