@@ -27,6 +27,8 @@ WIDE_LINES = (64, 80, 96)
 """Lines of both matrices that a program of a wide gated product may have."""
 MIN_WIDE_COLUMNS = 384
 """Fewest columns of a part of a wide product."""
+MIN_WIDE_GATED_ROWS = 9
+"""Below, wide gated products gain nothing."""
 FEW_PROGRAMS = 264
 """Two for every multiprocessor: up to here attention is faster with several warps in each."""
 BYTES_AT_ONCE = 64 * 256
@@ -87,7 +89,8 @@ def tile_of(
     if copies and num_columns % 8 == 0 and not (is_own and (num_rows <= 32 or num_columns < LONG)):
         rows = 64 if num_rows <= 64 else 128
         if gated:
-            return _wide_gated(rows, num_lines // 2)
+            is_worth_it = num_rows >= MIN_WIDE_GATED_ROWS
+            return _wide_gated(rows, num_lines // 2) if is_worth_it else None
         if in_parts:
             return _wide_in_parts(rows, num_lines, num_columns)
     if not is_own:
@@ -104,8 +107,11 @@ def tile_of(
 
 def _wide_gated(rows: int, num_lines: int) -> Tile | None:
     for lines in WIDE_LINES:
-        if num_lines <= MULTIPROCESSORS * lines:
-            return Tile(rows, 64, 64, stages=5, is_wide=True, more_lines=lines - 64)
+        if num_lines > MULTIPROCESSORS * lines:
+            continue
+        more = lines - 64
+        columns, stages = (128, 3) if rows == 64 and more else (64, 5)
+        return Tile(rows, 64, columns, stages=stages, is_wide=True, more_lines=more)
     return None
 
 
@@ -113,7 +119,8 @@ def _wide_in_parts(rows: int, num_lines: int, num_columns: int) -> Tile | None:
     programs = -(-num_lines // 64)
     for parts in (8, 4, 2):
         if programs * parts <= MULTIPROCESSORS and num_columns >= parts * MIN_WIDE_COLUMNS:
-            return Tile(rows, 64, 64, parts=parts, stages=6, is_wide=True)
+            columns, stages = (128, 4) if rows == 64 else (64, 6)
+            return Tile(rows, 64, columns, parts=parts, stages=stages, is_wide=True)
     return None
 
 

@@ -253,3 +253,34 @@ def test_sampling_goes_through_all_turns_and_counts_new_tokens(benchmark):
     found = script.run_side(script.parse_arguments([*words, *sizes, "--lengths", "equal", "turns"]))
     assert found["equal 3"]["tokens"] == [3 * 4]
     assert found["turns 3"]["tokens"][0] >= 3 * script.TURNS
+
+
+def test_a_decoding_step_is_timed_beside_its_bound(benchmark, tmp_path):
+    out = tmp_path / "decode.json"
+    decode = benchmark("decode")
+    words = (
+        "--device cpu --shape toy --rows 3 --cells 10 --repeats 2 --bandwidth 1e-6 --tflops 1e-6"
+    )
+    decode.main([*words.split(), "--out", str(out)])
+    (found,) = json.loads(out.read_text())["figures"].values()
+    assert 0 < found["min_ms"] <= found["median_ms"] <= found["max_ms"]
+    # At a megabyte and a million operations a second: 2 operations a weight and row take longer
+    # than its 2 bytes; then 2 x 2 bytes of 10 cells for each layer, row and number of a KV head.
+    config = benchmark("sizes").SHAPES["toy"]
+    model = benchmark("sizes").make_model("toy", benchmark("torch").device("meta"), bf16=True)
+    weights = sum(weight.numel() for weight in model.parameters())
+    width = config.hidden_size // config.num_attention_heads * config.num_key_value_heads
+    cached = 4 * 10 * 3 * config.num_hidden_layers * width
+    assert found["bound_ms"] == pytest.approx((2 * 3 * weights + cached) / 1e3)
+
+
+@pytest.mark.parametrize("rows", [64, 128])
+def test_tiles_that_are_compared_fit_into_shared_memory(benchmark, rows):
+    tiles = benchmark("tiles")
+    for gated in (False, True):
+        found = list(tiles.candidates(rows, gated=gated))
+        assert len(set(found)) == len(found) > 20
+        for tile in found:
+            lines = (tile.lines + tile.more_lines) * (2 if gated else 1)
+            assert tile.stages * tile.columns * (tile.rows + lines) * 2 <= 226_000
+        assert {tile.parts for tile in found} == ({1} if gated else {2, 4, 8})

@@ -9,6 +9,7 @@ from moored.engine.fast.tiles import attention_tile, tile_of
 
 QKV, OUT, DOWN = (1152, 896), (896, 896), (896, 4864)
 """Matrices of 0.5 B."""
+SHARED_BYTES = 227 * 1024
 LARGER = {"qkv, 3 B": (2560, 2048), "out, 3 B": (2048, 2048), "down, 1.5 B": (1536, 8960)}
 
 
@@ -55,8 +56,13 @@ def test_wide_gated_products_have_as_many_programs_as_run_at_once(lines, columns
     tile = tile_of(128, 2 * lines, columns, torch.bfloat16, gated=True, copies=True)
     assert tile is not None and tile.is_wide
     assert (tile.rows, tile.lines, tile.more_lines, tile.parts) == (128, 64, more, 1)
-    few = tile_of(8, 2 * lines, columns, torch.bfloat16, gated=True, copies=True)
+    few = tile_of(12, 2 * lines, columns, torch.bfloat16, gated=True, copies=True)
     assert few is not None and few.rows == 64
+    assert tile_of(8, 2 * lines, columns, torch.bfloat16, gated=True, copies=True) is None
+    # Both factors, for each stage: no more than an H200 has.
+    for each in (tile, few):
+        numbers = each.rows + 2 * (each.lines + each.more_lines)
+        assert each.stages * each.columns * numbers * 2 <= SHARED_BYTES
 
 
 def test_wide_products_are_divided_into_parts_that_run_at_once():
