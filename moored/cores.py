@@ -1,4 +1,4 @@
-"""How many cores this process may use: of many that a machine has, a container may get few."""
+"""Cores that this process may use, and main memory: a container may get few of many cores."""
 
 from __future__ import annotations
 
@@ -29,3 +29,11 @@ def _words(file: Path) -> list[str]:
         return file.read_text().split()
     except OSError:
         return []
+
+
+def main_memory_bytes() -> int:
+    """Of the machine; 16 GiB where the system does not tell."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return 16 * 2**30

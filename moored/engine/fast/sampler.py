@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from moored.cores import main_memory_bytes
 from moored.engine.base import (
     LockstepStream,
     Request,
@@ -183,11 +184,12 @@ class SlotSampler:
         self._pool = None
 
     def _max_rows(self, capacity: int, reclaimed: int = 0) -> int:
-        """Rows whose slots fit into memory; on a CPU, which takes pages when used, any number."""
-        if not self.is_cuda:
-            return 1 << 30
-        torch.cuda.empty_cache()
-        free = torch.cuda.mem_get_info(self.device)[0] + reclaimed
+        """Rows whose slots fit into memory: on a CPU all of it, since pages are taken when used."""
+        if self.is_cuda:
+            torch.cuda.empty_cache()
+            free = torch.cuda.mem_get_info(self.device)[0] + reclaimed
+        else:
+            free = main_memory_bytes()
         slots = int(CACHE_SHARE * free) // self.decoder.slot_bytes(capacity)
         return max(1, slots * MIN_SHARERS // (MIN_SHARERS + 1) - 1)
 

@@ -11,6 +11,7 @@ import transformers
 
 from moored.engine.base import Request, SamplingParams
 from moored.engine.fast import lockstep
+from moored.engine.fast import sampler as samplers
 from moored.engine.fast.decoder import Decoder, can_decode
 from moored.engine.fast.plain_ops import uniforms
 from moored.engine.fast.sampler import SlotSampler
@@ -183,6 +184,20 @@ def test_more_requests_than_slots_take_turns(monkeypatch):
     monkeypatch.setattr(sampler, "_max_rows", lambda *_: 7)
     for (_, a), (_, b) in zip(free, dialogues(sampler), strict=True):
         np.testing.assert_array_equal(a.token_ids, b.token_ids)
+
+
+def test_a_cpu_has_slots_for_no_more_rows_than_fit_into_main_memory(monkeypatch):
+    # 1,000 rows of 256 tokens, 2 x 2 layers of 64 numbers in float32, would need 320 MB.
+    model, prompts = tiny_model(), [Prompt(np.array([5, 6, 7, 3 + i % 9])) for i in range(1000)]
+    requests = [Request(session=i, prompt=p, seed=i) for i, p in enumerate(prompts)]
+    params = SamplingParams(max_tokens=3, temperature=1.0)
+    whole = SAMPLERS["slots"](model).generate(requests, params)
+    monkeypatch.setattr(samplers, "main_memory_bytes", lambda: 50_000_000)
+    small = SAMPLERS["slots"](model)
+    found = small.generate(requests, params)
+    assert small.cache.nbytes < 0.6 * 50_000_000
+    for mine, other in zip(found, whole, strict=True):
+        np.testing.assert_array_equal(mine.token_ids, other.token_ids)
 
 
 def test_ranks_close_also_when_the_running_rows_stand_in_front():
