@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from shlex import quote
 from typing import TypeVar
 
 import typer
 
 from moored.cli.stopping import StopRequest
-from moored.errors import RunLogError
+from moored.errors import ConfigError, RunLogError
 
 T = TypeVar("T")
 
@@ -45,12 +46,23 @@ def new_folder(given: Path | None, name: str) -> Iterator[Path]:
         raise
 
 
-def check_is_run(folder: Path, command: str) -> None:
-    """Refuse to go on with what is not a run directory."""
-    if not (folder / "config.yaml").is_file():
+def check_is_run(folder: Path, command: str, *, other: Path | None = None) -> None:
+    """Refuse to go on with what is not a run directory, or in another folder."""
+    if other is not None:
+        raise ConfigError(
+            f"--resume goes on in {str(folder)!r} itself; leave --run {str(other)!r} out"
+        )
+    file = folder / "config.yaml"
+    if not file.is_file():
         raise RunLogError(
             f"{str(folder)!r} is not a run directory: it has no config.yaml; give the folder that "
             f"`moored {command}` printed"
+        )
+    # Only a run of training has no such key.
+    if command != "train" and not file.read_text(errors="replace").startswith("command: "):
+        raise RunLogError(
+            f"{str(folder)!r} is not a run of `moored {command}`; for one of `moored train`: "
+            f"moored train --resume {quote(str(folder))}"
         )
 
 

@@ -67,7 +67,7 @@ def sft_command(
         words = what or []
         made = start_or_stop(
             stop,
-            lambda: _start(words, run) if resume is None else _resume(words, resume, console),
+            lambda: _start(words, run) if resume is None else _resume(words, resume, run, console),
         )
         _run_loop(made, stop, console, as_json=as_json)
 
@@ -88,7 +88,7 @@ def _start(words: Sequence[str], folder: Path | None) -> SftRun:
     return made
 
 
-def _resume(words: Sequence[str], folder: Path, console: Console) -> SftRun:
+def _resume(words: Sequence[str], folder: Path, other: Path | None, console: Console) -> SftRun:
     from moored.runlog.log import check_folder
     from moored.sft.changes import changes_since
     from moored.sft.options import load_sft_config
@@ -96,7 +96,7 @@ def _resume(words: Sequence[str], folder: Path, console: Console) -> SftRun:
     plain, overrides = split_words(words)
     if plain:
         raise ConfigError(f"--resume takes options only, got {plain[0]!r}; leave it out")
-    check_is_run(folder, "sft")
+    check_is_run(folder, "sft", other=other)
     config = load_sft_config(folder / "config.yaml", overrides)
     changes = changes_since(folder, config)
     check_folder(folder, resume=True)

@@ -57,7 +57,7 @@ def train_command(
     with StopRequest() as stop:
         words = what or []
         made = start_or_stop(
-            stop, lambda: _start(words, run) if resume is None else _resume(words, resume)
+            stop, lambda: _start(words, run) if resume is None else _resume(words, resume, run)
         )
         _run_loop(made, stop)
         if report:
@@ -96,7 +96,7 @@ def _start(words: Sequence[str], folder: Path | None) -> Run:
     return made
 
 
-def _resume(words: Sequence[str], folder: Path) -> Run:
+def _resume(words: Sequence[str], folder: Path, other: Path | None) -> Run:
     from moored.config import load_config
     from moored.models.rates import with_rates
     from moored.runlog.changes import changes_since
@@ -105,7 +105,7 @@ def _resume(words: Sequence[str], folder: Path) -> Run:
     presets, overrides = split_words(words)
     if presets:
         raise ConfigError(f"--resume takes options only, got {presets[0]!r}; leave it out")
-    check_is_run(folder, "train")
+    check_is_run(folder, "train", other=other)
     config = with_rates(load_config(folder / "config.yaml", overrides))
     changes = changes_since(folder, config)
     check_folder(folder, resume=True)

@@ -59,6 +59,8 @@ def command(tmp_path, monkeypatch, capsys):
         (["--resume", "none"], "'none' is not a run directory: it has no config.yaml"),
         (["num_steps=3", "--resume", "none"], "'none' is not a run directory: it has no config"),
         (["mini", "--resume", "begun"], "--resume takes options only, got 'mini'; leave it out"),
+        (["--resume", "begun", "--run", "x"], "goes on in 'begun' itself; leave --run 'x' out"),
+        (["--resume", "trained"], "not a run of `moored sft`; for one of `moored train`: moored t"),
         (["num_steps=3", "--resume", "begun"], "num_steps cannot change when a warm start is res"),
         (["env=sudoku", "--resume", "begun"], "only workers and checkpoint_every change none"),
         (["worker=2", "--resume", "begun"], "unknown option 'worker'; did you mean 'workers'?"),
@@ -71,6 +73,8 @@ def test_a_mistake_is_one_sentence(command, tmp_path, words, why):
     (tmp_path / "mute.jsonl").write_text('{"messages": [{"role": "user", "content": "?"}]}\n')
     (tmp_path / "begun").mkdir()
     (tmp_path / "begun" / "config.yaml").write_text("command: sft\nenv: bandit\n")
+    (tmp_path / "trained").mkdir()
+    (tmp_path / "trained" / "config.yaml").write_text("seed: 0\nnum_steps: 3\n")
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "metrics.jsonl").write_text("")
     code, shown, said = command(*words)

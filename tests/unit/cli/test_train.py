@@ -37,6 +37,7 @@ finally:
         (["--resume", "no_such_run"], "'no_such_run' is not a run directory: it has no config"),
         (["sokoban", "bandit"], "or mix them: 'env=[sokoban, bandit]'"),
         (["smoke", "--resume", "x"], "takes options only"),
+        (["--resume", "x", "--run", "y"], "--resume goes on in 'x' itself; leave --run 'y' out"),
         (["smoke", "--run", "taken"], "'taken' already holds a run"),
         (["smoke", "--run", "file/run"], "file' is not a folder; choose another folder"),
     ],
