@@ -16,6 +16,7 @@ from moored.diagnostics.report import CollapseReport, Interval, Regime, Verdict
 from moored.diagnostics.swap import SwapSet, observation_swap_pairs
 from moored.diagnostics.verdict import Judgement, Level, Thresholds, judge, judge_series, pool
 from moored.diagnostics.watch import CollapseWatch, VerdictTracker, Watched, ZScoreEMA
+from moored.diagnostics.worth import Worth, gain_reward_correlation
 
 __all__ = [
     "Alarm",
@@ -33,11 +34,13 @@ __all__ = [
     "Verdict",
     "VerdictTracker",
     "Watched",
+    "Worth",
     "ZScoreEMA",
     "action_information",
     "cross_score",
     "find_alarm",
     "first_turn_pairs",
+    "gain_reward_correlation",
     "information",
     "judge",
     "judge_series",

@@ -395,3 +395,34 @@ def test_draws_depend_on_seed_and_step_only():
 
     assert drawn(0, 1) == drawn(0, 1)
     assert len({drawn(0, 1), drawn(0, 2), drawn(1, 1)}) == 3
+
+
+def rewarded(group: Group, rewards: Sequence[float]) -> Group:
+    """The same episodes, each with a reward on its last turn."""
+    trajectories = []
+    for trajectory, reward in zip(group.trajectories, rewards, strict=True):
+        last = replace(trajectory.turns[-1], reward=reward)
+        trajectories.append(replace(trajectory, turns=(*trajectory.turns[:-1], last)))
+    return replace(group, trajectories=tuple(trajectories))
+
+
+def test_a_look_says_whether_reasoning_that_depends_on_its_prompt_earns_more():
+    monitor = CollapseMonitor(score=ToyModel(), views=("first_turn",), num_pairs=16)
+    name = "collapse_first_turn_sample/"
+    found = monitor.measure(1, GROUPS).metrics
+    assert found[f"{name}num_rewarded_prompts"] == 0
+    assert f"{name}gain_reward_correlation" not in found
+    # Thoughts 0 and 1 have the same gain, since they are as likely after any prompt.
+    paid = [rewarded(group, [1.0, 0.0, 1.0, 0.0]) for group in GROUPS[:3]]
+    found = monitor.measure(2, [*paid, GROUPS[3]]).metrics
+    assert f"{name}gain_reward_correlation" not in found
+    # Members 0 and 2 name the task, 1 and 3 another: gains are high where rewards are.
+    other = [make_group(task, [0], [1], [0], [1]) for task in range(4)]
+    for group in other:
+        for member in (1, 3):
+            group.trajectories[member].turns[0].completion_ids[1] = 10 + (group.task_seed + 1) % 4
+    paid = [rewarded(group, [1.0, 0.0, 1.0, 0.0]) for group in other[:3]]
+    found = monitor.measure(3, [*paid, other[3]]).metrics
+    assert found[f"{name}num_rewarded_prompts"] == 3
+    assert found[f"{name}gain_reward_correlation"] == pytest.approx(1.0)
+    assert found[f"{name}gain_reward_correlation_se"] == pytest.approx(0.0, abs=1e-9)

@@ -1,0 +1,63 @@
+"""Gain and reward inside prompts, worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from moored.diagnostics import gain_reward_correlation
+from moored.errors import MooredError
+
+
+def test_two_prompts_by_hand():
+    # Centred, prompt 0: gains -1, 1 and rewards -1/2, 1/2; prompt 1: -1, 1, 0 and 1/3, 1/3, -2/3.
+    found = gain_reward_correlation([0, 2, 5, 7, 6], [0, 1, 1, 1, 0], [0, 0, 1, 1, 1])
+    assert found is not None
+    # Σ gg = 2 + 2, Σ rr = 1/2 + 2/3, Σ gr = 1 + 0.
+    assert found.correlation == pytest.approx(1 / math.sqrt(4 * (1 / 2 + 2 / 3)))
+    # Without prompt 0: 0; without prompt 1: 1 / sqrt(2 · 1/2) = 1. √(1/2 · 2 · 1/4) = 1/2.
+    assert found.standard_error == pytest.approx(0.5)
+    assert (found.num_prompts, found.num_reasonings) == (2, 5)
+    assert found.metrics("x") == {
+        "x/gain_reward_correlation": found.correlation,
+        "x/gain_reward_correlation_se": found.standard_error,
+    }
+
+
+def test_differences_between_prompts_do_not_count():
+    gains, rewards = [0.0, 0.0, 9.0, 9.0], [0, 1, 10, 11]
+    assert gain_reward_correlation(gains, rewards, [0, 0, 1, 1]) is None
+    gains = [0.0, 1.0, 9.0, 8.0]
+    found = gain_reward_correlation(gains, rewards, [0, 0, 1, 1])
+    assert found is not None and found.correlation == pytest.approx(0.0)
+
+
+def test_prompts_without_varying_rewards_and_lost_episodes_are_left_out():
+    gains = [0, 1, 0, 1, 3, 0, 1]
+    rewards = [0, 1, 5, 5, math.nan, 0, math.nan]
+    found = gain_reward_correlation(gains, rewards, [0, 0, 1, 1, 0, 2, 2])
+    assert found is not None and found.correlation == pytest.approx(1.0)
+    assert (found.num_prompts, found.num_reasonings, found.standard_error) == (1, 2, None)
+    assert gain_reward_correlation([0, 1], [1, 1], [0, 0]) is None
+    assert gain_reward_correlation([], [], []) is None
+
+
+def test_arrays_of_different_lengths_are_refused():
+    with pytest.raises(MooredError, match=r"one length, got \(2,\), \(1,\) and \(2,\)"):
+        gain_reward_correlation([0, 1], [1], [0, 0])
+
+
+def test_the_standard_error_is_the_spread_of_fresh_samples():
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(400):
+        gains = rng.normal(size=(16, 8)) + rng.normal(size=(16, 1))
+        rewards = (0.5 * gains + rng.normal(size=gains.shape) > 1.0).astype(float)
+        prompts = np.repeat(np.arange(16), 8)
+        worth = gain_reward_correlation(gains.ravel(), rewards.ravel(), prompts)
+        assert worth is not None and worth.standard_error is not None
+        found.append((worth.correlation, worth.standard_error))
+    correlations, errors = np.array(found).T
+    assert errors.mean() == pytest.approx(correlations.std(), rel=0.15)
