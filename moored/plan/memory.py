@@ -64,7 +64,7 @@ def plan_memory(
     setup: Setup, gpu: Gpu, given: MemoryCoefficients, *, tokens: int, checkpointing: bool
 ) -> Memory:
     """The parts of every phase, for micro-batches of up to `tokens`."""
-    is_recorded = _is_recorded(setup, checkpointing, given)
+    is_recorded, asked_tokens = _is_recorded(setup, checkpointing, given), tokens
     tokens = _padded(tokens) if is_recorded else tokens
     update = _update(setup, min(tokens, setup.minibatch_tokens), checkpointing, given)
     resident = _resident(setup, given)
@@ -87,7 +87,8 @@ def plan_memory(
     whole = setup.num_episodes * setup.max_context
     asked = forward_tokens(tokens, given.forward_times)
     if is_recorded and whole * setup.shape.num_parameters >= given.busy_work:
-        asked = given.forward_times * FORWARD_TOKENS
+        most = given.forward_times * min(asked_tokens, FORWARD_TOKENS)
+        asked = max(asked_tokens, most)
     elif is_recorded:
         asked = tokens
     scoring = _scoring(setup, min(asked, whole), given)

@@ -190,9 +190,13 @@ def pad(batch: TokenBatch) -> tuple[TokenBatch, Shape]:
     most = max(map(sum, tree.continuations))
     # Attention starts programs for as many tokens after every prompt, most of which find nothing.
     most = min(power_bucket(most, MIN_CONTINUATION_TOKENS, 4), continuation_tokens)
-    added = _pieces(continuation_tokens - (whole - first), most)
-    # One more prompt at least, and one for every piece of the continuations that are added.
-    prompt_tokens = bucket(first + max(1, len(added)), MIN_PROMPT_TOKENS)
+    # One more prompt at least. Each piece of the continuations that are added hangs on one, so that
+    # there are no more pieces than tokens.
+    prompt_tokens = bucket(first + 1, MIN_PROMPT_TOKENS)
+    missing = continuation_tokens - (whole - first)
+    while -(-missing // most) > prompt_tokens - first:
+        most = min(4 * most, continuation_tokens)
+    added = _pieces(missing, most)
     spare = max(0, len(added) - 1)
     prompts = (*[1] * spare, *_pieces(prompt_tokens - first - spare, longest))
     continuations = [_pieces(piece, longest) for piece in added]

@@ -53,7 +53,10 @@ def norm(
 def add_norm(
     x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """x + delta, its RMS norm, and (N,) what rows were multiplied by."""
+    """x + delta, its RMS norm, and (N,) what rows were multiplied by; x of any shape (…, width).
+
+    What is handed on from layer to layer must be no view: FSDP2 warns of those.
+    """
     total = torch.empty_like(x)
     return total, *_normed(x, delta, total, weight, eps, dtype)
 
@@ -66,8 +69,8 @@ def _normed(
     eps: float,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    rows, width = x.shape
-    out = torch.empty_like(x, dtype=dtype)
+    width = x.shape[-1]
+    rows, out = x.numel() // width, torch.empty_like(x, dtype=dtype)
     scales = torch.empty(rows, dtype=torch.float32, device=x.device)
     block = triton.next_power_of_2(width)
     _norm[(rows,)](
@@ -158,7 +161,8 @@ def _normed_backward(
     d_x: torch.Tensor,
     d_delta: torch.Tensor,
 ) -> torch.Tensor:
-    rows, width = x.shape
+    width = x.shape[-1]
+    rows = x.numel() // width
     programs = max(1, min(NORM_PROGRAMS, rows))
     d_weights = torch.empty((programs, width), dtype=torch.float32, device=x.device)
     block = triton.next_power_of_2(width)

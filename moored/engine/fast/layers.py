@@ -132,25 +132,23 @@ class _AddNorm(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         from moored.engine.fast import layer_kernels
 
-        rows = (-1, x.shape[-1])
         total, out, scales = layer_kernels.add_norm(
-            x.reshape(rows), delta.reshape(rows), weight, eps, dtype
+            x.contiguous(), delta.contiguous(), weight, eps, dtype
         )
         ctx.save_for_backward(total, weight, scales)
         ctx.dtype = delta.dtype
-        return total.view(x.shape), out.view(x.shape)
+        return total, out
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         from moored.engine.fast import layer_kernels
 
         total, weight, scales = ctx.saved_tensors
-        d_total, grad = (each.reshape(total.shape).contiguous() for each in grads)
+        d_total, grad = (each.contiguous() for each in grads)
         d_x, d_delta, d_weight = layer_kernels.add_norm_backward(
             grad, d_total, total, weight, scales, ctx.dtype
         )
-        shape = grads[0].shape
-        return d_x.view(shape), d_delta.view(shape), d_weight.to(weight.dtype), None, None
+        return d_x, d_delta, d_weight.to(weight.dtype), None, None
 
 
 class _SiluMul(torch.autograd.Function):

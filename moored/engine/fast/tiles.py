@@ -74,7 +74,7 @@ def tile_of(
     in_parts: bool = False,
     copies: bool = False,
 ) -> Tile | None:
-    """The tile of a product, or None where the library's is faster.
+    """The tile of a product; None: it is left to the library.
 
     `gated`: the lines are those of two matrices. `in_parts`: it may be left in parts. `copies`: the
     device has Hopper's copy engine.
@@ -110,7 +110,7 @@ def _wide_gated(rows: int, num_lines: int) -> Tile | None:
         if num_lines > MULTIPROCESSORS * lines:
             continue
         more = lines - 64
-        columns, stages = (128, 3) if rows == 64 and more else (64, 5)
+        columns, stages = (64, 5) if rows > 64 else (128, 3) if more else (64, 4)
         return Tile(rows, 64, columns, stages=stages, is_wide=True, more_lines=more)
     return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from moored.plan import memory
@@ -274,10 +275,36 @@ def test_slots_are_as_many_as_the_sampler_makes():
 
 
 def test_recorded_models_score_all_at_once_where_that_keeps_the_gpu_busy():
-    # 8 episodes of 16 tokens and 348 parameters.
-    def scored(busy_work):
+    # 8 episodes of 16 tokens and 348 parameters; four times the tokens of an update at most.
+    def scored(busy_work, tokens):
         given = replace(BARE.memory, recorded_to=348, busy_work=busy_work)
-        return memory_of(given=given, tokens=30).phases["scoring"]["activations"]
+        return memory_of(given=given, tokens=tokens).phases["scoring"]["activations"]
 
-    assert scored(8 * 16 * 348) == 8 * 16 * 128
-    assert scored(8 * 16 * 348 + 1) == 30 * 128
+    assert scored(8 * 16 * 348, 30) == 4 * 30 * 128
+    assert scored(8 * 16 * 348, 40) == 8 * 16 * 128
+    assert scored(8 * 16 * 348 + 1, 30) == 30 * 128
+
+
+@pytest.mark.parametrize("tokens", [3072, 12288, 24576])
+def test_padded_batches_are_as_large_as_planned_at_most(tokens):
+    pytest.importorskip("transformers")
+    import torch
+
+    from moored.engine.fast.graphs import pad
+    from moored.engine.packing import TokenBatch, pack, to_line
+    from moored.types import Prompt
+
+    most, largest = int(tokens / memory.MOST_PADDING), 0
+    edges = [size for power in range(10, 15) for size in (2**power, 3 * 2 ** (power - 1))]
+    for replies in {edge + more for edge in edges for more in (-1, 0, 1)}:
+        if not 9 <= replies < most - 9:
+            continue
+        # Nine prompts, whose continuations are about equally long.
+        sizes = np.diff(np.linspace(0, [replies, most - replies], 10).astype(int), axis=0)
+        ids = [np.ones(reply, dtype=int) for reply, _ in sizes]
+        prompts = [Prompt(np.full(size, number)) for number, (_, size) in enumerate(sizes)]
+        rows = pack(prompts, [len(each) for each in ids], max_tokens=most)
+        packed = to_line(rows, ids, torch.device("cpu"))
+        _, shape = pad(TokenBatch(packed))
+        largest = max(largest, shape.prompt_tokens + shape.continuation_tokens)
+    assert 0.8 * memory._padded(tokens) <= largest <= memory._padded(tokens)

@@ -24,17 +24,17 @@ def norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     exact = x.float()
     scales = torch.rsqrt(exact.pow(2).mean(dim=-1) + eps)
-    return (exact * scales[:, None] * weight.float()).to(dtype), scales
+    return (exact * scales[..., None] * weight.float()).to(dtype), scales
 
 
 def norm_backward(
     grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    slope, unit = grad.float(), x.float() * scales[:, None]
-    d_weight = (slope * unit).sum(dim=0)
+    slope, unit = grad.float(), x.float() * scales[..., None]
+    d_weight = (slope * unit).flatten(0, -2).sum(dim=0)
     slope = slope * weight.float()
     shared = (slope * unit).mean(dim=-1, keepdim=True)
-    return (scales[:, None] * (slope - unit * shared)).to(x.dtype), d_weight
+    return (scales[..., None] * (slope - unit * shared)).to(x.dtype), d_weight
 
 
 def add_norm(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -76,6 +77,54 @@ def test_fused_layers_have_the_outputs_and_gradients_of_the_model(kind: str):
 
 def test_fused_layers_keep_the_models_own_activation():
     check_that_fused_layers_are_the_models_own("llama", hidden_act="gelu")
+
+
+def gradients(model: Any, inner: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor | None]]:
+    """Outputs over the tree, and gradients of all trained weights but the head."""
+    found = pass_over_tree(SimpleNamespace(model=inner, zero_grad=model.zero_grad))[0]
+    named = model.named_parameters()
+    return found, {n: w.grad for n, w in named if w.requires_grad and "lm_head" not in n}
+
+
+def check_same(mine: Any, own: Any) -> None:
+    torch.testing.assert_close(mine[0], own[0], rtol=1e-4, atol=1e-5)
+    assert mine[1].keys() == own[1].keys()
+    for name, grad in own[1].items():
+        assert (grad is None) == (mine[1][name] is None), name
+        if grad is not None:
+            torch.testing.assert_close(mine[1][name], grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fused_layers_that_are_computed_twice_have_the_same_gradients(kind: str):
+    model = make_model(kind)
+    fused = fused_copy(model)
+    fused.gradient_checkpointing_enable()
+    fused.train()
+    check_same(gradients(fused, fused.model), gradients(model, model.model))
+
+
+@pytest.mark.parametrize("is_twice", [False, True])
+def test_fused_layers_with_adapters_have_the_same_gradients(is_twice: bool):
+    peft = pytest.importorskip("peft")
+    options = peft.LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
+    model = peft.get_peft_model(make_model("qwen3"), options)
+    fused = copy.deepcopy(model)
+    layers.fuse_layers(fused)
+    if is_twice:
+        fused.get_base_model().gradient_checkpointing_enable()
+        fused.train()
+    inner = [each.get_base_model().model for each in (fused, model)]
+    check_same(gradients(fused, inner[0]), gradients(model, inner[1]))
+
+
+def test_what_layers_hand_on_is_no_view():
+    # FSDP2 warns of those.
+    seen: list[torch.Tensor] = []
+    fused = fused_copy(make_model("llama"))
+    fused.model.layers[0].register_forward_hook(lambda _, __, out: seen.extend(out))
+    pass_over_tree(fused)
+    assert len(seen) == 2 and not seen[0]._is_view()
 
 
 def test_under_autocast_norms_hand_on_one_rounded_tensor(monkeypatch):
