@@ -31,9 +31,12 @@ def _words(file: Path) -> list[str]:
         return []
 
 
-def main_memory_bytes() -> int:
-    """Of the machine; 16 GiB where the system does not tell."""
+def main_memory_bytes(folder: Path = Path("/sys/fs/cgroup")) -> int:
+    """What this process may use; 16 GiB where the system does not tell."""
     try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
-        return 16 * 2**30
+        whole = 16 * 2**30
+    # Before version 2 of control groups a limit had another name.
+    words = _words(folder / "memory.max") or _words(folder / "memory/memory.limit_in_bytes")
+    return min(whole, int(words[0])) if words and words[0].isdecimal() else whole

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 import queue
+import signal
 import threading
 from collections import deque
 from concurrent.futures import Future
@@ -143,7 +144,7 @@ class LessonsAhead:
                 return made.unpacked() if isinstance(made, PackedLessons) else made
             except WorkerLost as error:
                 lost = error
-        is_killed = lost is not None and (lost.exit_code is None or lost.exit_code < 0)
+        is_killed = lost is not None and lost.exit_code in (None, -signal.SIGKILL)
         remedy = (
             "the system may have killed it for its memory: lower workers, or set workers=0 to play "
             "in the process that trains"
