@@ -8,6 +8,8 @@ Random weights, log-probabilities of the sampled tokens, temperature 1. `equal`:
 replies end at the end-of-sequence token, after 60 tokens on average and 400 at most. `turns`:
 groups of 16 share a prompt, and five such replies follow one another with 50 tokens between them;
 a row goes on as soon as its reply is there. Tokens per second count new tokens and the whole time.
+Where lengths vary, the two sides draw their own, and the longest reply decides how many steps there
+are: take several repeats, and compare `longest` in the file.
 
 vLLM runs at its best as far as is known: CUDA graphs for up to as many rows as are asked for, its
 engine in a process of its own with asynchronous scheduling, prefix caching, no detokenizing.
@@ -173,8 +175,8 @@ def write(
     stop: int,
     options: argparse.Namespace,
     seed: int,
-) -> int:
-    """All replies of one call; returns the number of new tokens."""
+) -> tuple[int, int]:
+    """All replies of one call; returns the number of new tokens, and those of the longest reply."""
     vocabulary = SHAPES[options.shape[0]].vocab_size
     # Other prompts in each case: those of an earlier one may still be in a cache.
     rng = np.random.default_rng([seed, LENGTHS.index(lengths), rows])
@@ -190,10 +192,10 @@ def write(
     side.begin(options.new_tokens if is_equal else MOST_TOKENS, None if is_equal else stop)
     for row, ids in dialogues.items():
         side.submit(row, ids, seed=row)
-    tokens = 0
+    tokens = longest = 0
     while dialogues:
         for row, reply in side.poll():
-            tokens += len(reply)
+            tokens, longest = tokens + len(reply), max(longest, len(reply))
             turns[row] -= 1
             if not turns[row]:
                 del dialogues[row]
@@ -201,7 +203,7 @@ def write(
             dialogues[row] = np.concatenate([dialogues[row], reply, random_ids(OBSERVATION_TOKENS)])
             side.submit(row, dialogues[row], seed=row + turns[row] * 1_000_003)
     side.end()
-    return tokens
+    return tokens, longest
 
 
 def run_side(options: argparse.Namespace) -> dict[str, Any]:
@@ -220,17 +222,19 @@ def run_side(options: argparse.Namespace) -> dict[str, Any]:
         for lengths in options.lengths:
             side.prepare(longest_context(lengths, options))
             for rows in options.rows:
-                seconds, tokens = [], []
+                seconds, tokens, longest = [], [], []
                 for number in range(1 + options.repeats):
                     begin = time.perf_counter()
-                    count = write(side, lengths, rows, stop, options, number)
+                    count, most = write(side, lengths, rows, stop, options, number)
                     seconds.append(time.perf_counter() - begin)
                     tokens.append(count)
+                    longest.append(most)
                 rates = [t / s for t, s in zip(tokens[1:], seconds[1:], strict=True)]
                 figures[f"{lengths} {rows}"] = {
                     "tokens_per_s": median(rates),
                     "seconds": seconds[1:],
                     "tokens": tokens[1:],
+                    "longest": longest[1:],
                     "first_s": seconds[0],
                 }
                 if options.child is not None:  # a child that is stopped has not worked for nothing
