@@ -186,22 +186,12 @@ def pad(batch: TokenBatch) -> tuple[TokenBatch, Shape]:
     assert tree is not None
     first, whole = tree.num_prompt_tokens, packed.input_ids.shape[1]
     longest = power_bucket(max(_stretches(tree)), MIN_LONGEST_TOKENS, 2)
-    continuation_tokens = bucket(whole - first, MIN_CONTINUATION_TOKENS)
-    most = max(map(sum, tree.continuations))
-    # Attention starts programs for as many tokens after every prompt, most of which find nothing.
-    most = min(power_bucket(most, MIN_CONTINUATION_TOKENS, 4), continuation_tokens)
-    # One more prompt at least. Each piece of the continuations that are added hangs on one, so that
-    # there are no more pieces than tokens.
+    # One more prompt at least, for the continuations that are added.
     prompt_tokens = bucket(first + 1, MIN_PROMPT_TOKENS)
-    missing = continuation_tokens - (whole - first)
-    while -(-missing // most) > prompt_tokens - first:
-        most = min(4 * most, continuation_tokens)
-    added = _pieces(missing, most)
-    spare = max(0, len(added) - 1)
-    prompts = (*[1] * spare, *_pieces(prompt_tokens - first - spare, longest))
-    continuations = [_pieces(piece, longest) for piece in added]
-    continuations += [()] * (len(prompts) - len(continuations))
-    tree = Tree((*tree.prompts, *prompts), (*tree.continuations, *continuations))
+    continuation_tokens = bucket(whole - first, MIN_CONTINUATION_TOKENS)
+    added = prompt_tokens - first, continuation_tokens - (whole - first)
+    most = _most_continuations(tree, *added)
+    tree = _fill(tree, *added, longest=longest, most=most)
     quarter = continuation_tokens // 4
     shape = Shape(
         prompt_tokens=prompt_tokens,
@@ -241,6 +231,31 @@ def pad(batch: TokenBatch) -> tuple[TokenBatch, Shape]:
         tree=tree,
     )
     return TokenBatch(filled, streams), shape
+
+
+def _most_continuations(tree: Tree, prompt_tokens: int, continuation_tokens: int) -> int:
+    """Bound on the tokens after one prompt, with so many added to each part.
+
+    Attention starts programs for as many after every prompt, most of which find nothing. Each piece
+    of what is added hangs on a prompt, so that there are no more pieces than prompt tokens.
+    """
+    sums = [sum(members) for members in tree.continuations]
+    whole = sum(sums) + continuation_tokens
+    most = min(power_bucket(max(sums), MIN_CONTINUATION_TOKENS, 4), whole)
+    while -(-continuation_tokens // most) > prompt_tokens:
+        most = min(4 * most, whole)
+    return most
+
+
+def _fill(
+    tree: Tree, prompt_tokens: int, continuation_tokens: int, *, longest: int, most: int
+) -> Tree:
+    """The tree with more prompts, and continuations of these, in pieces within the bounds."""
+    continuations = [_pieces(piece, longest) for piece in _pieces(continuation_tokens, most)]
+    spare = max(0, len(continuations) - 1)
+    prompts = (*[1] * spare, *_pieces(prompt_tokens - spare, longest))
+    continuations += [()] * (len(prompts) - len(continuations))
+    return Tree((*tree.prompts, *prompts), (*tree.continuations, *continuations))
 
 
 def _stretches(tree: Tree) -> Iterator[int]:
