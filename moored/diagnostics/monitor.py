@@ -157,7 +157,6 @@ class CollapseMonitor:
             if view == "first_turn":
                 worth = _worth(pairs, logp_MN, groups)
                 look.metrics |= worth.metrics(prefix) if worth else {}
-                look.metrics[f"{prefix}/num_rewarded_prompts"] = worth.num_prompts if worth else 0.0
             if isinstance(pairs, SwapSet):
                 look.metrics[f"{prefix}/share_left_out"] = pairs.share_left_out
         return watched

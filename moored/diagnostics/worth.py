@@ -31,7 +31,10 @@ class Worth:
 
     def metrics(self, prefix: str) -> dict[str, float]:
         """The logged numbers."""
-        found = {f"{prefix}/gain_reward_correlation": self.correlation}
+        found = {
+            f"{prefix}/gain_reward_correlation": self.correlation,
+            f"{prefix}/num_rewarded_prompts": float(self.num_prompts),
+        }
         if self.standard_error is not None:
             found[f"{prefix}/gain_reward_correlation_se"] = self.standard_error
         return found

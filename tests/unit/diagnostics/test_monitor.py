@@ -410,7 +410,6 @@ def test_a_look_says_whether_reasoning_that_depends_on_its_prompt_earns_more():
     monitor = CollapseMonitor(score=ToyModel(), views=("first_turn",), num_pairs=16)
     name = "collapse_first_turn_sample/"
     found = monitor.measure(1, GROUPS).metrics
-    assert found[f"{name}num_rewarded_prompts"] == 0
     assert f"{name}gain_reward_correlation" not in found
     # Thoughts 0 and 1 have the same gain, since they are as likely after any prompt.
     paid = [rewarded(group, [1.0, 0.0, 1.0, 0.0]) for group in GROUPS[:3]]

@@ -22,6 +22,7 @@ def test_two_prompts_by_hand():
     assert (found.num_prompts, found.num_reasonings) == (2, 5)
     assert found.metrics("x") == {
         "x/gain_reward_correlation": found.correlation,
+        "x/num_rewarded_prompts": 2.0,
         "x/gain_reward_correlation_se": found.standard_error,
     }
 
