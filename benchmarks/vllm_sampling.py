@@ -248,14 +248,22 @@ def make_model(shape: str, folder: Path, *, bf16: bool) -> None:
     write_model(shape, folder, torch.bfloat16 if bf16 else torch.float32, MEAN_TOKENS)
 
 
-def run_child(words: Sequence[str], shape: str, name: str, folder: str) -> dict[str, Any]:
-    """The same command for one engine and shape, in a process that ends with its memory."""
-    with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        own = ["--shape", shape, "--engine", name, "--model-folder", folder, "--child", file.name]
-        done = subprocess.run([sys.executable, __file__, *words, *own], check=False)
-        if done.returncode:
-            return {"error": f"exit status {done.returncode}"}
-        return json.loads(Path(file.name).read_text())
+def run_child(
+    words: Sequence[str], shape: str, name: str, folder: Path, out: Path | None
+) -> dict[str, Any]:
+    """The same command for one engine and shape, in a process that ends with its memory.
+
+    Its figures lie beside `out` as soon as there are any: a command that is stopped keeps them.
+    """
+    file = (out or folder / "figures.json").with_suffix(f".{shape}.{name}.json")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    own = ["--shape", shape, "--engine", name, "--model-folder", str(folder), "--child", str(file)]
+    done = subprocess.run([sys.executable, __file__, *words, *own], check=False)
+    if done.returncode:
+        return {"error": f"exit status {done.returncode}"}
+    found = json.loads(file.read_text())
+    file.unlink()
+    return found
 
 
 def show(shape: str, found: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -302,10 +310,11 @@ def main(words: Sequence[str] | None = None) -> int:
     console, figures = make_console(), {}
     machine = describe_machine(device, bf16=bf16)
     for shape in options.shape:
-        with tempfile.TemporaryDirectory() as folder:
-            make_model(shape, Path(folder), bf16=bf16)
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch)
+            make_model(shape, folder, bf16=bf16)
             figures[shape] = {
-                name: run_child(words, shape, name, folder) for name in options.engine
+                name: run_child(words, shape, name, folder, options.out) for name in options.engine
             }
         console.print(show(shape, figures[shape]))
         write_record(options.out, machine, figures)
