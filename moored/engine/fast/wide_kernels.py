@@ -1,4 +1,4 @@
-"""Products of few rows with large matrices, through the tensor copy engine of Hopper and later.
+"""Products of few rows with large matrices, through the tensor copy engine of Hopper.
 
 Reading the weights bounds them. The copy engine brings blocks of both factors into shared memory
 while few threads multiply, and a program takes as many lines as make all programs run at once. R

@@ -287,3 +287,24 @@ def test_tiles_that_are_compared_fit_into_shared_memory(benchmark, rows):
         too_large = replace(largest, stages=5)
         assert (largest in found) == (gated and rows == 128) and too_large not in found
         assert {tile.parts for tile in found} == ({1} if gated else {2, 4, 8})
+
+
+def test_facts_are_compared_with_the_room_that_was_shown(benchmark):
+    script = benchmark("stated_facts")
+    room = "######\nPlayer: (4, 1)\nBoxes: (2, 2)\nTargets: (3, 1)\nActions left: 10."
+    right = "<think>I am at (4, 1), box at (2, 2), target at (3, 1). Push Down 1.</think>"
+    wrong, none = right.replace("(2, 2)", "(2, 3)"), "<think>I will think twice.</think>"
+    judged = [
+        script.judge(room, reply, succeeds=succeeds)
+        for reply, succeeds in ((right, True), (right, False), (wrong, False), (none, False))
+    ]
+    assert [(reply.has_facts, reply.is_right) for reply in judged] == [
+        (True, True),
+        (True, True),
+        (True, False),
+        (False, False),
+    ]
+    found = script.summarize(judged)
+    assert found["replies with right facts"] == [0.5]
+    assert found["success of these, right facts"][0] == 0.5
+    assert found["success of these, no facts"][0] == 0.0
