@@ -15,6 +15,7 @@ from moored.diagnostics.information import Likelihood
 from moored.diagnostics.look import WORST_FIRST
 from moored.diagnostics.report import CollapseReport, Regime, Verdict
 from moored.diagnostics.watch import Watched
+from moored.diagnostics.worth import Worth
 
 SCHEMA = 2
 ONE_TURN = "one_turn"
@@ -47,6 +48,8 @@ class Look:
     """Share of the rows that hold a reasoning."""
     reasoning_tokens_mean: float | None = None
     rewards: RewardStats | None = None
+    worth: Worth | None = None
+    """What dependence earns; None where rewards do not vary inside prompts, or are not known."""
     model: str = ""
     """What scored it."""
 
@@ -90,6 +93,7 @@ class Look:
             "valid_thinking_rate": self.valid_thinking_rate,
             "reasoning_tokens_mean": self.reasoning_tokens_mean,
             "rewards": None if self.rewards is None else asdict(self.rewards),
+            "worth": None if self.worth is None else self.worth.to_dict(),
             "model": self.model,
             "report": self.report.to_dict(),
         }
@@ -127,6 +131,12 @@ class Series:
     def name(self) -> str:
         """Of the environment; "the rest" are rows that name none where others do."""
         return self.env or "the rest"
+
+    @property
+    def worths(self) -> list[tuple[Look, Worth]]:
+        """Looks that tell what dependence earns: those at first turns, or at a turn of files."""
+        looks = (look for view in (self.looks, *self.others.values()) for look in view)
+        return [(look, look.worth) for look in looks if look.worth is not None]
 
     @property
     def is_foreign(self) -> bool:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
 from moored.analysis.diagnosis import Diagnosis, Look, Series
@@ -185,11 +186,31 @@ def _series_notes(series: Series) -> list[Finding]:
                 f", groups without spread {rewards.zero_spread_share:.0%} of {rewards.num_groups}"
             )
         found.append(Finding(text))
+    found += _worth(series)
     if len(series.looks) > 1:
         found.append(_alarm(series))
     lines = [f"step {steps} not measured: {why}" for steps, why in series.skipped.items()]
     lines += [f"turn {turn} not measured: {why}" for turn, why in series.skipped_turns.items()]
     return found + [Finding(line) for line in lines]
+
+
+def _worth(series: Series) -> list[Finding]:
+    """What dependence earns: over all looks, since one is a rough figure, and at the last."""
+    worths = series.worths
+    if not worths:
+        return []
+    look, worth = worths[-1]
+    error = worth.standard_error
+    based = f"{worth.num_prompts} prompt{'s' if worth.num_prompts > 1 else ''}"
+    based += "" if error is None else f", standard error {number(error)}"
+    text = f"{number(worth.correlation)} ({based})"
+    if len(worths) > 1:
+        values = [each.correlation for _, each in worths]
+        error = number(stdev(values) / math.sqrt(len(values)))
+        mean = f"{number(fmean(values))} (mean of {len(values)} looks, standard error {error})"
+        text = f"{mean}, at step {look.label} {text}"
+    question = "does reasoning that depends more on its prompt earn more?"
+    return [Finding(f"{question} correlation inside prompts {text}")]
 
 
 def _views(series: Series) -> list[Finding]:

@@ -169,6 +169,7 @@ def _curves(series: Series) -> dict[str, object] | None:
         "Retrieval": (_points(looks, "retrieval_accuracy"), ("chance", chance)),
         "H(Z|X) per token, nats": (_points(looks, "conditional_entropy_est"), None),
         "Reward": (rewards, None),
+        "Correlation of dependence and reward": (_worth_points(series), ("", 0.0)),
     }
     alarmed = next((k.label for k in looks if mark and k.step == mark[1]), None)
     return {
@@ -185,6 +186,14 @@ def _curves(series: Series) -> dict[str, object] | None:
 def _x(look: Look) -> float:
     assert look.step is not None
     return float(look.step)
+
+
+def _worth_points(series: Series) -> list[Point]:
+    known = [(look, worth) for look, worth in series.worths if look.step is not None]
+    return [
+        Point(_x(look), worth.correlation, worth.interval.low, worth.interval.high)
+        for look, worth in known
+    ]
 
 
 def _points(looks: Iterable[Look], name: str) -> list[Point]:

@@ -9,6 +9,9 @@ from moored.analysis.figures import Curve, line_chart, phase_chart
 from moored.analysis.findings import interval_of
 from moored.analysis.report import Drawn, Section
 from moored.analysis.report_data import (
+    WORTH,
+    WORTH_CAPTION,
+    WORTH_TITLE,
     Points,
     RunData,
     phase_seconds,
@@ -113,6 +116,28 @@ def _look_figures(run: RunData, alarm: int | None) -> Iterator[Drawn]:
             level = _chance(views)
         chart = line_chart(curves, y_title=y_title, alarm_step=alarm, level=level, show_names=True)
         yield Drawn(slug=name, title=title, chart=chart)
+    yield from _worth_figure(series, alarm)
+
+
+def _worth_figure(series: Sequence[Series], alarm: int | None) -> Iterator[Drawn]:
+    known = [each for each in series if each.worths]
+    if not known:
+        return
+    curves = []
+    for style, each in enumerate(known):
+        intervals = [worth.interval for _, worth in each.worths]
+        curve = Curve(
+            name=each.name,
+            x=[look.step or 0 for look, _ in each.worths],
+            y=[worth.correlation for _, worth in each.worths],
+            low=[interval.low for interval in intervals],
+            high=[interval.high for interval in intervals],
+            style=style,
+            has_dots=True,
+        )
+        curves.append(curve)
+    chart = line_chart(curves, y_title="correlation", alarm_step=alarm, level=("", 0.0))
+    yield Drawn(slug=WORTH, title=WORTH_TITLE, chart=chart, caption=WORTH_CAPTION)
 
 
 def _views(series: Sequence[Series]) -> dict[str, Sequence[Look]]:

@@ -17,7 +17,7 @@ import numpy as np
 from moored.analysis.compare import OptionChange, look_values, read_changes
 from moored.analysis.diagnosis import Diagnosis
 from moored.analysis.report_rollouts import Rollouts, read_rollouts
-from moored.analysis.stored import read_diagnosis
+from moored.analysis.stored import read_diagnosis, read_worth
 from moored.config_text import read_yaml
 from moored.errors import MooredError, RunLogError
 from moored.runlog.log import read_records, step_of_file
@@ -36,6 +36,12 @@ STEP_CURVES = {
     "reward variance": "rollout/reward_variance_mean",
 }
 """Name of a curve -> its key in metrics.jsonl."""
+WORTH = "worth"
+WORTH_TITLE = "Dependence and reward"
+WORTH_CAPTION = (
+    "Inside prompts: above 0 where replies whose reasoning depends more on their prompt earn more."
+)
+"""Of the correlation of gain and reward: the name of its curve, and what stands at its figure."""
 MOST_POINTS = 500
 """Of a curve; longer ones are averaged down, since a screen shows no more."""
 Found = TypeVar("Found")
@@ -122,14 +128,23 @@ def step_curves(steps: Sequence[Mapping[str, Any]]) -> dict[str, Points]:
 
 
 def look_curves(looks: Sequence[Mapping[str, Any]]) -> dict[str, Points]:
-    """MI, H(Z|X) and retrieval of every look, in the view that its verdict rests on."""
+    """MI, H(Z|X) and retrieval of every look, in the view that its verdict rests on; and worth."""
     found: dict[str, Points] = {}
     for look in looks:
-        for name, values in look_values([look]).items():
+        values = {name: values[0] for name, values in look_values([look]).items()}
+        for name, value in (values | _worths(look)).items():
             steps, numbers = found.setdefault(name, ([], []))
             steps.append(look["step"])
-            numbers.append(values[0])
+            numbers.append(value)
     return found
+
+
+def _worths(look: Mapping[str, Any]) -> dict[str, float]:
+    """What dependence earns in each environment, named as in `look_values`."""
+    envs = look.get("environments", ())
+    names = {f"{WORTH}, {env}": env for env in envs} if len(envs) > 1 else {WORTH: None}
+    found = {name: read_worth(look, env) for name, env in names.items()}
+    return {name: worth.correlation for name, worth in found.items() if worth is not None}
 
 
 def phase_seconds(timing: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:

@@ -28,6 +28,9 @@ from moored.analysis.figures import (
 from moored.analysis.findings import Grid, Kind
 from moored.analysis.report import About, Drawn, LegendEntry, Report, Section, empty_report
 from moored.analysis.report_data import (
+    WORTH,
+    WORTH_CAPTION,
+    WORTH_TITLE,
     Points,
     look_curves,
     phase_seconds,
@@ -54,6 +57,7 @@ FIGURES = {
     "retrieval": ("Retrieval of the prompt", "share"),
     "MI": ("MI of reasoning and prompt", "nats per token"),
     "H(Z|X)": ("Conditional entropy H(Z|X)", "nats per token"),
+    WORTH: (WORTH_TITLE, "correlation"),
     "reply tokens": ("Length of replies", "tokens"),
     "well-formed replies": ("Well-formed replies", "share"),
     "kept groups": ("Kept by the filter", "share of groups"),
@@ -62,6 +66,9 @@ FIGURES = {
     "seconds": ("Time of a step", "seconds"),
 }
 """Name of a curve -> title and axis of its figure, in order."""
+UNLIMITED = (-math.inf, math.inf)
+LIMITS = {"share": (0.0, 1.0), "share of groups": (0.0, 1.0), "correlation": (-1.0, 1.0)}
+"""Axis -> what a figure, and so its band, cannot go beyond."""
 
 Curves = Mapping[str, Points]
 
@@ -192,21 +199,27 @@ def _figure(
     for style, arm in enumerate(found.arms):
         members = [c[name] for run in arm.runs if name in (c := curves[run.path])]
         if members:
-            is_share = y_title.startswith("share")
-            lines.append(_mean_curve(members, names[arm.label], style, is_share=is_share))
-    chart = line_chart(lines, y_title=y_title, show_names=False)
+            within = LIMITS.get(y_title, UNLIMITED)
+            lines.append(_mean_curve(members, names[arm.label], style, within=within))
+    level = ("", 0.0) if base == WORTH else None
+    chart = line_chart(lines, y_title=y_title, level=level, show_names=False)
     slug = base.lower().replace(" ", "_").replace("(z|x)", "_z_x").replace("-", "_")
     return Drawn(
         slug=f"{slug}_{env}" if env else slug,
         title=f"{title}, {env}" if env else title,
         chart=chart,
+        caption=WORTH_CAPTION if base == WORTH else "",
     )
 
 
 def _mean_curve(
-    members: Sequence[Points], label: str, style: int, *, is_share: bool = False
+    members: Sequence[Points],
+    label: str,
+    style: int,
+    *,
+    within: tuple[float, float] = UNLIMITED,
 ) -> Curve:
-    """Mean and band over runs at the steps that all of them have; a share stays within 0…1."""
+    """Mean and band over runs at the steps that all of them have."""
     smooth = [_smooth(member) for member in members]
     shared = [step for step in smooth[0] if all(step in other for other in smooth[1:])]
     values = [[member[step] for member in smooth] for step in shared]
@@ -214,7 +227,7 @@ def _mean_curve(
     if len(members) == 1:
         return Curve(name=label, x=x, y=y, style=style)
     halves = thinned(shared, [half_width(each) or 0.0 for each in values], MOST_POINTS)[1]
-    least, most = (0.0, 1.0) if is_share else (-math.inf, math.inf)
+    least, most = within
     return Curve(
         name=label,
         x=x,

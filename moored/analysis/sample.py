@@ -72,6 +72,8 @@ class Reasoning:
     start: int
     stop: int
     text: str | None
+    step: int | None = None
+    reward: float = math.nan
 
 
 @dataclass(slots=True)
@@ -144,7 +146,14 @@ class StepDraw:
             return
         assert record.think is not None
         start, stop = record.think
-        reasoning = Reasoning(record.response[: stop + TAIL], start, stop, record.text)
+        reasoning = Reasoning(
+            content=record.response[: stop + TAIL],
+            start=start,
+            stop=stop,
+            text=record.text,
+            step=record.step,
+            reward=record.reward,
+        )
         drawn.reasonings.append((number, reasoning))
         drawn.reasonings.sort(key=lambda item: item[0])
         del drawn.reasonings[share:]
@@ -306,12 +315,15 @@ def encode_step(
     ]
     dealt = [x for x in chain.from_iterable(zip_longest(*stacks)) if x is not None][:num_pairs]
     encoder.check_text([reasoning for _, reasoning in dealt])
-    pairs = []
+    pairs: list[Pair] = []
+    # Policies of two steps differ, and so do their replies to the same prompt.
+    groups: dict[tuple[int | None, bytes], int] = {}
     for prompt, reasoning in dealt:
         ids, num_opening = encoder.reasoning(reasoning)
         ids = ids[: None if max_tokens is None else num_opening + max_tokens]
         if len(ids) > num_opening:
-            pairs.append(Pair(prompt, ids, num_opening, 0, len(pairs), 0))
+            group = groups.setdefault((reasoning.step, prompt.key), len(groups))
+            pairs.append(Pair(prompt, ids, num_opening, group, len(pairs), 0, reasoning.reward))
     return _pair_set(pairs, step)
 
 

@@ -17,6 +17,7 @@ from moored.diagnostics.information import Likelihood, information
 from moored.diagnostics.pairs import PairSet, ScoreFn, cross_score
 from moored.diagnostics.report import CollapseReport
 from moored.diagnostics.watch import CollapseWatch
+from moored.diagnostics.worth import worth_of
 from moored.errors import MooredError, TooFewPromptsError
 from moored.types import ScoreRequest
 
@@ -287,6 +288,7 @@ def _measure_series(
                 valid_thinking_rate=look.pairs.valid_thinking_rate,
                 reasoning_tokens_mean=float(look.pairs.lengths.mean()),
                 rewards=look.draw.rewards(),
+                worth=worth_of(look.pairs, logp_MN, [p.group_id for p in look.pairs.pairs]),
                 model=scorer.name,
             )
         )

@@ -17,6 +17,7 @@ from moored.diagnostics.alarm import Alarm
 from moored.diagnostics.monitor import PREFIXES
 from moored.diagnostics.report import CollapseReport, Interval, Regime, Verdict
 from moored.diagnostics.watch import CollapseWatch, Watched
+from moored.diagnostics.worth import Worth
 from moored.errors import MooredError, RunLogError
 from moored.runlog.log import read_records
 
@@ -114,6 +115,8 @@ class _SeriesReader:
             self.unmeasured_since = self.unmeasured_since or step
             return
         self.unmeasured_since = None
+        worths = {"first_turn": read_worth(record, None if self.is_one else self.env)}
+        self.view = self._short(followed)
         missing = entry.get("share_unmeasured")
         self.looks.append(
             Look(
@@ -121,13 +124,13 @@ class _SeriesReader:
                 watched=_judged(self._watch.update(step, reports[followed]), entry),
                 valid_thinking_rate=None if missing is None else 1.0 - missing,
                 rewards=rewards,
+                worth=worths.get(self.view),
                 model="training",
             )
         )
-        self.view = self._short(followed)
         if entry["alarm"] is not None and self.alarm is None:
             self.alarm = _read_alarm(entry["alarm"], f"{self.where!r}, step {step}")
-        self._add_others(step, {n: r for n, r in reports.items() if n != followed})
+        self._add_others(step, {n: r for n, r in reports.items() if n != followed}, worths)
 
     def _reason(self, reasons: Mapping[str, str], followed: str | None) -> str:
         """Why the view that the verdict follows, or any of this environment, was not measured."""
@@ -137,14 +140,20 @@ class _SeriesReader:
     def _is_mine(self, name: str) -> bool:
         return name.startswith(f"{self.env}/")
 
-    def _add_others(self, step: int, reports: Mapping[str, CollapseReport]) -> None:
+    def _add_others(
+        self,
+        step: int,
+        reports: Mapping[str, CollapseReport],
+        worths: Mapping[str, Worth | None],
+    ) -> None:
         self.turns = {}
         for name, report in reports.items():
             view = self._short(name)
             if view.startswith("turn_"):
                 self.turns[int(view.removeprefix("turn_"))] = report
                 continue
-            self.others.setdefault(view, []).append(Look(steps=(step,), watched=_alone(report)))
+            look = Look(steps=(step,), watched=_alone(report), worth=worths.get(view))
+            self.others.setdefault(view, []).append(look)
 
     def _short(self, name: str) -> str:
         return name if self.is_one else name.removeprefix(f"{self.env}/")
@@ -160,6 +169,12 @@ class _SeriesReader:
             others={view: tuple(looks) for view, looks in self.others.items()},
             unmeasured_since=self.unmeasured_since,
         )
+
+
+def read_worth(record: Mapping[str, Any], env: str | None) -> Worth | None:
+    """What dependence earns at a look, in one environment of several or in the only one."""
+    prefix = PREFIXES["first_turn"]
+    return Worth.from_log(record, prefix if env is None else f"{prefix}/{env}")
 
 
 def _judged(watched: Watched, entry: Mapping[str, Any]) -> Watched:

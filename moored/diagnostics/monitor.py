@@ -17,7 +17,7 @@ import numpy as np
 
 from moored.diagnostics.alarm import Alarm
 from moored.diagnostics.chain import reasoning_action, state_action
-from moored.diagnostics.information import PERMUTATIONS, Likelihood, information
+from moored.diagnostics.information import PERMUTATIONS, information
 from moored.diagnostics.look import (
     POOLED,
     EnvironmentLook,
@@ -36,7 +36,7 @@ from moored.diagnostics.pairs import (
 from moored.diagnostics.report import CollapseReport
 from moored.diagnostics.swap import SwapSet, observation_swap_pairs
 from moored.diagnostics.watch import CollapseWatch, Watched
-from moored.diagnostics.worth import Worth, gain_reward_correlation
+from moored.diagnostics.worth import worth_of
 from moored.errors import MooredError, TooFewPromptsError
 from moored.names import check_name
 from moored.types import Group, ScoreMatrix
@@ -155,7 +155,8 @@ class CollapseMonitor:
                 look.scores[look.name(env, view)] = _score_matrix(pairs, logp_MN)
             look.metrics |= watched[view].report.metrics(prefix)
             if view == "first_turn":
-                worth = _worth(pairs, logp_MN, groups)
+                assert isinstance(pairs, PairSet)
+                worth = worth_of(pairs, logp_MN, pairs.columns)
                 look.metrics |= worth.metrics(prefix) if worth else {}
             if isinstance(pairs, SwapSet):
                 look.metrics[f"{prefix}/share_left_out"] = pairs.share_left_out
@@ -268,17 +269,6 @@ def _tasks(groups: Iterable[Group]) -> dict[int, bytes]:
     """Group id -> key of what its episodes began with: groups of one task have the same."""
     firsts = ((g, next((t.turns[0] for t in g.trajectories if t.turns), None)) for g in groups)
     return {group.group_id: turn.prompt.key for group, turn in firsts if turn is not None}
-
-
-def _worth(pairs: PairSet | SwapSet, logp_MN: np.ndarray, groups: Sequence[Group]) -> Worth | None:
-    """Of the reasonings of a look, and the rewards that their episodes earned for the task."""
-    rewards = {g.group_id: [t.task_reward for t in g.trajectories] for g in groups}
-    gains = Likelihood.of(logp_MN / pairs.lengths[:, None], pairs.columns).gain_M
-    return gain_reward_correlation(
-        gains,
-        [rewards[pair.group_id][pair.trajectory] for pair in pairs.pairs],
-        pairs.columns,
-    )
 
 
 def _score_matrix(pairs: PairSet | SwapSet, logp_MN: np.ndarray) -> ScoreMatrix:

@@ -36,6 +36,8 @@ class Pair:
     group_id: int
     trajectory: int
     turn: int
+    reward: float = math.nan
+    """Of its episode, for the task; NaN where it is not known."""
 
     @property
     def length(self) -> int:
@@ -237,7 +239,8 @@ def make_pair(group_id: int, index: int, trajectory: Trajectory, t: int) -> Pair
     start, stop = turn.think_span or (0, 0)
     if stop == start:
         return None
-    return Pair(turn.prompt, turn.completion_ids[:stop], start, group_id, index, t)
+    reasoning = turn.completion_ids[:stop]
+    return Pair(turn.prompt, reasoning, start, group_id, index, t, trajectory.task_reward)
 
 
 def _pair_set(

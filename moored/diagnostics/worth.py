@@ -9,11 +9,16 @@ reasoning to its input. Where it is 0, nothing does, and regularisation and nois
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from moored.diagnostics.information import Likelihood
+from moored.diagnostics.pairs import PairSet
+from moored.diagnostics.report import Interval
+from moored.diagnostics.resampling import t_quantile
 from moored.errors import MooredError
 
 
@@ -26,18 +31,44 @@ class Worth:
     """Jackknife over prompts; None with fewer than 2."""
     num_prompts: int
     """In which rewards vary, of the reasonings that were measured."""
-    num_reasonings: int
-    """Of these prompts."""
+    num_reasonings: int | None = None
+    """Of these prompts; None where it comes from a log, which does not tell."""
+
+    @property
+    def interval(self) -> Interval:
+        """95 %, by Student's t; all that a correlation can be where one prompt tells nothing."""
+        if self.standard_error is None:
+            return Interval(-1.0, 1.0)
+        half = t_quantile(self.num_prompts - 1, 0.95) * self.standard_error
+        return Interval(max(self.correlation - half, -1.0), min(self.correlation + half, 1.0))
+
+    def to_dict(self) -> dict[str, float | None]:
+        """The figures by the names that the log has for them."""
+        return {
+            "gain_reward_correlation": self.correlation,
+            "gain_reward_correlation_se": self.standard_error,
+            "num_rewarded_prompts": float(self.num_prompts),
+        }
 
     def metrics(self, prefix: str) -> dict[str, float]:
         """The logged numbers."""
-        found = {
-            f"{prefix}/gain_reward_correlation": self.correlation,
-            f"{prefix}/num_rewarded_prompts": float(self.num_prompts),
-        }
-        if self.standard_error is not None:
-            found[f"{prefix}/gain_reward_correlation_se"] = self.standard_error
-        return found
+        figures = self.to_dict().items()
+        return {f"{prefix}/{name}": value for name, value in figures if value is not None}
+
+    @classmethod
+    def from_log(cls, record: Mapping[str, object], prefix: str) -> Worth | None:
+        """What `metrics` wrote into a record; None where it wrote nothing."""
+        correlation, error, count = (
+            value if isinstance(value := record.get(f"{prefix}/{name}"), int | float) else None
+            for name in (
+                "gain_reward_correlation",
+                "gain_reward_correlation_se",
+                "num_rewarded_prompts",
+            )
+        )
+        if correlation is None or count is None:
+            return None
+        return cls(correlation=correlation, standard_error=error, num_prompts=int(count))
 
 
 def gain_reward_correlation(
@@ -73,6 +104,12 @@ def gain_reward_correlation(
         num_prompts=len(sums),
         num_reasonings=count,
     )
+
+
+def worth_of(pairs: PairSet, logp_MN: np.ndarray, prompts: ArrayLike) -> Worth | None:
+    """Of scored reasonings, with the rewards of their episodes; `prompts` as above."""
+    gains = Likelihood.of(logp_MN / pairs.lengths[:, None], pairs.columns).gain_M
+    return gain_reward_correlation(gains, [pair.reward for pair in pairs.pairs], prompts)
 
 
 def _correlation(sums: np.ndarray) -> float:

@@ -156,8 +156,9 @@ def test_headline_says_since_when_it_is_collapsed_and_curves_mark_the_alarm(coll
     text = render(collapsing)
     assert f"Collapsed since step {since.step}" in Page(text).texts
     assert "Go back to a checkpoint before the fall" in text
-    # One vertical line in each of the four curves.
-    assert text.count('class="mark"') == 4
+    # One vertical line in each of the five curves.
+    assert text.count('class="mark"') == 5
+    assert text.count('aria-label="Correlation of dependence and reward"') == 1
     healthy = render(with_series(collapsing, looks=collapsing.worst.looks[:6], alarm=None))
     assert "Healthy" in Page(healthy).texts and 'class="mark"' not in healthy
 
@@ -188,8 +189,8 @@ def test_bands_are_drawn_from_standard_errors_where_nothing_was_resampled(collap
 
     text = render(with_series(collapsing, looks=tuple(without_bootstrap(collapsing.worst))))
     bands = re.findall(r'class="band" points="([^"]*)"', text)
-    # MI, retrieval and entropy have twelve points each way; rewards have no errors.
-    assert [len(points.split()) for points in bands] == [24, 24, 24, 0]
+    # MI, retrieval, entropy and worth have twelve points each way; rewards have no errors.
+    assert [len(points.split()) for points in bands] == [24, 24, 24, 0, 24]
 
 
 def test_footer_has_command_date_and_version_and_one_sentence_says_why_mi_can_be_negative(

@@ -16,6 +16,7 @@ from moored.analysis.findings import Kind
 from moored.analysis.report import Report, build_report
 from moored.analysis.report_data import smoothed, thinned
 from moored.analysis.report_markdown import render_markdown
+from moored.diagnostics.worth import Worth
 from moored.errors import ConfigError, MooredError
 from moored.runlog.log import RunLog
 
@@ -75,6 +76,43 @@ def test_mi_is_shown_in_both_views_with_bands_from_their_standard_errors(run):
     )
     # t of 7 degrees of freedom is 2.365, the standard error 0.05.
     assert bands[0]["y"][0] - line["y"][0] == pytest.approx(2.365 * 0.05, abs=2e-4)
+
+
+def log_worth(run: Path, *figures: tuple[float, float | None]) -> None:
+    """Add correlations and their errors to the first looks of a run."""
+    lines = (run / "collapse.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    for record, (correlation, error) in zip(records, figures, strict=False):
+        worth = Worth(correlation=correlation, standard_error=error, num_prompts=1 + bool(error))
+        record |= worth.metrics("collapse_first_turn_sample")
+    (run / "collapse.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+
+
+def test_what_dependence_earns_is_a_curve_where_it_was_measured(run):
+    assert "worth" not in report_on(run).figures
+    log_worth(run, (0.5, 0.01), (0.25, None))
+    report = report_on(run)
+    band, line = report.figures["worth"].chart["data"]
+    # t of 1 degree of freedom is 12.706; one prompt tells nothing.
+    assert line["x"] == [1, 4] and line["y"] == [0.5, 0.25]
+    assert band["y"] == [0.6271, 1.0, -1.0, 0.3729]
+    assert "depends more on their prompt earn more" in report.figures["worth"].caption
+    (note,) = (note.text for note in report.notes if "earn more?" in note.text)
+    assert "0.375 (mean of 2 looks, standard error 0.125), at step 4 0.250 (1 prompt)" in note
+    assert "does reasoning that depends more" in render_markdown(report, {})
+
+
+def test_what_dependence_earns_is_compared_between_runs_within_what_it_can_be(bench, tmp_path):
+    runs = [
+        bench.make_run(tmp_path / f"{seed}", seed=seed, num_steps=4, look_every=4)
+        for seed in (0, 1)
+    ]
+    assert "worth" not in report_on(*runs).figures
+    for run, correlation in zip(runs, (0.2, 0.4), strict=True):
+        log_worth(run, (correlation, 0.1))
+    band, line = report_on(*runs).figures["worth"].chart["data"]
+    # 0.3 ± 1.2706, but a correlation.
+    assert line["y"] == [0.3] and band["y"] == [1.0, pytest.approx(-0.9706, abs=1e-3)]
 
 
 def test_chance_names_its_view_where_views_compare_different_numbers_of_prompts(run):

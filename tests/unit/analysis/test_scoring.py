@@ -221,3 +221,56 @@ def test_two_prompts_per_step_never_make_a_verdict_and_pooled_steps_do():
     assert Verdict.COLLAPSED not in {look.verdict for look in alone.worst.looks}
     assert [look.label for look in together.worst.looks] == ["0–3", "4–7", "8–11", "12–15"]
     assert together.verdict is Verdict.HEALTHY
+
+
+def score_own_or_any(requests: Sequence[ScoreRequest]) -> list[list[np.ndarray]]:
+    """A reasoning that begins with 9 is as likely under any prompt, others under their own only."""
+
+    def logp(prompt: Prompt, ids: np.ndarray) -> np.ndarray:
+        return np.full(len(ids), -1.0 if ids[0] in (9, prompt.ids[0]) else -100.0)
+
+    return [[logp(r.prompt, ids) for ids in r.continuations] for r in requests]
+
+
+def paid(prompt: int, author: int, reward: float, step: int | None = None) -> Record:
+    row = record(prompt, author, 0, 0, step)
+    return replace(row, rewards={"reward": reward})
+
+
+def worth_notes(found: Diagnosis) -> list[str]:
+    return [note.text for note in notes(found) if "earn more?" in note.text]
+
+
+def test_what_dependence_earns_by_hand():
+    # Gains are log 2 for authors 0 and 1, else 0. In units of log 2 and centred, prompt 0 has
+    # -1/2, 1/2 and the same rewards; prompt 1 has 1/3, 1/3, -2/3 and rewards 2/3, -1/3, -1/3.
+    rows = [paid(0, 9, 0), paid(0, 0, 1), paid(1, 1, 1), paid(1, 1, 0), paid(1, 9, 0)]
+    scorer = replace(SCORER, score=score_own_or_any)
+    found = look_at(rows, scorer=scorer)
+    (look,) = found.to_dict()["environments"][0]["looks"]  # pyright: ignore
+    # (1/2 + 1/3) / √((1/2 + 2/3)²) = 5/7. Without prompt 0: 1/2; without prompt 1: 1.
+    assert look["worth"] == {
+        "gain_reward_correlation": pytest.approx(5 / 7),
+        "gain_reward_correlation_se": pytest.approx(1 / 4),
+        "num_rewarded_prompts": 2.0,
+    }
+    assert worth_notes(found) == [
+        "does reasoning that depends more on its prompt earn more? correlation inside prompts "
+        "0.714 (2 prompts, standard error 0.250)"
+    ]
+    one = look_at([*rows[:2], paid(1, 1, 1)], scorer=scorer)
+    assert worth_notes(one)[0].endswith(" 1.000 (1 prompt)")
+
+
+def test_nothing_is_said_of_what_dependence_earns_where_rewards_are_equal_or_not_known():
+    rows = [paid(k % 2, (9, k % 2)[k % 3 == 0], 1) for k in range(12)]
+    for given in (rows, [replace(row, rewards={}) for row in rows]):
+        found = look_at(given, scorer=replace(SCORER, score=score_own_or_any))
+        assert found.worst.looks[0].worth is None and worth_notes(found) == []
+
+
+def test_replies_to_a_prompt_in_two_pooled_steps_are_not_compared():
+    """A policy that came to depend on prompts and to succeed would seem to be paid for it."""
+    rows = [paid(p, (9, p)[step], step, step) for step in (0, 1) for p in (0, 1) for _ in range(3)]
+    found = look_at(rows, window=2, scorer=replace(SCORER, score=score_own_or_any))
+    assert found.worst.looks[0].label == "0–1" and worth_notes(found) == []

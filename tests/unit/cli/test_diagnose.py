@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from moored.config import dump_config, load_config
 from moored.diagnostics.information import information
 from moored.diagnostics.report import CollapseReport
 from moored.diagnostics.watch import CollapseWatch
+from moored.diagnostics.worth import Worth
 from moored.runlog.log import RunLog, read_records
 
 
@@ -26,8 +28,15 @@ def report(gain: float, *, num_prompts: int = 16, seed: int = 0) -> CollapseRepo
     return information(logp, columns, np.full(len(columns), 10), permutations=200, seed=seed)
 
 
-def make_run(folder: Path, series: dict[str, list[CollapseReport]]) -> Path:
-    """A run directory as training leaves it, with looks at steps 5, 10, … of each environment."""
+def make_run(
+    folder: Path,
+    series: dict[str, list[CollapseReport]],
+    logged: Sequence[Mapping[str, float]] = (),
+) -> Path:
+    """A run directory as training leaves it, with looks at steps 5, 10, … of each environment.
+
+    `logged` are further numbers of the first looks.
+    """
     log = RunLog(folder)
     log.write_config(dump_config(load_config({"rollout": {"temperature": 0.6}})))
     watches = {env: CollapseWatch() for env in series}
@@ -47,7 +56,8 @@ def make_run(folder: Path, series: dict[str, list[CollapseReport]]) -> Path:
                 "share_unmeasured": 0.0,
             }
         record = {"environments": environments, "reports": reports, "skipped": {}}
-        log.append("collapse", step, record)
+        more = logged[number - 1] if number <= len(logged) else {}
+        log.append("collapse", step, {**more, **record})
         log.append("metrics", step, {"rollout/reward_mean": 0.5})
     return folder
 
@@ -111,6 +121,40 @@ def test_what_training_said_is_what_diagnose_says(tmp_path, monkeypatch, capsys)
     alarms = [record["environments"]["maze"]["alarm"] for record in logged]
     assert series["alarm"] == next((alarm for alarm in alarms if alarm), None)
     assert found["temperature"] == 0.6 and found["token_forwards"] == 0
+
+
+def worth(correlation: float, env: str = "") -> dict[str, float]:
+    found = Worth(correlation=correlation, standard_error=0.05, num_prompts=6)
+    return found.metrics(f"collapse_first_turn_sample{env}")
+
+
+def test_what_dependence_earns_is_the_mean_over_looks_and_that_of_the_last_one(
+    tmp_path, monkeypatch, capsys
+):
+    # No prompt of the second look has rewards that differ, nor of the last.
+    run = make_run(tmp_path / "run", {"maze": reports(HEALTHY)}, [worth(0.1), {}, worth(0.3)])
+    # Mean 0.2; √(2 · 0.1²) / √2 = 0.1.
+    line = (
+        "does reasoning that depends more on its prompt earn more? correlation inside prompts "
+        "0.200 (mean of 2 looks, standard error 0.100), at step 15 0.300 (6 prompts, standard "
+        "error 0.050)"
+    )
+    assert line in diagnose(monkeypatch, capsys, run).splitlines()
+    (series,) = json.loads(diagnose(monkeypatch, capsys, run, "--json"))["environments"]
+    assert [
+        look["worth"] and look["worth"]["num_rewarded_prompts"] for look in series["looks"]
+    ] == [*(6.0, None, 6.0, None)]
+    bare = make_run(tmp_path / "bare", {"maze": reports(HEALTHY)})
+    assert "earn more" not in diagnose(monkeypatch, capsys, bare)
+
+
+def test_what_dependence_earns_is_told_of_each_environment(tmp_path, monkeypatch, capsys):
+    series = {"maze": reports(HEALTHY[:1]), "sums": reports(HEALTHY[:1])}
+    run = make_run(tmp_path / "run", series, [worth(0.1, "/maze") | worth(0.9, "")])
+    lines = [x for x in diagnose(monkeypatch, capsys, run).splitlines() if "earn more?" in x]
+    assert [line.partition(":")[0] for line in lines] == ["maze"] and " 0.100 (6 prompts" in lines[
+        0
+    ]
 
 
 def test_environments_of_a_run_are_told_apart(tmp_path, monkeypatch, capsys):

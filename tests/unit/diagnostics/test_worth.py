@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from moored.diagnostics import gain_reward_correlation
+from moored.diagnostics import Worth, gain_reward_correlation
+from moored.diagnostics.report import Interval
 from moored.errors import MooredError
 
 
@@ -25,6 +27,18 @@ def test_two_prompts_by_hand():
         "x/num_rewarded_prompts": 2.0,
         "x/gain_reward_correlation_se": found.standard_error,
     }
+    assert Worth.from_log(found.metrics("x"), "x") == replace(found, num_reasonings=None)
+    assert Worth.from_log(found.metrics("x"), "y") is None
+
+
+def test_intervals_are_by_student_s_t_and_stay_within_what_correlations_can_be():
+    worth = Worth(correlation=0.5, standard_error=0.1, num_prompts=3)
+    # t of 2 degrees of freedom is 4.303.
+    assert worth.interval.low == pytest.approx(0.5 - 0.4303, abs=1e-4)
+    assert worth.interval.high == pytest.approx(0.9303, abs=1e-4)
+    assert replace(worth, standard_error=0.2).interval.high == 1.0
+    alone = Worth(correlation=0.5, standard_error=None, num_prompts=1)
+    assert alone.interval == Interval(-1.0, 1.0)
 
 
 def test_differences_between_prompts_do_not_count():
