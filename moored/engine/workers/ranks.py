@@ -21,7 +21,8 @@ VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADD
 """What torchrun sets for every process that it starts."""
 MODULE = "-m -- moored"
 """For torchrun, which without the dashes takes `--run` for a short form of its `--run-path`."""
-HOW = f"torchrun --nproc-per-node N {MODULE} train …"
+HOW = f"torchrun --nproc-per-node N {MODULE} …"
+"""For any command: its own name and words follow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

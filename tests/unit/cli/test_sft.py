@@ -89,6 +89,13 @@ def test_mistakes_are_found_without_torch(tmp_path):
     assert done.returncode == 2 and done.stderr.endswith("[]\n")
 
 
+def test_ranks_that_were_not_started_are_not_blamed_on_another_command(command):
+    pytest.importorskip("transformers")
+    code, shown, said = command("nano", *TINY, "engine.kind=torchrun")
+    assert code == 2 and shown == "" and said.count("\n") == 1
+    assert said.endswith("start the command with torchrun --nproc-per-node N -m -- moored …\n")
+
+
 def test_figures_are_compared_line_by_line():
     result = SftSummary(
         run="r",
