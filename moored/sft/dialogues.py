@@ -28,7 +28,7 @@ def read_dialogues(file: str | Path) -> list[Dialogue]:
     try:
         text = Path(file).read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise MooredError(f"cannot read dialogues {str(file)!r}: {error.strerror}") from error
+        raise _unreadable(file, error) from error
     except UnicodeDecodeError as error:
         raise MooredError(f"dialogues {str(file)!r} are not text in UTF-8") from error
     lines = [
@@ -37,6 +37,18 @@ def read_dialogues(file: str | Path) -> list[Dialogue]:
     if not lines:
         raise MooredError(f"dialogues {str(file)!r}: the file is empty; {REMEDY}")
     return [_read_line(line, f"{str(file)!r}, line {number}") for number, line in lines]
+
+
+def file_digest(file: str | Path) -> str:
+    """SHA-256 of a file of dialogues, which tells whether it was edited."""
+    try:
+        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    except OSError as error:
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(file: str | Path, error: OSError) -> MooredError:
+    return MooredError(f"cannot read dialogues {str(file)!r}: {error.strerror}")
 
 
 def hold_out(dialogues: list[Dialogue], most: int) -> tuple[list[Dialogue], list[Dialogue]]:

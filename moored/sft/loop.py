@@ -26,8 +26,9 @@ from moored.evaluate import evaluate
 from moored.rollout.calls import EnvCalls
 from moored.rollout.pool import make_pool
 from moored.runlog.log import RunLog, written_whole
+from moored.runlog.machine import describe_machine, installed_versions, own_command
 from moored.sft.ahead import LessonsAhead, num_workers
-from moored.sft.changes import changes_since
+from moored.sft.changes import changes_since, noted_dialogues
 from moored.sft.options import SftConfig, dump_sft_config, engine_config, settle
 from moored.sft.samples import (
     Batch,
@@ -147,8 +148,9 @@ def _check_context(config: SftConfig, engine: Engine) -> None:
 
 
 def start_sft(run: SftRun) -> None:
-    """Begin a new run: store its configuration."""
+    """Begin a new run: store its configuration, and what it was started with."""
     run.log.write_config(dump_sft_config(run.config))
+    _note_start(run)
 
 
 def resume_sft(run: SftRun) -> None:
@@ -167,6 +169,18 @@ def resume_sft(run: SftRun) -> None:
         changed = {name: asdict(change) for name, change in changes.items()}
         run.log.append("changes", run.next_step - 1, {"options": changed})
         run.log.write_config(dump_sft_config(run.config))
+    _note_start(run)
+
+
+def _note_start(run: SftRun) -> None:
+    """Store by which command the run goes on, with which versions, where, and what it learns."""
+    about = {
+        "command": own_command(),
+        "versions": installed_versions(),
+        "engine": run.engine.describe(),
+        "machine": describe_machine(),
+    }
+    run.log.append("starts", run.next_step - 1, about | noted_dialogues(run.config))
 
 
 def run_sft(run: SftRun, on_step: Callable[[SftRecord], bool | None] = lambda record: None) -> str:

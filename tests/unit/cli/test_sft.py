@@ -65,6 +65,7 @@ def command(tmp_path, monkeypatch, capsys):
         (["env=sudoku", "--resume", "begun"], "only workers and checkpoint_every change none"),
         (["worker=2", "--resume", "begun"], "unknown option 'worker'; did you mean 'workers'?"),
         (["workers=-1", "--resume", "begun"], "workers"),
+        (["--resume", "edited"], "dialogues 'mute.jsonl' were edited since the warm start began"),
         (["nano", "env=bandit", "--run", "taken"], "'taken' already holds a run"),
     ],
 )
@@ -73,6 +74,10 @@ def test_a_mistake_is_one_sentence(command, tmp_path, words, why):
     (tmp_path / "mute.jsonl").write_text('{"messages": [{"role": "user", "content": "?"}]}\n')
     (tmp_path / "begun").mkdir()
     (tmp_path / "begun" / "config.yaml").write_text("command: sft\nenv: bandit\n")
+    (tmp_path / "edited").mkdir()
+    (tmp_path / "edited" / "config.yaml").write_text("command: sft\ndialogues: mute.jsonl\n")
+    noted = '{"schema": 1, "step": 0, "dialogues_sha256": "0"}\n'
+    (tmp_path / "edited" / "starts.jsonl").write_text(noted)
     (tmp_path / "trained").mkdir()
     (tmp_path / "trained" / "config.yaml").write_text("seed: 0\nnum_steps: 3\n")
     (tmp_path / "taken").mkdir()

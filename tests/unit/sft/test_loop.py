@@ -182,6 +182,40 @@ def test_dialogues_of_a_file_are_learnt_and_tried_on_an_environment(tiny_folder,
     assert "evaluation/success_rate" not in records_of(tmp_path / "alone")[-1]
 
 
+def test_a_run_does_not_go_on_with_a_file_that_was_edited(tiny_folder, tmp_path):
+    file, folder = tmp_path / "dialogues.jsonl", tmp_path / "run"
+    rows = [{"prompt": f"Letter {x}.", "completion": f"Letter {x}."} for x in "ABCD"]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    file.write_text(text)
+    config = options(tiny_folder, dialogues=str(file), env=[])
+    stopped = build_sft(config, folder)
+    start_sft(stopped)
+    run_sft(stopped, lambda record: record.step == 3)
+    stopped.close()
+
+    def resumed_at() -> int:
+        run = build_sft(config, folder, resume=True)
+        try:
+            resume_sft(run)
+            return run.next_step
+        finally:
+            run.close()
+
+    assert resumed_at() == 4
+    file.write_text(text.replace("D", "E"))
+    with pytest.raises(ConfigError, match=r"jsonl' were edited since the warm start began, so it"):
+        resumed_at()
+    file.write_text(text)
+    assert resumed_at() == 4
+    # A run of an earlier version noted nothing; it does from now on.
+    (folder / "starts.jsonl").unlink()
+    file.write_text(text.replace("D", "E"))
+    assert resumed_at() == 4
+    file.write_text(text)
+    with pytest.raises(ConfigError, match="were edited"):
+        resumed_at()
+
+
 def test_the_rate_warms_up_and_falls_as_the_options_say(tiny_folder, tmp_path):
     optimizer = {"lr": 0.01, "schedule": "linear", "warmup_steps": 2, "min_lr_ratio": 0.2}
     none = {"num_tasks": 0, "num_dialogues": 0}
