@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from types import TracebackType
 
 import numpy as np
 import torch
@@ -27,10 +28,25 @@ from torch import nn
 from transformers import GenerationConfig, PreTrainedModel
 
 from moored.engine.base import LockstepStream, Request, SamplingParams
+from moored.errors import MooredError
 from moored.models.load import pick_device, uses_bf16
 from moored.types import Completion, FinishReason
 
 PACKAGES = ("torch", "transformers", "trl", "accelerate", "numpy")
+
+
+def show_error(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """A mistake of the user in one sentence, as commands say it; anything else as Python does."""
+    if isinstance(error, MooredError):
+        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
+
+
+# For every script that imports this one; Python then leaves with exit code 1.
+sys.excepthook = show_error
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from typing import NamedTuple
 from harness import describe_machine, make_console, show_machine, write_record
 from rich.table import Table
 
-from moored.config import load_config
+from moored.config import Config, load_config
 from moored.engine.build import build_engine
 from moored.envs.base import SPLIT_SEEDS
 from moored.envs.mix import EnvMix
@@ -54,6 +54,21 @@ def judge(observation: str, reply: str, *, succeeds: bool) -> Reply:
     return Reply(stated is not None, stated == true, succeeds)
 
 
+def validation_tasks(config: Config, numbers: Iterable[int], group_size: int = 1) -> list[Task]:
+    """Validation tasks of the only environment of a configuration, by number."""
+    mix, first = EnvMix(config.env), SPLIT_SEEDS["validation"].start
+    return [
+        Task(
+            group_id=number,
+            env=mix.names[0],
+            make_env=mix.makers[0],
+            task_seed=first + number,
+            episode_seeds=tuple(range(group_size)),
+        )
+        for number in numbers
+    ]
+
+
 def replies_of(model: str, num_tasks: int) -> list[Reply]:
     """One for each task."""
     config = load_config(
@@ -63,21 +78,11 @@ def replies_of(model: str, num_tasks: int) -> list[Reply]:
             "rollout": {"max_response_tokens": 128, "max_context": 2048},
         }
     )
-    make_env, first = EnvMix(config.env).makers[0], SPLIT_SEEDS["validation"].start
-    tasks = [
-        Task(
-            group_id=index,
-            env="sokoban",
-            make_env=make_env,
-            task_seed=first + index,
-            episode_seeds=(0,),
-        )
-        for index in range(num_tasks)
-    ]
+    tasks = validation_tasks(config, range(num_tasks))
     with closing(build_engine(config, trains=False)) as engine:
         groups = roll_out(tasks, engine=engine, options=config.rollout, temperature=1.0, seed=(0,))
     found = []
-    with closing(make_env()) as env:
+    with closing(tasks[0].make_env()) as env:
         for group in groups:
             (trajectory,) = group.trajectories
             seen = env.reset(group.task_seed)[-1].text

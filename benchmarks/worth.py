@@ -17,17 +17,15 @@ from pathlib import Path
 import numpy as np
 from harness import describe_machine, make_console, show_machine, write_record
 from rich.table import Table
+from stated_facts import ENV, validation_tasks
 
 from moored.config import load_config
 from moored.diagnostics import cross_score, first_turn_pairs, gain_reward_correlation
 from moored.diagnostics.information import Likelihood
 from moored.engine.build import build_engine
-from moored.envs.base import SPLIT_SEEDS
-from moored.envs.mix import EnvMix
 from moored.models.load import pick_device
-from moored.rollout.episodes import Task, roll_out
+from moored.rollout.episodes import roll_out
 
-ENV = {"name": "sokoban", "options": {"max_turns": 1, "max_actions_per_turn": 10}}
 PROMPTS = 8
 """Of a look."""
 
@@ -35,20 +33,10 @@ PROMPTS = 8
 def measure(model: str, num_tasks: int, group_size: int) -> dict[str, float]:
     rollout = {"max_response_tokens": 128, "max_context": 1024}
     config = load_config({"model": model, "env": ENV, "rollout": rollout})
-    make_env, first = EnvMix(config.env).makers[0], SPLIT_SEEDS["validation"].start
     gains, rewards, prompts, successes = [], [], [], []
     with closing(build_engine(config, trains=False)) as engine:
         for start in range(0, num_tasks, PROMPTS):
-            tasks = [
-                Task(
-                    group_id=number,
-                    env="sokoban",
-                    make_env=make_env,
-                    task_seed=first + number,
-                    episode_seeds=tuple(range(group_size)),
-                )
-                for number in range(start, start + PROMPTS)
-            ]
+            tasks = validation_tasks(config, range(start, start + PROMPTS), group_size)
             groups = roll_out(
                 tasks, engine=engine, options=config.rollout, temperature=1.0, seed=(0, start)
             )
@@ -56,9 +44,8 @@ def measure(model: str, num_tasks: int, group_size: int) -> dict[str, float]:
             logp_MN = cross_score(pairs, engine.scorer.score) / pairs.lengths[:, None]
             gains += Likelihood.of(logp_MN, pairs.columns).gain_M.tolist()
             known = {group.group_id: group.trajectories for group in groups}
-            own = [known[pair.group_id][pair.trajectory] for pair in pairs.pairs]
-            rewards += [trajectory.task_reward for trajectory in own]
-            successes += [trajectory.success for trajectory in own]
+            successes += [known[pair.group_id][pair.trajectory].success for pair in pairs.pairs]
+            rewards += [pair.reward for pair in pairs.pairs]
             prompts += [pair.group_id for pair in pairs.pairs]
     worth = gain_reward_correlation(gains, rewards, prompts)
     found = {"MI": float(np.mean(gains)), "success": float(np.mean(successes))}

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from moored.engine.fast.tiles import Tile
-from tests.warm import run_warm
+from tests.warm import run_script, run_warm
 
 pytest.importorskip("transformers")
 
@@ -287,6 +287,13 @@ def test_tiles_that_are_compared_fit_into_shared_memory(benchmark, rows):
         too_large = replace(largest, stages=5)
         assert (largest in found) == (gated and rows == 128) and too_large not in found
         assert {tile.parts for tile in found} == ({1} if gated else {2, 4, 8})
+
+
+def test_a_mistyped_model_is_one_sentence(tmp_path):
+    done = run_script(ROOT / "benchmarks" / "worth.py", "nanoo", cwd=tmp_path)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.startswith("worth.py: model 'nanoo' is neither embedded nor a folder; did")
+    assert done.stderr.count("\n") == 1
 
 
 def test_facts_are_compared_with_the_room_that_was_shown(benchmark):
