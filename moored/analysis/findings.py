@@ -203,12 +203,13 @@ def _worth(series: Series) -> list[Finding]:
     error = worth.standard_error
     based = f"{worth.num_prompts} prompt{'s' if worth.num_prompts > 1 else ''}"
     based += "" if error is None else f", standard error {number(error)}"
-    text = f"{number(worth.correlation)} ({based})"
+    at = f" at step {look.label}" if len(worths) > 1 else ""
+    text = f"{number(worth.correlation)}{at} ({based})"
     if len(worths) > 1:
         values = [each.correlation for _, each in worths]
         error = number(stdev(values) / math.sqrt(len(values)))
         mean = f"{number(fmean(values))} (mean of {len(values)} looks, standard error {error})"
-        text = f"{mean}, at step {look.label} {text}"
+        text = f"{mean}, {text}"
     question = "does reasoning that depends more on its prompt earn more?"
     return [Finding(f"{question} correlation inside prompts {text}")]
 

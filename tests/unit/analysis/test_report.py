@@ -98,7 +98,7 @@ def test_what_dependence_earns_is_a_curve_where_it_was_measured(run):
     assert band["y"] == [0.6271, 1.0, -1.0, 0.3729]
     assert "depends more on their prompt earn more" in report.figures["worth"].caption
     (note,) = (note.text for note in report.notes if "earn more?" in note.text)
-    assert "0.375 (mean of 2 looks, standard error 0.125), at step 4 0.250 (1 prompt)" in note
+    assert "0.375 (mean of 2 looks, standard error 0.125), 0.250 at step 4 (1 prompt)" in note
     assert "does reasoning that depends more" in render_markdown(report, {})
 
 

@@ -136,7 +136,7 @@ def test_what_dependence_earns_is_the_mean_over_looks_and_that_of_the_last_one(
     # Mean 0.2; √(2 · 0.1²) / √2 = 0.1.
     line = (
         "does reasoning that depends more on its prompt earn more? correlation inside prompts "
-        "0.200 (mean of 2 looks, standard error 0.100), at step 15 0.300 (6 prompts, standard "
+        "0.200 (mean of 2 looks, standard error 0.100), 0.300 at step 15 (6 prompts, standard "
         "error 0.050)"
     )
     assert line in diagnose(monkeypatch, capsys, run).splitlines()
