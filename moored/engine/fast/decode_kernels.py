@@ -18,7 +18,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moored.engine.fast.rows import Rows
-from moored.engine.fast.tiles import Tile, attention_tile
+from moored.engine.fast.tiles import AttentionTile, Tile
 
 LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
@@ -29,7 +29,7 @@ def _generation(device: torch.device) -> int:
 
 
 def has_copy_engine(device: torch.device) -> bool:
-    """True on Hopper, for which the products of `wide_kernels` were measured."""
+    """True on Hopper, for which `hopper_products` and `hopper_attention` are."""
     return _generation(device) == 9
 
 
@@ -273,12 +273,12 @@ def attend_one(
     num_heads: int,
     eps: float,
     scale: float,
+    tile: AttentionTile,
 ) -> torch.Tensor:
     """One new token per row: its keys and values go to the cache, its attention to `out`."""
     _, kv_heads, capacity, width = keys.shape
     group = num_heads // kv_heads
     q_norm, k_norm = norms or tables
-    tile = attention_tile(len(rows.slots) * kv_heads, width, keys.element_size())
     _attend_one[(len(rows.slots), kv_heads)](
         qkv,
         keys,

@@ -163,8 +163,9 @@ class Decoder:
         y = torch.empty((len(ids), len(self.final_norm)), dtype=self.dtype, device=ids.device)
         gains = [*(layer["before"] for layer in self.layers), self.final_norm]
         x = ops.embed_norm(ids, self.embedding, gains[0], self.eps, y)
+        parts = ops.parts_of_heads(rows, keys[0], self.num_heads)
         for index, layer in enumerate(self.layers):
-            qkv = ops.linear(y, layer["qkv"], layer["qkv_bias"])
+            qkv = ops.linear(y, layer["qkv"], layer["qkv_bias"], most_parts=parts)
             mixed = torch.empty(
                 (len(x), self.num_heads * self.head_width), dtype=self.dtype, device=x.device
             )

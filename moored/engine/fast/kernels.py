@@ -1,8 +1,8 @@
 """Triton kernels of a forward pass over slots: everything between the matrix products.
 
 Rows are sequences, each with a slot of the cache (slots, KV heads, capacity, head width). Shapes:
-N new tokens of all rows together, R rows, D head width. Sums are in float32. Steps of few rows and
-the draw have kernels of their own, in `decode_kernels` and `draw_kernels`.
+N new tokens of all rows together, R rows, D head width. Sums are in float32. Norms, steps of few
+rows and the draw have files of their own.
 """
 
 # Triton comes with the GPU builds of torch alone.
@@ -17,132 +17,62 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from moored.engine.fast import decode_kernels, wide_kernels
+from moored.engine.fast import decode_kernels, hopper_attention, hopper_products
 from moored.engine.fast.decode_kernels import has_copy_engine, overlap_options, wait_for_inputs
 from moored.engine.fast.draw_kernels import draw as draw
+from moored.engine.fast.norm_kernels import add_norm as add_norm
+from moored.engine.fast.norm_kernels import embed_norm as embed_norm
 from moored.engine.fast.rows import Rows
-from moored.engine.fast.tiles import cells_at_once, tile_of
+from moored.engine.fast.tiles import AttentionTile, attention_tile, cells_at_once, tile_of
+
+MOST_PARTS = 8
+"""Of a product that `add_norm` adds up."""
 
 
-@triton.jit
-def _add_norm(
-    x,
-    delta,
-    ids,
-    weight,
-    out,
-    rows,
-    width,
-    eps,
-    PARTS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    OVERLAPS: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.arange(0, BLOCK)
-    inside = columns < width
-    if OVERLAPS:
-        wait_for_inputs()
-    gain = tl.load(weight + columns, mask=inside, other=0.0)
-    if PARTS > 0:
-        values = tl.load(x + row * width + columns, mask=inside, other=0.0)
-        for part in tl.static_range(PARTS):
-            at = (part * rows + row) * width + columns
-            values += tl.load(delta + at, mask=inside, other=0.0).to(tl.float32)
-    else:
-        # The residual stream begins as a line of the embedding.
-        line = tl.load(ids + row).to(tl.int64) * width
-        values = tl.load(delta + line + columns, mask=inside, other=0.0).to(tl.float32)
-    tl.store(x + row * width + columns, values, mask=inside)
-    scale = tl.rsqrt(tl.sum(values * values) / width + eps)
-    tl.store(out + row * width + columns, values * scale * gain, mask=inside)
-
-
-def add_norm(
-    x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor
+def linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, most_parts: int = 1
 ) -> torch.Tensor:
-    """x += delta in place (float32), then `out` = RMS norm of x; `delta` may be in parts."""
-    return _normed(x, delta, None, weight, eps, out)
-
-
-def embed_norm(
-    ids: torch.Tensor,
-    embedding: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
-    out: torch.Tensor,
-) -> torch.Tensor:
-    """Lines of the embedding in float32; `out` = their RMS norm."""
-    x = torch.empty(out.shape, dtype=torch.float32, device=out.device)
-    _normed(x, embedding, ids, weight, eps, out)
-    return x
-
-
-def _normed(
-    x: torch.Tensor,
-    delta: torch.Tensor,
-    ids: torch.Tensor | None,
-    weight: torch.Tensor,
-    eps: float,
-    out: torch.Tensor,
-) -> torch.Tensor:
-    rows, width = x.shape
-    block = triton.next_power_of_2(width)
-    _add_norm[(rows,)](
-        x,
-        delta,
-        x if ids is None else ids,
-        weight,
-        out,
-        rows,
-        width,
-        eps,
-        PARTS=delta.numel() // x.numel() if ids is None else 0,
-        BLOCK=block,
-        num_warps=4 if block <= 2048 else 8,
-        **overlap_options(x.device),
-    )
-    return out
-
-
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """x @ weight^T + bias."""
-    tile = tile_of(len(x), len(weight), weight.shape[1], x.dtype)
-    if tile is None:
-        return F.linear(x, weight, bias)
-    out = x.new_empty((len(x), len(weight)))
-    return decode_kernels.linear(x, weight, bias, out, tile)
+    """x @ weight^T + bias; where it may be in parts perhaps (parts, R, lines), to be added up."""
+    made = _own_product(x, weight, bias, most_parts=most_parts)
+    return F.linear(x, weight, bias) if made is None else made
 
 
 def finish_layer(
     x: torch.Tensor, mixed: torch.Tensor, layer: Mapping[str, Any], eps: float, y: torch.Tensor
 ) -> torch.Tensor:
     """x += what attention gave, in place; what the gated units give, for the next `add_norm`."""
-    gate_up = layer["gate_up"]
-    inner = x.new_empty((len(x), len(gate_up) // 2), dtype=y.dtype)
+    delta = linear(mixed, layer["out"], layer["out_bias"], most_parts=MOST_PARTS)
+    add_norm(x, delta, layer["after"], eps, y)
+    inner = _own_product(y, layer["gate_up"], None, gated=True)
+    if inner is None:
+        made = F.linear(y, layer["gate_up"])
+        inner = silu_mul(made, made.new_empty((len(made), made.shape[1] // 2)))
+    return linear(inner, layer["down"], None, most_parts=MOST_PARTS)
+
+
+def _own_product(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    gated: bool = False,
+    most_parts: int = 1,
+) -> torch.Tensor | None:
+    """A product by a kernel of its own; None: the library is faster."""
     copies = has_copy_engine(x.device)
-    gate_tile = tile_of(len(x), len(gate_up), gate_up.shape[1], y.dtype, gated=True, copies=copies)
-    add_norm(x, _summands(mixed, layer["out"], layer["out_bias"]), layer["after"], eps, y)
-    if gate_tile is None:
-        silu_mul(F.linear(y, gate_up), inner)
-    elif gate_tile.is_wide:
-        wide_kernels.wide_linear(y, gate_up, inner, gate_tile, gated=True)
-    else:
-        decode_kernels.linear(y, gate_up, None, inner, gate_tile, gated=True)
-    return _summands(inner, layer["down"], None)
-
-
-def _summands(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """x @ weight^T + bias, or (parts, R, lines) that `add_norm` adds up."""
-    copies = bias is None and has_copy_engine(x.device)
-    tile = tile_of(len(x), len(weight), weight.shape[1], x.dtype, in_parts=True, copies=copies)
+    shape = len(x), len(weight) // 2 if gated else len(weight)
+    lines, columns = weight.shape
+    tile = tile_of(
+        len(x), lines, columns, x.dtype, gated=gated, most_parts=most_parts, copies=copies
+    )
     if tile is None:
-        return F.linear(x, weight, bias)
-    dtype = torch.float32 if tile.parts > 1 else x.dtype
-    out = x.new_empty((tile.parts, len(x), len(weight)), dtype=dtype)
-    if tile.is_wide:
-        return wide_kernels.wide_linear(x, weight, out, tile)
-    return decode_kernels.linear(x, weight, bias, out, tile)
+        return None
+    if tile.parts > 1:
+        out = x.new_empty((tile.parts, *shape), dtype=torch.float32)
+    else:
+        out = x.new_empty(shape)
+    multiply = hopper_products.product if tile.is_early else decode_kernels.linear
+    return multiply(x, weight, bias, out, tile, gated=gated)
 
 
 @triton.jit
@@ -378,13 +308,13 @@ def attend(
 
     A row's new tokens see its prefix and, causally, its own slot.
     """
-    if rows.max_count == 1:
-        return decode_kernels.attend_one(
-            qkv, keys, values, tables, norms, out, rows, num_heads, eps, scale
-        )
-    _store(qkv, keys, values, tables, norms, rows, num_heads, eps)
     _, kv_heads, capacity, width = keys.shape
     group = num_heads // kv_heads
+    if rows.max_count == 1:
+        tile = _attention_tile(rows, keys, num_heads)
+        attend_one = (hopper_attention if tile.is_early else decode_kernels).attend_one
+        return attend_one(qkv, keys, values, tables, norms, out, rows, num_heads, eps, scale, tile)
+    _store(qkv, keys, values, tables, norms, rows, num_heads, eps)
     padded = triton.next_power_of_2(group)
     tokens = max(1, 64 // padded)
     _attend[(len(rows.slots), kv_heads, triton.cdiv(rows.max_count, tokens))](
@@ -413,6 +343,23 @@ def attend(
         num_stages=2,
     )
     return out
+
+
+def parts_of_heads(rows: Rows, keys: torch.Tensor, num_heads: int) -> int:
+    """In how many parts attention takes queries, keys and values of new tokens at most."""
+    is_early = rows.max_count == 1 and _attention_tile(rows, keys, num_heads).is_early
+    return 2 if is_early else 1
+
+
+def _attention_tile(rows: Rows, keys: torch.Tensor, num_heads: int) -> AttentionTile:
+    _, kv_heads, _, width = keys.shape
+    return attention_tile(
+        len(rows.slots) * kv_heads,
+        num_heads // kv_heads,
+        width,
+        keys.element_size(),
+        copies=has_copy_engine(keys.device),
+    )
 
 
 def plan(_: Rows, __: tuple[torch.Tensor, torch.Tensor]) -> None:

@@ -35,8 +35,10 @@ def add_norm(
     return out.copy_(F.rms_norm(x, (x.shape[-1],), weight, eps))
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """x @ weight^T + bias."""
+def linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, most_parts: int = 1
+) -> torch.Tensor:
+    """x @ weight^T + bias, whole."""
     return F.linear(x, weight, bias)
 
 
@@ -123,6 +125,11 @@ class Prefixes:
     """G."""
     has_prefix: torch.Tensor | None
     """(R, 1, 1, 1); None: every row has one."""
+
+
+def parts_of_heads(_rows: Rows, _keys: torch.Tensor, _num_heads: int) -> int:
+    """Attention takes queries, keys and values whole."""
+    return 1
 
 
 def plan(rows: Rows, tables: tuple[torch.Tensor, torch.Tensor]) -> Plan:

@@ -2,9 +2,10 @@
 
 All of it was measured on an H200. A product of few rows is faster in a kernel of its own: the
 library cannot fill the GPU with it, the next kernel is launched while it runs, gates are part of
-it, and the norm behind it adds up its parts. Large matrices need the copy engine of Hopper
-(`wide_kernels`) and as many programs as run at once; where that does not come out even, and for
-more rows, products are left to the library.
+it, and the norm behind it adds up its parts. On Hopper such kernels are those of
+`hopper_products` and `hopper_attention`, whose weights and cells are on their way before the kernel
+before has ended; elsewhere those of `decode_kernels`, for small matrices. More rows are left to the
+library.
 """
 
 from __future__ import annotations
@@ -21,18 +22,21 @@ MAX_GATED_ELEMENTS = 2_000_000
 """Elements of both matrices of a gated product with a kernel of its own."""
 LONG = 4096
 """Columns from which on more programs share them."""
-MULTIPROCESSORS = 132
-"""Of an H100 or H200: programs of `wide_kernels` that run at once."""
-WIDE_LINES = (64, 80, 96)
-"""Lines of both matrices that a program of a wide gated product may have."""
-MIN_WIDE_COLUMNS = 384
-"""Fewest columns of a part of a wide product."""
-MIN_WIDE_GATED_ROWS = 9
-"""Below, wide gated products gain nothing."""
 FEW_PROGRAMS = 264
 """Two for every multiprocessor: up to here attention is faster with several warps in each."""
 BYTES_AT_ONCE = 64 * 256
 """Of keys that attention loads at a time: more of wide heads would not fit into shared memory."""
+
+# Of an H100 or H200.
+MULTIPROCESSORS = 132
+"""Programs that run at once where each takes most of the shared memory."""
+SHARED_BYTES = 226_000
+"""Of the shared memory, which is 227 KiB."""
+LONG_PARTS, SHORT_PARTS = 6, {16: 2, 32: 2, 64: 4, 128: 3}
+"""Programs that share the columns at most: of long lines, and of others by the rows of a tile."""
+MOST_SPLITS = 8
+HEADS = 16
+"""Query heads that attention on Hopper takes at once: all of a KV head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +52,8 @@ class Tile:
     """Programs that share the columns; their sums are added later."""
     warps: int = 4
     stages: int = 4
-    is_wide: bool = False
-    """Whether the product is one of `wide_kernels`, which take all rows at once."""
-    more_lines: int = 0
-    """Lines of a second block, where a program has a number of them that is no power of 2."""
+    is_early: bool = False
+    """Whether the product is one of `hopper_products`, which take all rows at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,10 @@ class AttentionTile:
     """Cells at a time."""
     warps: int
     stages: int = 3
+    splits: int = 1
+    """Programs that share the cells of a row."""
+    is_early: bool = False
+    """Whether it is that of `hopper_attention`."""
 
 
 def tile_of(
@@ -71,30 +77,24 @@ def tile_of(
     dtype: torch.dtype,
     *,
     gated: bool = False,
-    in_parts: bool = False,
+    most_parts: int = 1,
     copies: bool = False,
 ) -> Tile | None:
     """The tile of a product; None: it is left to the library.
 
-    `gated`: the lines are those of two matrices. `in_parts`: it may be left in parts. `copies`: the
-    device has Hopper's copy engine.
+    `gated`: the lines are those of two matrices. `most_parts`: it may be left in so many. `copies`:
+    the device has Hopper's copy engine.
     """
-    size = num_lines * num_columns
-    is_small = size <= MAX_GATED_ELEMENTS if gated else size <= MAX_ELEMENTS
-    is_narrow = gated or num_lines <= MAX_LINES
     if dtype != torch.bfloat16 or num_rows > MAX_ROWS:
         return None
-    is_own = is_small and is_narrow
     # The copy engine wants lines that begin at multiples of 16 bytes.
-    if copies and num_columns % 8 == 0 and not (is_own and (num_rows <= 32 or num_columns < LONG)):
-        rows = 64 if num_rows <= 64 else 128
-        if gated:
-            is_worth_it = num_rows >= MIN_WIDE_GATED_ROWS
-            return _wide_gated(rows, num_lines // 2) if is_worth_it else None
-        if in_parts:
-            return _wide_in_parts(rows, num_lines, num_columns)
-    if not is_own:
+    if copies and num_columns % 8 == 0:
+        return _early_tile(num_rows, num_lines, num_columns, gated, most_parts)
+    size = num_lines * num_columns
+    is_small = size <= MAX_GATED_ELEMENTS if gated else size <= MAX_ELEMENTS
+    if not is_small or (num_lines > MAX_LINES and not gated):
         return None
+    in_parts = most_parts > 1
     if num_rows <= 32:
         return _tile_of_few(num_rows, num_columns, gated, in_parts)
     if gated:
@@ -105,23 +105,26 @@ def tile_of(
     return Tile(rows, 32, 64, parts=4) if in_parts else Tile(rows, 16, 64, stages=5)
 
 
-def _wide_gated(rows: int, num_lines: int) -> Tile | None:
-    for lines in WIDE_LINES:
-        if num_lines > MULTIPROCESSORS * lines:
-            continue
-        more = lines - 64
-        columns, stages = (64, 5) if rows > 64 else (128, 3) if more else (64, 4)
-        return Tile(rows, 64, columns, stages=stages, is_wide=True, more_lines=more)
-    return None
+def _early_tile(
+    num_rows: int, num_lines: int, num_columns: int, gated: bool, most_parts: int
+) -> Tile | None:
+    rows = next(size for size in (16, 32, 64, 128) if num_rows <= size)
+    num_lines = num_lines // 2 if gated else num_lines
+    lines, warps = (64, 4) if num_lines <= 64 * MULTIPROCESSORS or not gated else (128, 8)
+    programs = -(-num_lines // lines)
+    if programs > MULTIPROCESSORS:
+        return None
+    columns = (256 if rows <= 32 else 128) // (2 if gated else 1)
+    blocks = -(-num_columns // columns)
+    parts = min(most_parts, blocks, _early_parts(rows, programs, num_columns))
+    bytes_each = 2 * columns * (rows + lines * (2 if gated else 1)) + 8
+    stages = min(-(-blocks // parts), SHARED_BYTES // bytes_each)
+    return Tile(rows, lines, columns, parts, warps, stages, is_early=True)
 
 
-def _wide_in_parts(rows: int, num_lines: int, num_columns: int) -> Tile | None:
-    programs = -(-num_lines // 64)
-    for parts in (8, 4, 2):
-        if programs * parts <= MULTIPROCESSORS and num_columns >= parts * MIN_WIDE_COLUMNS:
-            columns, stages = (128, 4) if rows == 64 else (64, 6)
-            return Tile(rows, 64, columns, parts=parts, stages=stages, is_wide=True)
-    return None
+def _early_parts(rows: int, programs: int, num_columns: int) -> int:
+    most = LONG_PARTS if num_columns >= LONG else SHORT_PARTS[rows]
+    return max(1, min(most, MULTIPROCESSORS // programs))
 
 
 def _tile_of_few(num_rows: int, num_columns: int, gated: bool, in_parts: bool) -> Tile:
@@ -133,8 +136,23 @@ def _tile_of_few(num_rows: int, num_columns: int, gated: bool, in_parts: bool) -
     return Tile(rows, 32, 128, parts=4) if in_parts else Tile(rows, 16, 128)
 
 
-def attention_tile(num_programs: int, head_width: int, element_size: int) -> AttentionTile:
-    """The tile for so many pairs of a row and a KV head; `element_size` in bytes."""
+def attention_tile(
+    num_programs: int, group: int, head_width: int, element_size: int, *, copies: bool = False
+) -> AttentionTile:
+    """The tile for so many pairs of a row and a KV head.
+
+    `group`: query heads to a KV head. `element_size` in bytes. `copies`: as above.
+    """
+    if copies and element_size == 2 and group <= HEADS and head_width in (64, 128):
+        splits = min(MOST_SPLITS, MULTIPROCESSORS // num_programs)
+        if splits > 1:
+            return AttentionTile(cells=128, warps=4, stages=2, splits=splits, is_early=True)
+        if num_programs <= MULTIPROCESSORS:
+            return AttentionTile(cells=128, warps=4, is_early=True)
+        if num_programs <= FEW_PROGRAMS and head_width == 64:
+            return AttentionTile(cells=128, warps=4, is_early=True)
+        if num_programs <= FEW_PROGRAMS:
+            return AttentionTile(cells=32, warps=1, stages=6, is_early=True)
     most = cells_at_once(head_width, element_size)
     if num_programs > FEW_PROGRAMS:
         return AttentionTile(cells=min(32, most), warps=1)

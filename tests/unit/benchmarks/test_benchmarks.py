@@ -6,7 +6,6 @@ import importlib
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moored.engine.fast.tiles import Tile
 from tests.warm import run_script, run_warm
 
 pytest.importorskip("transformers")
@@ -276,17 +274,24 @@ def test_a_decoding_step_is_timed_beside_its_bound(benchmark, tmp_path):
     assert found["bound_ms"] == pytest.approx((2 * 3 * weights + cached) / 1e3)
 
 
-@pytest.mark.parametrize("rows", [64, 128])
+@pytest.mark.parametrize("rows", [16, 128])
 def test_tiles_that_are_compared_fit_into_shared_memory(benchmark, rows):
     tiles = benchmark("tiles")
-    for gated in (False, True):
-        found = list(tiles.candidates(rows, gated=gated))
-        assert len(set(found)) == len(found) > 20
-        # An H200 has 227 KiB for a program: 128 rows and twice 128 lines of 64 numbers, four times.
-        largest = Tile(128, 128, 64, 1, 8, 4, is_wide=True)
-        too_large = replace(largest, stages=5)
-        assert (largest in found) == (gated and rows == 128) and too_large not in found
-        assert {tile.parts for tile in found} == ({1} if gated else {2, 4, 8})
+    config = benchmark("sizes").SHAPES["3b"]
+    for kind, (lines, columns) in tiles.sizes_of(config).items():
+        found = list(tiles.products(kind, lines, columns, rows, 2))
+        early = [tile for tile in found if tile is not None and tile.is_early]
+        assert None in found and len(set(early)) == len(early) > 3
+        matrices = 2 if kind == "gate_up" else 1
+        # An H200 has 227 KiB for a program.
+        for tile in early:
+            size = tile.stages * tile.columns * (tile.rows + matrices * tile.lines) * 2
+            assert size <= 227 * 1024 and tile.rows == rows
+        parts = {"qkv": {1, 2}, "gate_up": {1}}.get(kind, {1, 2, 3, 4, 6, 8})
+        assert {tile.parts for tile in early} == parts
+    for tile in tiles.attentions(rows, config):
+        assert tile.stages * tile.cells * 128 * 4 <= 227 * 1024
+        assert tile.splits == 1 or tile.splits * 2 * rows <= 264
 
 
 def test_a_mistyped_model_is_one_sentence(tmp_path):

@@ -22,7 +22,7 @@ def test_small_matrices_have_a_kernel_of_their_own_up_to_128_rows(num_rows):
 @pytest.mark.parametrize("shape", LARGER.values(), ids=LARGER)
 def test_large_matrices_are_left_to_the_library(shape):
     lines, columns = shape
-    assert tile_of(128, lines, columns, torch.bfloat16, in_parts=True) is None
+    assert tile_of(128, lines, columns, torch.bfloat16, most_parts=8) is None
 
 
 def test_many_rows_and_float32_are_left_to_the_library():
@@ -34,7 +34,7 @@ def test_many_rows_and_float32_are_left_to_the_library():
 def test_only_products_that_may_be_left_in_parts_are(num_rows):
     for lines, columns in (QKV, OUT, DOWN):
         whole = tile_of(num_rows, lines, columns, torch.bfloat16)
-        parts = tile_of(num_rows, lines, columns, torch.bfloat16, in_parts=True)
+        parts = tile_of(num_rows, lines, columns, torch.bfloat16, most_parts=8)
         assert whole is not None and whole.parts == 1
         assert parts is not None and parts.parts > 1
 
@@ -47,59 +47,82 @@ def test_gated_products_are_divided_by_rows_and_lines_alone():
 
 
 @pytest.mark.parametrize(
-    ("lines", "columns", "more"),
-    [(4864, 896, 0), (8960, 1536, 16), (11008, 2048, 32)],
+    ("lines", "columns", "each"),
+    [(4864, 896, 64), (8960, 1536, 128), (11008, 2048, 128)],
     ids=["0.5 B", "1.5 B", "3 B"],
 )
-def test_wide_gated_products_have_as_many_programs_as_run_at_once(lines, columns, more):
-    # 76 of 64 lines; 112 of 80; 115 of 96.
-    tile = tile_of(128, 2 * lines, columns, torch.bfloat16, gated=True, copies=True)
-    assert tile is not None and tile.is_wide
-    assert (tile.rows, tile.lines, tile.more_lines, tile.parts) == (128, 64, more, 1)
-    few = tile_of(12, 2 * lines, columns, torch.bfloat16, gated=True, copies=True)
-    assert few is not None and few.rows == 64
-    assert tile_of(8, 2 * lines, columns, torch.bfloat16, gated=True, copies=True) is None
-    # Both factors, for each stage: no more than an H200 has.
-    for each in (tile, few):
-        numbers = each.rows + 2 * (each.lines + each.more_lines)
-        assert each.stages * each.columns * numbers * 2 <= SHARED_BYTES
+def test_early_gated_products_have_no_more_programs_than_run_at_once(lines, columns, each):
+    # 76 of 64 lines; 70 and 86 of 128.
+    for num_rows in (3, 128):
+        tile = tile_of(num_rows, 2 * lines, columns, torch.bfloat16, gated=True, copies=True)
+        assert tile is not None and tile.is_early
+        assert (tile.lines, tile.parts) == (each, 1)
 
 
-def test_wide_products_are_divided_into_parts_that_run_at_once():
-    def parts(lines, columns, num_rows=128):
-        tile = tile_of(num_rows, lines, columns, torch.bfloat16, in_parts=True, copies=True)
-        assert tile is not None and tile.is_wide
+def test_early_products_are_divided_into_parts_that_run_at_once():
+    def parts(lines, columns, num_rows, most_parts=8):
+        tile = tile_of(num_rows, lines, columns, torch.bfloat16, most_parts=most_parts, copies=True)
+        assert tile is not None and tile.is_early
         return tile.parts
 
-    # 32 programs of 64 lines four times, 48 and 56 twice; 2,048 columns are enough for four.
-    assert (parts(2048, 11008), parts(2048, 2048), parts(2048, 2048, 8)) == (4, 4, 4)
-    assert (parts(3072, 8192), parts(3584, 18944)) == (2, 2)
-    # 14 eight times; of few rows, and of shorter lines, small matrices have their own kernels.
-    assert parts(896, 4864) == 8
-    for rows, columns in ((32, 4864), (128, 896)):
-        tile = tile_of(rows, 896, columns, torch.bfloat16, in_parts=True, copies=True)
-        assert tile is not None and not tile.is_wide
+    # 32 programs of 64 lines four times, 56 twice; 14 as often as was fastest.
+    assert (parts(2048, 11008, 128), parts(3584, 18944, 128)) == (4, 2)
+    assert parts(896, 4864, 16) == parts(896, 4864, 128) == 6
+    assert (parts(896, 896, 16), parts(896, 896, 64), parts(896, 896, 128)) == (2, 4, 3)
+    # Queries, keys and values come in two at most, and 64 columns are one block.
+    assert (parts(1152, 896, 16, most_parts=2), parts(1152, 896, 16, most_parts=1)) == (2, 1)
+    assert parts(96, 64, 16) == 1
+
+
+@pytest.mark.parametrize("num_rows", [1, 17, 33, 65, 128])
+def test_blocks_of_early_products_fit_into_shared_memory(num_rows):
+    for lines, columns in ((22016, 2048), (2048, 11008), (1152, 896), (96, 64)):
+        for gated in (False, True):
+            tile = tile_of(
+                num_rows, lines, columns, torch.bfloat16, gated=gated, most_parts=8, copies=True
+            )
+            if tile is None:
+                assert lines == 22016 and not gated
+                continue
+            assert tile.rows >= num_rows
+            # Both factors, for each stage: no more than an H200 has.
+            numbers = tile.rows + (1 + gated) * tile.lines
+            assert tile.stages * tile.columns * numbers * 2 <= SHARED_BYTES
+            blocks = -(-columns // tile.columns)
+            assert tile.stages > 1 or -(-blocks // tile.parts) == 1
 
 
 def test_products_that_do_not_suit_the_copy_engine_are_left_to_the_library():
-    # 7 B: 18,944 lines make 198 programs of 96. 5,120 lines make 80 of 64, too many for parts.
+    # 7 B: 18,944 lines make 148 programs of 128.
     assert tile_of(128, 2 * 18944, 3584, torch.bfloat16, gated=True, copies=True) is None
-    assert tile_of(128, 5120, 5120, torch.bfloat16, in_parts=True, copies=True) is None
     # Lines of 2,052 numbers do not begin at multiples of 16 bytes.
-    assert tile_of(128, 2048, 2052, torch.bfloat16, in_parts=True, copies=True) is None
-    # Queries, keys and values cannot be left in parts.
-    assert tile_of(128, 2560, 2048, torch.bfloat16, copies=True) is None
+    assert tile_of(128, 2048, 2052, torch.bfloat16, most_parts=8, copies=True) is None
     assert tile_of(129, 22016, 2048, torch.bfloat16, gated=True, copies=True) is None
 
 
+def test_programs_of_early_attention_share_the_cells_of_few_rows():
+    def tile(num_programs, width=128, group=8):
+        return attention_tile(num_programs, group, width, 2, copies=True)
+
+    assert [tile(n).splits for n in (2, 16, 32, 66, 67, 256)] == [8, 8, 4, 2, 1, 1]
+    assert all(tile(n).is_early for n in (2, 132, 256))
+    # Keys and values of all stages: two programs have room beside each other where there are more.
+    for width in (64, 128):
+        for num_programs in (2, 128, 200):
+            found = tile(num_programs, width)
+            size = found.stages * found.cells * width * 2 * 2
+            assert size <= (SHARED_BYTES if num_programs <= 132 else SHARED_BYTES // 2)
+    assert not tile(32, width=32).is_early and not tile(32, group=17).is_early
+
+
 def test_attention_of_few_rows_has_more_warps():
-    assert attention_tile(128 * 2, 64, 2).warps == 2
-    assert attention_tile(128 * 2, 128, 2).warps == 4
-    assert attention_tile(128 * 3, 64, 2).warps == 1
+    assert attention_tile(128 * 2, 7, 64, 2).warps == 2
+    assert attention_tile(128 * 2, 7, 128, 2).warps == 4
+    assert attention_tile(128 * 3, 7, 64, 2).warps == 1
 
 
 def test_attention_of_wide_heads_takes_fewer_cells_at_once():
     """Keys and values of two stages: 64 cells of 1,024 bytes would be 256 KiB, an H200 has 227."""
     sizes = [(64, 2), (128, 2), (256, 2), (256, 4)]
-    assert [attention_tile(8, *size).cells for size in sizes] == [64, 64, 32, 16]
-    assert [attention_tile(1000, *size).cells for size in sizes] == [32, 32, 32, 16]
+    assert [attention_tile(8, 7, *size).cells for size in sizes] == [64, 64, 32, 16]
+    assert [attention_tile(1000, 7, *size).cells for size in sizes] == [32, 32, 32, 16]
