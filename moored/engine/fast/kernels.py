@@ -41,13 +41,18 @@ def finish_layer(
     x: torch.Tensor, mixed: torch.Tensor, layer: Mapping[str, Any], eps: float, y: torch.Tensor
 ) -> torch.Tensor:
     """x += what attention gave, in place; what the gated units give, for the next `add_norm`."""
-    delta = linear(mixed, layer["out"], layer["out_bias"], most_parts=MOST_PARTS)
-    add_norm(x, delta, layer["after"], eps, y)
-    inner = _own_product(y, layer["gate_up"], None, gated=True)
-    if inner is None:
-        made = F.linear(y, layer["gate_up"])
-        inner = silu_mul(made, made.new_empty((len(made), made.shape[1] // 2)))
+    out, bias = layer["out"], layer["out_bias"]
+    add_norm(x, linear(mixed, out, bias, most_parts=MOST_PARTS), layer["after"], eps, y)
+    inner = _gated(y, layer["gate_up"])
     return linear(inner, layer["down"], None, most_parts=MOST_PARTS)
+
+
+def _gated(y: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
+    inner = _own_product(y, gate_up, None, gated=True)
+    if inner is not None:
+        return inner
+    made = F.linear(y, gate_up)
+    return silu_mul(made, made.new_empty((len(made), made.shape[1] // 2)))
 
 
 def _own_product(
