@@ -66,7 +66,8 @@ def _store(out, acc, bias, first, part, R, N, HAS_BIAS: gl.constexpr, num_warps:
     gl.store(out + at, acc.to(out.dtype.element_ty), mask=inside)
 
 
-@gluon.jit
+# One kernel serves all numbers of rows up to a tile's.
+@gluon.jit(do_not_specialize=["R"])
 def _product(
     x,
     weight,

@@ -34,7 +34,8 @@ SHARED_BYTES = 226_000
 """Of the shared memory, which is 227 KiB."""
 LONG_PARTS, SHORT_PARTS = 6, {16: 2, 32: 2, 64: 4, 128: 3}
 """Programs that share the columns at most: of long lines, and of others by the rows of a tile."""
-MOST_SPLITS = 8
+SPLITS = (8, 4, 2)
+"""Programs that may share the cells of a row: few numbers, since each is compiled for itself."""
 HEADS = 16
 """Query heads that attention on Hopper takes at once: all of a KV head."""
 
@@ -144,12 +145,10 @@ def attention_tile(
     `group`: query heads to a KV head. `element_size` in bytes. `copies`: as above.
     """
     if copies and element_size == 2 and group <= HEADS and head_width in (64, 128):
-        splits = min(MOST_SPLITS, MULTIPROCESSORS // num_programs)
+        splits = next((n for n in SPLITS if n * num_programs <= MULTIPROCESSORS), 1)
         if splits > 1:
             return AttentionTile(cells=128, warps=4, stages=2, splits=splits, is_early=True)
-        if num_programs <= MULTIPROCESSORS:
-            return AttentionTile(cells=128, warps=4, is_early=True)
-        if num_programs <= FEW_PROGRAMS and head_width == 64:
+        if num_programs <= (FEW_PROGRAMS if head_width == 64 else MULTIPROCESSORS):
             return AttentionTile(cells=128, warps=4, is_early=True)
         if num_programs <= FEW_PROGRAMS:
             return AttentionTile(cells=32, warps=1, stages=6, is_early=True)

@@ -104,7 +104,7 @@ def test_programs_of_early_attention_share_the_cells_of_few_rows():
     def tile(num_programs, width=128, group=8):
         return attention_tile(num_programs, group, width, 2, copies=True)
 
-    assert [tile(n).splits for n in (2, 16, 32, 66, 67, 256)] == [8, 8, 4, 2, 1, 1]
+    assert [tile(n).splits for n in (2, 16, 17, 33, 34, 66, 67, 256)] == [8, 8, 4, 4, 2, 2, 1, 1]
     assert all(tile(n).is_early for n in (2, 132, 256))
     # Keys and values of all stages: two programs have room beside each other where there are more.
     for width in (64, 128):
