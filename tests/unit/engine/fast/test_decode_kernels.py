@@ -166,7 +166,8 @@ def test_early_steps_give_the_log_probabilities_of_plain_torch(num_rows):
         num_key_value_heads=2,
         tie_word_embeddings=True,
     )
-    model: Any = Qwen2ForCausalLM(config).to(DEVICE, torch.bfloat16).eval()
+    model: Any = Qwen2ForCausalLM(config)
+    model = model.to(DEVICE, torch.bfloat16).eval()
     sampler = SlotSampler(model, dtype=torch.bfloat16, max_context=256)
     rng, params = np.random.default_rng(0), SamplingParams(max_tokens=12)
     prompts = [rng.integers(3, VOCABULARY, size=n) for n in rng.integers(1, 200, num_rows - 2)]
