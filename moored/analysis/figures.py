@@ -8,12 +8,13 @@ are readable on white and on black; the page sets the colour of the text.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from moored.analysis.axis import CutAxis, cut_axis
 from moored.analysis.svg import Cuts
 from moored.diagnostics.report import Regime
 
@@ -29,6 +30,8 @@ CLEAR = "rgba(0,0,0,0)"
 HEIGHT = 270
 LEGEND_ROW = 20
 """Height of two more names above a figure."""
+CUT = "cut bands"
+"""Name of the note that bands leave the axis."""
 DIGITS = 4
 """Significant digits of a number in a figure."""
 
@@ -84,11 +87,14 @@ def line_chart(
     share: bool = False,
     show_names: bool | None = None,
 ) -> Chart:
-    """Curves over steps; `share` fixes the axis to 0…1, `level` draws a dashed line across."""
-    # Bands first: a band of one curve must not hide the line of another.
+    """Curves over steps; `share` fixes the axis to 0…1, `level` draws a dashed line across.
+
+    Where bands are much wider than the curves, the axis follows the curves.
+    """
+    # Bands first, then faint lines: they must not hide the line of another curve.
     banded = [curve for curve in curves if len(curve.low)]
     data = [_band(curve, 0.18 if len(banded) <= 3 else 0.09) for curve in banded]
-    data += [_line(curve) for curve in curves]
+    data += [_line(curve) for curve in sorted(curves, key=lambda curve: not curve.is_faint)]
     named = [curve for curve in curves if not curve.is_faint]
     layout = base_layout("step", y_title)
     layout["xaxis"]["range"] = [
@@ -100,6 +106,8 @@ def line_chart(
         layout["height"] += LEGEND_ROW * ((len(named) - 1) // 2)
     if share:
         layout["yaxis"] |= {"range": [-0.03, 1.03]}
+    elif axis := _cut_axis(curves, level):
+        _add_cut(layout, axis)
     if level is not None:
         _add_level(layout, *level)
     if alarm_step is not None:
@@ -251,6 +259,12 @@ def _band(curve: Curve, opacity: float) -> Chart:
     }
 
 
+def _cut_axis(curves: Sequence[Curve], level: tuple[str, float] | None) -> CutAxis | None:
+    heights = [value for curve in curves for value in curve.y]
+    edges = [edge for curve in curves for edge in (*curve.low, *curve.high)]
+    return cut_axis([*heights, *([level[1]] if level else [])], edges)
+
+
 def _path_traces(path: PlanePath) -> list[Chart]:
     color = color_of(path.style)
     colors = [KIND_COLORS[kind] for kind in path.kinds] or [color] * len(path.mi)
@@ -344,6 +358,25 @@ def _add_alarm(layout: Chart, step: int) -> None:
     }
     note |= {"showarrow": False, "font": {"size": 11, "color": BAD}}
     layout.setdefault("annotations", []).append(note)
+
+
+def about_cuts(charts: Iterable[Chart]) -> str:
+    """A sentence for the text above the figures; empty where no band is cut."""
+    notes = [note for chart in charts for note in chart["layout"].get("annotations", ())]
+    if not any(note.get("name") == CUT for note in notes):
+        return ""
+    return (
+        " A band much wider than the curves is cut at the edge of the axis, and the figure says "
+        "how far it reaches."
+    )
+
+
+def _add_cut(layout: Chart, axis: CutAxis) -> None:
+    """Set the axis, and say what it does not show; a double click does."""
+    layout["yaxis"] |= {"range": [float(f"{end:.{DIGITS}g}") for end in (axis.low, axis.high)]}
+    note = {"xref": "paper", "x": 0, "xanchor": "left", "yref": "paper", "y": 1}
+    note |= {"yanchor": "bottom", "text": axis.note, "showarrow": False, "name": CUT}
+    layout.setdefault("annotations", []).append(note | {"font": {"size": 11, "color": SOFT}})
 
 
 def _add_level(layout: Chart, name: str, value: float) -> None:

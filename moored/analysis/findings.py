@@ -277,16 +277,26 @@ def number(value: float) -> str:
     return f"{round(value, 3) + 0.0:.3f}" if is_small else f"{value:.1f}"
 
 
+ENTROPIES = ("conditional_entropy_est", "conditional_entropy_seq_est")
+"""Of each reasoning under its own prompt alone; never negative."""
+
+
 def interval_of(report: CollapseReport, name: str) -> Interval | None:
-    """95 %: by the bootstrap, else from the standard error over prompts."""
+    """95 %: by the bootstrap, else from the standard error over prompts.
+
+    Two prompts compared with each other are one comparison, whose spread nothing shows: their
+    effects cancel, and the standard error of MI and retrieval may come out as 0.
+    """
     found, error = report.intervals.get(name), report.standard_errors.get(name)
-    if found is not None or error is None or report.num_used_prompts < 2:
+    is_entropy = name in ENTROPIES
+    fewest = 2 if is_entropy else 3
+    if found is not None or error is None or report.num_used_prompts < fewest:
         return found
     half = t_quantile(report.num_used_prompts - 1, 0.95) * error
     value = getattr(report, name)
-    if name == "retrieval_accuracy":
-        return Interval(max(value - half, 0.0), min(value + half, 1.0))
-    return Interval(value - half, value + half)
+    least = 0.0 if is_entropy or name == "retrieval_accuracy" else -math.inf
+    most = 1.0 if name == "retrieval_accuracy" else math.inf
+    return Interval(max(value - half, least), min(value + half, most))
 
 
 def interval(report: CollapseReport, name: str) -> str:

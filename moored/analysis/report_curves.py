@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from moored.analysis.diagnosis import Look, Series
-from moored.analysis.figures import Curve, line_chart, phase_chart
+from moored.analysis.figures import Curve, about_cuts, line_chart, phase_chart
 from moored.analysis.findings import interval_of
 from moored.analysis.report import Drawn, Section
 from moored.analysis.report_data import (
@@ -50,7 +50,8 @@ def dynamics(run: RunData) -> Section:
     ]
     means = "" if window < 2 else f" Faint lines are single steps, strong ones means over {window}."
     marked = "" if alarm is None else f" The dashed red line is the alarm of step {alarm}."
-    text = f"Bands are 95 % intervals over prompts.{means}{marked}"
+    cut = about_cuts(drawn.chart for drawn in figures)
+    text = f"Bands are 95 % intervals over prompts.{cut}{means}{marked}"
     return Section(title="Over the steps", text=text, figures=tuple(figures))
 
 

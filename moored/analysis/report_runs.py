@@ -20,6 +20,7 @@ from moored.analysis.compare_text import (
 from moored.analysis.figures import (
     Curve,
     PlanePath,
+    about_cuts,
     color_of,
     dash_of,
     line_chart,
@@ -48,6 +49,10 @@ WINDOWS = 40
 """The running mean of a curve takes in one of this many parts of it."""
 MOST_LISTED = 12
 """Runs; more of them are listed on demand."""
+FEW_SEEDS = 3
+"""Up to this many, each has a faint line of its own: their interval alone says little."""
+MOST_SEED_LINES = 12
+"""More of them hide the means."""
 NAMED_OPTIONS = 3
 """An arm is called by the options that differ, up to this many."""
 FIGURES = {
@@ -67,8 +72,11 @@ FIGURES = {
 }
 """Name of a curve -> title and axis of its figure, in order."""
 UNLIMITED = (-math.inf, math.inf)
-LIMITS = {"share": (0.0, 1.0), "share of groups": (0.0, 1.0), "correlation": (-1.0, 1.0)}
+SHARE = (0.0, 1.0)
+LIMITS = {"share": SHARE, "share of groups": SHARE, "correlation": (-1.0, 1.0)}
 """Axis -> what a figure, and so its band, cannot go beyond."""
+NEVER_NEGATIVE = ("H(Z|X)", "reply tokens", "reward variance", "seconds")
+"""Figures whose bands end at 0."""
 
 Curves = Mapping[str, Points]
 
@@ -174,13 +182,16 @@ def _legend_and_curves(
     figures = [_figure(name, found, curves, names) for name in ordered]
     has_seeds = any(len(arm.runs) > 1 for arm in found.arms)
     bands = " Bands are 95 % intervals of the mean over seeds." if has_seeds else ""
+    if _arms_with_seed_lines(found):
+        bands += " Faint lines are single seeds."
+    bands += about_cuts(drawn.chart for drawn in figures)
     legend = tuple(
         LegendEntry(color_of(style), dash_of(style), f"{names[arm.label]}{_seeds(arm)}")
         for style, arm in enumerate(found.arms)
     )
     return Section(
         title="Over the steps",
-        text=f"Running means, which end with the shortest run of a setting.{bands}",
+        text=f"Running means; that of a setting ends with its shortest run.{bands}",
         legend=legend,
         figures=tuple(figures),
     )
@@ -190,17 +201,27 @@ def _seeds(arm: Arm) -> str:
     return f" ({len(arm.runs)} seeds)" if len(arm.runs) > 1 else ""
 
 
+def _arms_with_seed_lines(found: Comparison) -> list[Arm]:
+    """Settings whose seeds have lines of their own."""
+    arms = [arm for arm in found.arms if 1 < len(arm.runs) <= FEW_SEEDS]
+    return arms if sum(len(arm.runs) for arm in arms) <= MOST_SEED_LINES else []
+
+
 def _figure(
     name: str, found: Comparison, curves: Mapping[Path, Curves], names: Mapping[str, str]
 ) -> Drawn:
     base, _, env = name.partition(", ")
     title, y_title = FIGURES[base]
-    lines = []
+    within = (0.0, math.inf) if base in NEVER_NEGATIVE else LIMITS.get(y_title, UNLIMITED)
+    single = _arms_with_seed_lines(found)
+    lines: list[Curve] = []
     for style, arm in enumerate(found.arms):
         members = [c[name] for run in arm.runs if name in (c := curves[run.path])]
+        label = names[arm.label]
+        if len(members) > 1 and arm in single:
+            lines += [_seed_curve(member, label, style) for member in members]
         if members:
-            within = LIMITS.get(y_title, UNLIMITED)
-            lines.append(_mean_curve(members, names[arm.label], style, within=within))
+            lines.append(_mean_curve(members, label, style, within=within))
     level = ("", 0.0) if base == WORTH else None
     chart = line_chart(lines, y_title=y_title, level=level, show_names=False)
     slug = base.lower().replace(" ", "_").replace("(z|x)", "_z_x").replace("-", "_")
@@ -210,6 +231,12 @@ def _figure(
         chart=chart,
         caption=WORTH_CAPTION if base == WORTH else "",
     )
+
+
+def _seed_curve(points: Points, label: str, style: int) -> Curve:
+    smooth = _smooth(points)
+    x, y = thinned(list(smooth), list(smooth.values()), MOST_POINTS)
+    return Curve(name=label, x=x, y=y, style=style, is_faint=True)
 
 
 def _mean_curve(

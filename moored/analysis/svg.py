@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from markupsafe import Markup, escape
 
+from moored.analysis.axis import cut_axis
 from moored.diagnostics.report import Regime
 
 WIDTH, HEIGHT = 360, 220
@@ -90,10 +92,16 @@ def line_chart(
 ) -> Markup:
     """A curve with its intervals: a band where points are joined, else whiskers.
 
-    `level` is a horizontal line and its name, `mark` a vertical one.
+    Intervals much wider than the curve are cut where they leave the axis, with a note. `level` is
+    a horizontal line and its name, `mark` a vertical one.
     """
-    heights = [y for p in points for y in (p.y, p.low, p.high) if y is not None]
-    y_axis = Axis.over([*heights, *([level[1]] if level else [])], BOTTOM, TOP)
+    heights = [*(p.y for p in points), *([level[1]] if level else [])]
+    edges = [y for p in points for y in (p.low, p.high) if y is not None]
+    cut = cut_axis(heights, edges)
+    if cut is None:
+        y_axis = Axis.over([*heights, *edges], BOTTOM, TOP)
+    else:
+        y_axis = Axis(cut.low, cut.high, BOTTOM, TOP)
     x_axis = Axis.over([p.x for p in points], LEFT, RIGHT)
     drawn = [_frame(x_axis, y_axis, x_label, whole=True)]
     if level is not None:
@@ -108,6 +116,8 @@ def line_chart(
         x = x_axis(mark[1])
         drawn.append(f'<path class="mark" d="M{x} {TOP}V{BOTTOM}"/>')
         drawn.append(_text(x, TOP - 4, mark[0], "middle", "alarm"))
+    if cut is not None:
+        drawn.append(_text(LEFT + 4, TOP + 9, cut.note, "start"))
     drawn += [
         f'<circle class="dot" cx="{x_axis(p.x)}" cy="{y_axis(p.y)}" r="2.5">'
         f"<title>{escape(x_label)} {p.x:g}: {p.y:.3f}</title></circle>"
@@ -195,14 +205,30 @@ def _frame(x_axis: Axis, y_axis: Axis, x_label: str, *, whole: bool) -> str:
 
 def _band(points: Sequence[Point], x_axis: Axis, y_axis: Axis) -> str:
     known = [(p.x, p.low, p.high) for p in points if p.low is not None and p.high is not None]
-    edge = [(x_axis(x), y_axis(high)) for x, _, high in known]
-    edge += [(x_axis(x), y_axis(low)) for x, low, _ in reversed(known)]
+    upper = _cut([(x, high) for x, _, high in known], y_axis)
+    lower = _cut([(x, low) for x, low, _ in known], y_axis)
+    edge = [(x_axis(x), y_axis(y)) for x, y in [*upper, *reversed(lower)]]
     return f'<polygon class="band" points="{" ".join(f"{x},{y}" for x, y in edge)}"/>'
+
+
+def _cut(edge: Sequence[tuple[float, float]], axis: Axis) -> list[tuple[float, float]]:
+    """The line with points where it leaves the axis, and what lies beyond moved to its end."""
+    found = list(edge[:1])
+    for (x0, y0), (x1, y1) in pairwise(edge):
+        ends = [end for end in (axis.low, axis.high) if (y0 - end) * (y1 - end) < 0]
+        shares = sorted((end - y0) / (y1 - y0) for end in ends)
+        found += [(x0 + share * (x1 - x0), y0 + share * (y1 - y0)) for share in shares]
+        found.append((x1, y1))
+    return [(x, _inside(y, axis)) for x, y in found]
+
+
+def _inside(value: float, axis: Axis) -> float:
+    return min(max(value, axis.low), axis.high)
 
 
 def _whiskers(points: Sequence[Point], x_axis: Axis, y_axis: Axis) -> str:
     d = "".join(
-        f"M{x_axis(p.x)} {y_axis(p.low)}V{y_axis(p.high)}"
+        f"M{x_axis(p.x)} {y_axis(_inside(p.low, y_axis))}V{y_axis(_inside(p.high, y_axis))}"
         for p in points
         if p.low is not None and p.high is not None
     )

@@ -134,3 +134,16 @@ def test_where_there_is_no_bootstrap_intervals_come_from_standard_errors():
     # Student's t with three degrees of freedom: 3.182 at 95 %.
     assert (found.low, found.high) == pytest.approx((0.5 - 0.3182, 0.5 + 0.3182), abs=1e-3)
     assert interval_of(report, "mi_upper_bound") is None
+
+
+def test_two_prompts_give_no_interval_of_what_compares_them_and_entropy_ends_at_zero():
+    errors = {"mi_estimate": 1e-17, "retrieval_accuracy": 0.0, "conditional_entropy_est": 0.2}
+    report = replace(
+        REPORT, standard_errors=errors, num_used_prompts=2, conditional_entropy_est=0.5
+    )
+    assert interval_of(report, "mi_estimate") is None
+    assert interval_of(report, "retrieval_accuracy") is None
+    found = interval_of(report, "conditional_entropy_est")
+    # Student's t with one degree of freedom: 12.706 at 95 %.
+    assert found is not None
+    assert (found.low, found.high) == pytest.approx((0.0, 0.5 + 0.2 * 12.706), abs=1e-3)

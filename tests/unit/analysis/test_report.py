@@ -110,7 +110,7 @@ def test_what_dependence_earns_is_compared_between_runs_within_what_it_can_be(be
     assert "worth" not in report_on(*runs).figures
     for run, correlation in zip(runs, (0.2, 0.4), strict=True):
         log_worth(run, (correlation, 0.1))
-    band, line = report_on(*runs).figures["worth"].chart["data"]
+    band, *_, line = report_on(*runs).figures["worth"].chart["data"]
     # 0.3 ± 1.2706, but a correlation.
     assert line["y"] == [0.3] and band["y"] == [1.0, pytest.approx(-0.9706, abs=1e-3)]
 
@@ -288,15 +288,61 @@ def test_seeds_become_a_mean_and_the_interval_of_the_mean(bench, tmp_path):
             for step, rate in enumerate(rates, start=1)
         ]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
-    band, line = report_on(*runs).figures["success"].chart["data"]
+    band, *seeds, line = report_on(*runs).figures["success"].chart["data"]
     # Two seeds: t = 12.706, standard error 0.1. The curve ends with the shorter run.
     assert line["x"] == [1, 2] and line["y"] == [0.3, 0.4]
+    assert [seed["y"] for seed in seeds] == [[0.2, 0.4], [0.4, 0.4, 0.9]]
     assert band["y"] == [1.0, 0.4, 0.4, 0.0]  # 0.3 ± 1.2706, but a share
-    band, line = report_on(*runs).figures["reward"].chart["data"]
+    band, *_, line = report_on(*runs).figures["reward"].chart["data"]
     assert line["y"] == [0.6, 0.8]
     assert band["y"] == [pytest.approx(3.141, abs=1e-3), 0.8, 0.8, pytest.approx(-1.941, abs=1e-3)]
-    cut = report_on(*runs, until=1).figures["success"].chart["data"][1]
+    cut = report_on(*runs, until=1).figures["success"].chart["data"][-1]
     assert cut["x"] == [1]
+
+
+def write_run(folder: Path, seed: int, **curves: list[float]) -> Path:
+    """A run directory with these keys of its metrics, one value for each step."""
+    folder.mkdir()
+    (folder / "config.yaml").write_text(f"seed: {seed}\n")
+    steps = zip(*curves.values(), strict=True)
+    records = [
+        {"schema": 1, "step": step, **dict(zip((f"rollout/{k}" for k in curves), row, strict=True))}
+        for step, row in enumerate(steps, start=1)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    return folder
+
+
+def test_with_two_seeds_the_axis_follows_the_seeds_and_the_figure_says_how_far_bands_reach(
+    tmp_path,
+):
+    runs = [
+        write_run(tmp_path / "a", 0, success_rate=[0.2, 0.2], reply_tokens_mean=[30.0, 40.0]),
+        write_run(tmp_path / "b", 1, success_rate=[0.2, 0.2], reply_tokens_mean=[34.0, 30.0]),
+    ]
+    report = report_on(*runs)
+    # Step 2: 35 ± 12.706 · 5. Lengths are not negative, and seeds lie between 30 and 40.
+    (note,) = report.figures["reply_tokens"].chart["layout"]["annotations"]
+    assert note["text"] == "bands reach from 0 to 98.5"
+    low, high = report.figures["reply_tokens"].chart["layout"]["yaxis"]["range"]
+    assert 15 < low < 30 and 40 < high < 55
+    assert "annotations" not in report.figures["success"].chart["layout"]
+    assert "cut at the edge" in section(report, "Over the steps").text
+    assert "Faint lines are single seeds." in section(report, "Over the steps").text
+    alike = write_run(tmp_path / "c", 1, success_rate=[0.2, 0.2], reply_tokens_mean=[31.0, 41.0])
+    narrow = report_on(runs[0], alike)
+    assert "range" not in narrow.figures["reply_tokens"].chart["layout"]["yaxis"]
+    assert "cut at the edge" not in section(narrow, "Over the steps").text
+
+
+def test_many_seeds_have_a_mean_and_a_band_only(tmp_path):
+    runs = [
+        write_run(tmp_path / str(seed), seed, success_rate=[0.1 * seed, 0.2]) for seed in range(4)
+    ]
+    assert len(report_on(*runs[:3]).figures["success"].chart["data"]) == 1 + 3 + 1
+    report = report_on(*runs)
+    assert len(report.figures["success"].chart["data"]) == 2
+    assert "single seeds" not in section(report, "Over the steps").text
 
 
 def test_settings_are_named_by_the_options_in_which_they_differ(bench, tmp_path):
