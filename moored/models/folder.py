@@ -43,6 +43,24 @@ def read_positions(folder: Path) -> int | None:
     return positions if isinstance(positions, int) else None
 
 
+def has_plain_tokenizer(folder: Path) -> bool:
+    """True where its files alone say that transformers reads the tokenizer as `TokenizersBackend`.
+
+    Only for Llamas: of some other kinds transformers knows better than the files which class it is.
+    """
+    if not (folder / "tokenizer.json").is_file():
+        return False
+    try:
+        model, tokenizer = (
+            json.loads((folder / name).read_text(encoding="utf-8"))
+            for name in ("config.json", "tokenizer_config.json")
+        )
+        is_plain = tokenizer["tokenizer_class"] == "TokenizersBackend"
+        return is_plain and "auto_map" not in tokenizer and model["model_type"] == "llama"
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+
+
 def read_header(file: Path) -> dict[str, dict]:
     """Names, types, shapes and places of the tensors in a safetensors file.
 

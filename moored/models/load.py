@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from moored.errors import MooredError, close_match_hint, require_packages
 from moored.models.adapter import base_name, check_adapter, is_adapter
-from moored.models.folder import check_model_folder
+from moored.models.folder import check_model_folder, has_plain_tokenizer
 from moored.models.hub import hub_answers
 
 if TYPE_CHECKING:
@@ -178,8 +178,18 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
         )
 
 
+def needs_torch_for_tokenizer(name: str) -> bool:
+    """False where reading a model's tokenizer imports no torch; True for what lies on a hub."""
+    return not has_plain_tokenizer(weights_folder(name))
+
+
 def _read_tokenizer(where: str, *, local_files_only: bool) -> PreTrainedTokenizerBase:
     """The one place that reads them: processes that render for a model have its own tokenizer."""
+    if has_plain_tokenizer(Path(where)):
+        # What AutoTokenizer would choose too, after it has imported torch for two seconds.
+        from transformers import TokenizersBackend
+
+        return TokenizersBackend.from_pretrained(where, local_files_only=True)
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(where, local_files_only=local_files_only)

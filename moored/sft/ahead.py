@@ -20,7 +20,7 @@ from moored.cores import num_cores
 from moored.engine.gpu import present_gpu
 from moored.envs.worker import Worker, WorkerLost
 from moored.errors import MooredError
-from moored.models.load import embedded_models, load_tokenizer
+from moored.models.load import embedded_models, load_tokenizer, needs_torch_for_tokenizer
 from moored.names import ENGINES
 from moored.rollout.render import Renderer
 from moored.sft.options import SftConfig
@@ -72,10 +72,11 @@ class LessonsAhead:
         self._wanted: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
         self._chunks: deque[_Chunk] = deque()
         self._is_closed = False
+        prepare = import_all if needs_torch_for_tokenizer(config.model) else import_light
         self._workers = [
             Worker(
                 f"{__name__}:make_lessons",
-                prepare=f"{__name__}:import_all",
+                prepare=f"{__name__}:{prepare.__name__}",
                 environ=ONE_THREAD,
                 is_quiet=False,
             )
@@ -168,12 +169,19 @@ class LessonsAhead:
             thread.join(CLOSING_S)
 
 
-def import_all() -> None:
+def import_light() -> None:
     """In a child, before its first request: a process that replaces a lost one has it all, too.
 
     Reading any tokenizer imports what each needs: a second, and memory that both processes share.
     """
     load_tokenizer(min(embedded_models()))
+
+
+def import_all() -> None:
+    """Likewise for a tokenizer that transformers finds by the model's configuration."""
+    from transformers import AutoTokenizer
+
+    AutoTokenizer.from_pretrained(min(embedded_models().values()), local_files_only=True)
 
 
 def make_lessons(config: bytes, first: int, count: int) -> PackedLessons | list[Lesson]:

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from moored.errors import MooredError
-from moored.models.folder import read_header
-from moored.models.load import check_model_name, embedded_models, load_model
+from moored.models.folder import has_plain_tokenizer, read_header
+from moored.models.load import check_model_name, embedded_models, load_model, load_tokenizer
 from moored.rollout.render import Renderer
 
 
@@ -146,3 +146,41 @@ def test_a_missing_chat_template_says_where_to_put_one(folder):
     tokenizer = load_model(str(folder), torch.device("cpu")).tokenizer
     with pytest.raises(MooredError, match=r"no chat template; .* put a chat_template\.jinja into"):
         Renderer(tokenizer)
+
+
+@pytest.mark.parametrize("name", embedded_models())
+def test_a_plain_tokenizer_is_the_one_that_transformers_finds_by_itself(name, tmp_path):
+    from transformers import AutoTokenizer
+
+    source = embedded_models()[name]
+    found = load_tokenizer(name)
+    expected = AutoTokenizer.from_pretrained(source, local_files_only=True)
+    assert has_plain_tokenizer(source)
+    assert type(found) is type(expected) and found.init_kwargs == expected.init_kwargs
+    for tokenizer, folder in ((found, "found"), (expected, "expected")):
+        tokenizer.save_pretrained(tmp_path / folder)
+    files = [file.name for file in (tmp_path / "expected").iterdir()]
+    assert len(files) > 1
+    for file in files:
+        texts = [(tmp_path / folder / file).read_text() for folder in ("found", "expected")]
+        assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("file", "values"),
+    [
+        ("config.json", {"model_type": "qwen2"}),
+        ("tokenizer_config.json", {"tokenizer_class": "LlamaTokenizer"}),
+        ("tokenizer_config.json", {"tokenizer_class": None}),
+        ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": [None, "own.Own"]}}),
+    ],
+)
+def test_any_other_tokenizer_is_left_to_transformers(folder, file, values):
+    edit_json(folder / file, **values)
+    assert not has_plain_tokenizer(folder)
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json", "tokenizer.json"])
+def test_no_tokenizer_is_plain_without_its_files(folder, file):
+    (folder / file).unlink()
+    assert not has_plain_tokenizer(folder)

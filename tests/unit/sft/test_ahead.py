@@ -53,7 +53,7 @@ class KeptWorker(Worker):
 
 @pytest.fixture(scope="module")
 def kept_workers():
-    words = {"prepare": "moored.sft.ahead:import_all", "environ": ONE_THREAD, "is_quiet": False}
+    words = {"prepare": "moored.sft.ahead:import_light", "environ": ONE_THREAD, "is_quiet": False}
     workers = [KeptWorker("moored.sft.ahead:make_lessons", **words) for _ in range(2)]
     yield workers
     for worker in workers:
@@ -193,13 +193,26 @@ def test_processes_start_when_lessons_are_wanted_and_play_before_one_is_asked_fo
 
 def test_a_process_that_replaces_a_lost_one_has_its_imports():
     """All that a tokenizer needs is there before the fork, also what is imported late."""
-    script = (
-        "import sys; from moored.sft import ahead; ahead.import_all(); before = set(sys.modules);"
-        "from moored.models.load import load_tokenizer; load_tokenizer('mini');"
-        "print(len(set(sys.modules) - before))"
-    )
+    script = """
+import sys
+from moored.models.load import embedded_models, load_tokenizer
+from moored.sft import ahead
+
+def num_imported(load):
+    before = set(sys.modules)
+    load()
+    return len(set(sys.modules) - before)
+
+ahead.import_light()
+print(num_imported(lambda: load_tokenizer("mini")), "torch" in sys.modules)
+ahead.import_all()
+from transformers import AutoTokenizer
+print(num_imported(lambda: AutoTokenizer.from_pretrained(embedded_models()["mini"])))
+"""
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
-    assert int(found.stdout) < 5
+    light, has_torch, heavy = found.stdout.split()
+    assert int(light) < 5 and has_torch == b"False"
+    assert int(heavy) < 5
 
 
 def test_dialogues_of_a_file_are_rendered_by_workers_too(tiny_folder, tmp_path):
