@@ -7,9 +7,11 @@ is kept between requests but a cache: an episode that is not in it is played aga
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import random
 import re
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -81,6 +83,14 @@ class Game:
 
 def import_package() -> None:
     """Import TextArena before the first request; no process of a game needs to do it again."""
+    # nltk, which has its lists of words, also imports these where they are installed, for
+    # statistics that no game asks for: a second, and a hundred megabytes.
+    hidden = [name for name in ("scipy", "sklearn") if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))  # pyright: ignore[reportArgumentType, reportCallIssue]
+    with contextlib.suppress(ImportError):
+        import nltk  # noqa: F401
+    for name in hidden:
+        del sys.modules[name]
     import textarena.envs  # noqa: F401
 
 

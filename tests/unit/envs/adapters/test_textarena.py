@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pickle
 import random
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -200,6 +202,15 @@ def test_an_unknown_oracle_is_said() -> None:
     env.reset(0)
     with pytest.raises(EnvError, match="no good answer is known for Nim-v0"):
         env.oracle()
+
+
+def test_games_start_without_packages_that_none_of_them_needs() -> None:
+    script = (
+        "import sys; from moored.envs.adapters.textarena_worker import import_package;"
+        "import_package(); print({'scipy', 'sklearn'} & set(sys.modules), 'nltk' in sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    assert found.stdout == b"set() True\n"
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
