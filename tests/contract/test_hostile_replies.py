@@ -31,10 +31,16 @@ def test_ten_thousand_hostile_replies_are_scored_in_50_ms_each(name: str) -> Non
 
 
 @needs_bubblewrap
-def test_ten_thousand_hostile_programs_are_judged_within_their_time_limit() -> None:
+def test_two_thousand_hostile_programs_are_judged_within_their_time_limit() -> None:
+    """Half of them are right programs with a few characters changed, most others have no tags.
+
+    Each that is well-formed runs in a process of its own. How replies are read before that is the
+    same for all environments, and met by ten thousand in the test above; each reply of
+    `NASTY_REPLIES` is met where the rules are checked.
+    """
     limit_s = PROGRAM_LIMIT_S + 0.5
     with open_env("code", time_limit_s=PROGRAM_LIMIT_S, max_turns=8) as env:
-        assert time_fuzzed_replies(Probe(env), 10_000, limit_s) <= limit_s
+        assert time_fuzzed_replies(Probe(env), 2_000, limit_s) <= limit_s
 
 
 def test_hostile_replies_are_scored_with_symbolic_answers() -> None:

@@ -52,7 +52,7 @@ class Judge(Resource):
 
         self.server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
 
     def judge(self, asked, answer):
         with socket.create_connection(self.server.server_address) as connection:

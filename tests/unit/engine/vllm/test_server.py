@@ -49,7 +49,7 @@ def running(monkeypatch) -> Iterator[str]:
     monkeypatch.setattr(fake_server, "Handler", kind)
     monkeypatch.setattr(fake_server, "STATE", {"weights": 0.0, "names": [], "calls": []})
     with ThreadingHTTPServer(("127.0.0.1", 0), kind) as made:
-        threading.Thread(target=made.serve_forever, daemon=True).start()
+        threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True).start()
         yield f"http://127.0.0.1:{made.server_port}"
         made.shutdown()
 
