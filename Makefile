@@ -21,10 +21,11 @@ VERL_NEEDS := aiohttp cachetools codetiming fastapi hydra-core msgspec orjson pr
 	touch $@
 
 # Byte code is kept also where the environment says otherwise: two hundred test files and every
-# command that they start would be compiled anew.
+# command that they start would be compiled anew. What a test wrote goes when it has passed: hundreds
+# of megabytes would be written to the disk, and deleted from it three runs later.
 test: export PYTHONDONTWRITEBYTECODE :=
 test: .venv/installed
-	$(BIN)/pytest -n auto --dist worksteal -m "not cluster"
+	$(BIN)/pytest -n auto --dist worksteal -m "not cluster" -o tmp_path_retention_policy=failed
 
 # Tests that start Ray or ranks of their own.
 test-cluster: export PYTHONDONTWRITEBYTECODE :=
