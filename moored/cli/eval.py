@@ -147,6 +147,8 @@ def _evaluation_config(
         raise MooredError("a model has no environment of its own; give --env, e.g. --env sokoban")
     own = {} if env is None else {"env": parse_value(env, env)}
     of_run: dict[str, Any] = {"model": source}
+    if not is_run and given.get("engine", {}).get("kind") != "endpoint":
+        of_run["rollout"] = _lengths_of(source)
     if is_run:
         of_run = load_config(Path(source) / "config.yaml").model_dump()
     if is_run and has_only_model(Path(source)):
@@ -158,6 +160,20 @@ def _evaluation_config(
     asked = {**_merged(of_run, given), **own}
     engine = asked.get("engine", {})
     return load_config({**asked, "engine": {**engine, "kind": kind_here(engine.get("kind"))}})
+
+
+def _lengths_of(model: str) -> dict[str, int]:
+    """For a model that reads fewer tokens than a dialogue usually may have; empty for others."""
+    from moored.config import RolloutConfig
+    from moored.models.folder import read_positions, scales_angles
+    from moored.models.load import weights_folder
+
+    folder, usual = weights_folder(model), RolloutConfig()
+    positions = None if scales_angles(folder) else read_positions(folder)
+    if positions is None or positions >= usual.max_context:
+        return {}
+    reply = min(usual.max_response_tokens, positions // 2)
+    return {"max_context": positions, "max_response_tokens": reply}
 
 
 def _without_none(options: Mapping[str, Any]) -> dict[str, Any]:

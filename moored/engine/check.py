@@ -51,6 +51,15 @@ def check_window(model_type: str, window: int | None, max_context: int) -> None:
         )
 
 
+def check_positions(model_type: str, limit: int | None, max_context: int) -> None:
+    """Raise when a dialogue may have more tokens than the model has positions for."""
+    if limit is not None and limit < max_context:
+        raise MooredError(
+            f"rollout.max_context = {max_context} is longer than the {limit} tokens that this "
+            f"{model_type} model was made for; set it to {limit} or less"
+        )
+
+
 def check_engine(engine: Engine, plain: PlainModel, temperature: float) -> None:
     """Raise when sampler or learner differ from the plain model by more than rounding explains."""
     prompt = engine.renderer.start(MESSAGES)

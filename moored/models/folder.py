@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import struct
 from pathlib import Path
+from typing import Any
 
 from moored.errors import MooredError
 
@@ -35,12 +36,27 @@ def check_model_folder(folder: Path, name: str) -> None:
 
 def read_positions(folder: Path) -> int | None:
     """Tokens that a model was made for, where its config.json says."""
+    found = _read_described(folder)
+    # GPT-2 and its kin have a name of their own for it.
+    positions = found.get("max_position_embeddings", found.get("n_positions"))
+    return positions if isinstance(positions, int) else None
+
+
+def scales_angles(folder: Path) -> bool:
+    """True where config.json says that the model reaches beyond the tokens it was made for."""
+    found = _read_described(folder)
+    rope = found.get("rope_parameters") or found.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type")) if isinstance(rope, dict) else None
+    return kind not in (None, "default")
+
+
+def _read_described(folder: Path) -> dict[str, Any]:
+    """The config.json of a model; empty where it cannot be read."""
     try:
         found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return None
-    positions = found.get("max_position_embeddings") if isinstance(found, dict) else None
-    return positions if isinstance(positions, int) else None
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def has_plain_tokenizer(folder: Path) -> bool:

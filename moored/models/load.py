@@ -92,7 +92,10 @@ def check_model_name(name: str) -> None:
                 f"the base of adapter {name!r}, {base!r}, is itself an adapter; "
                 f"merge that one first"
             )
-        check_model_name(base)
+        try:
+            check_model_name(base)
+        except MooredError as error:
+            raise MooredError(f"the base of adapter {name!r} cannot be used: {error}") from error
         check_adapter(source, folder if folder.is_dir() else None)
     elif source.is_dir():
         check_model_folder(source, name)
@@ -114,7 +117,18 @@ def _neighbour_hint(path: Path) -> str:
     if not parent.is_dir():
         return f"{str(parent)!r} does not exist either"
     beside = [found.name for found in parent.iterdir() if found.is_dir()]
-    return close_match_hint(path.name, beside) if beside else f"{str(parent)!r} holds no folders"
+    if not beside:
+        return f"{str(parent)!r} holds no folders"
+    models = [name for name in beside if _has_description(parent / name)]
+    # Folders of other things are worth naming only where the name was mistyped.
+    is_close = close_match_hint(path.name, beside).startswith("did you mean")
+    if models or is_close:
+        return close_match_hint(path.name, beside if is_close else models)
+    return f"{str(parent)!r} holds no folder of a model"
+
+
+def _has_description(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))
 
 
 def _may_be_hub_id(name: str) -> bool:
@@ -313,6 +327,14 @@ def head_width(config: Any) -> int:
 def has_fixed_angles(config: Any) -> bool:
     rope = getattr(config, "rope_parameters", None) or {}
     return rope.get("rope_type", "default") in ROPE_TYPES
+
+
+def position_limit(config: Any) -> int | None:
+    """Tokens that a model was made for; None where it does not say, or scales its angles."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type", "default") != "default":
+        return None
+    return getattr(config, "max_position_embeddings", None)
 
 
 def sliding_window(config: Any) -> int | None:

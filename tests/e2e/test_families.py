@@ -10,6 +10,7 @@ import torch
 import transformers
 
 from moored.engine.fast.sampler import SlotSampler
+from moored.errors import MooredError
 from moored.runlog.log import read_records
 from moored.train import build_run, resume, start, train
 from tests.e2e.toys import HERE, toy_config, weights_of
@@ -104,3 +105,12 @@ def test_the_page_on_models_says_which_families_take_the_fast_path():
     rows = [line.split("|") for line in PAGE.read_text().splitlines() if line.startswith("| `")]
     found = {row[1].strip().strip("`"): row[3].strip() == "fast" for row in rows}
     assert found == {name: name in FAST for name in FAMILIES}
+
+
+def test_a_context_longer_than_the_models_is_refused_before_the_first_step(family, tmp_path):
+    name, folder = family
+    config = toy_config(folder, f"env={HERE}:Late", "rollout.max_context=257")
+    if name in ("llama-3.2", "gemma-2", "gemma-3"):
+        pytest.skip("scales its angles, or looks back no further")
+    with pytest.raises(MooredError, match=r"max_context = 257 is longer than the 256 tokens"):
+        build_run(config, tmp_path / "run")

@@ -11,7 +11,7 @@ import torch
 from torch.func import functional_call
 
 from moored.config import Config
-from moored.engine.check import PlainModel, check_engine, check_window
+from moored.engine.check import PlainModel, check_engine, check_positions, check_window
 from moored.engine.fast.decoder import can_decode
 from moored.engine.fast.sampler import SlotSampler
 from moored.engine.gpu import fit_to_gpu
@@ -24,7 +24,7 @@ from moored.engine.vllm.sampler import VllmSampler, vllm_sampler
 from moored.engine.vllm.server import ServerSampler
 from moored.engine.vllm.support import check_vllm
 from moored.errors import MooredError
-from moored.models.load import load_model, pick_device, sliding_window, uses_bf16
+from moored.models.load import load_model, pick_device, position_limit, sliding_window, uses_bf16
 from moored.rollout.render import Renderer
 from moored.training.algorithms import load_algorithm
 
@@ -115,7 +115,9 @@ class LocalEngine:
 
     def check(self) -> None:
         config = self.model.config
-        check_window(config.model_type, sliding_window(config), self._config.rollout.max_context)
+        longest = self._config.rollout.max_context
+        check_window(config.model_type, sliding_window(config), longest)
+        check_positions(config.model_type, position_limit(config), longest)
         plain = PlainModel(
             kind=f"models of type {config.model_type!r}",
             logprobs=self._plain_logprobs,

@@ -17,7 +17,7 @@ import numpy as np
 
 from moored.config import Config
 from moored.engine.base import Event
-from moored.engine.check import PlainModel, check_engine, check_window
+from moored.engine.check import PlainModel, check_engine, check_positions, check_window
 from moored.engine.ray.cluster import Cluster, counted
 from moored.engine.ray.env_pool import ActorPool
 from moored.engine.ray.replica import MakeSampler, make_sampler
@@ -118,6 +118,7 @@ class RayEngine:
         info: WorkerInfo = self.learner.team.call("describe")[0]
         rollout = self._config.rollout
         check_window(info.model_type, info.sliding_window, rollout.max_context)
+        check_positions(info.model_type, info.position_limit, rollout.max_context)
         plain = PlainModel(
             kind=f"models of type {info.model_type!r}",
             logprobs=self._plain_logprobs,

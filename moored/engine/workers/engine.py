@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from moored.config import Config
-from moored.engine.check import PlainModel, check_engine, check_window
+from moored.engine.check import PlainModel, check_engine, check_positions, check_window
 from moored.engine.workers.learner import TeamLearner
 from moored.engine.workers.sampler import TeamSampler
 from moored.engine.workers.team import Team
@@ -52,6 +52,7 @@ class TeamEngine:
     def check(self) -> None:
         longest = self._config.rollout.max_context
         check_window(self.info.model_type, self.info.sliding_window, longest)
+        check_positions(self.info.model_type, self.info.position_limit, longest)
         plain = PlainModel(
             kind=f"models of type {self.info.model_type!r}",
             logprobs=self._plain_logprobs,

@@ -30,7 +30,13 @@ from moored.engine.local.state import save_plain
 from moored.engine.lora import add_lora, plain_model
 from moored.engine.vllm.sampler import VllmSampler
 from moored.engine.workers.ranks import Rank, check_gpus, ranks_text
-from moored.models.load import load_tokenizer, pick_device, sliding_window, uses_bf16
+from moored.models.load import (
+    load_tokenizer,
+    pick_device,
+    position_limit,
+    sliding_window,
+    uses_bf16,
+)
 from moored.training.algorithms import load_algorithm
 from moored.training.batch import LossSample, Sample
 from moored.types import Completion, ScoreRequest
@@ -44,6 +50,7 @@ class WorkerInfo:
     model_type: str
     vocabulary: int
     max_positions: int | None
+    position_limit: int | None
     sliding_window: int | None
     bf16: bool
     streams: bool
@@ -208,6 +215,7 @@ def _describe(model: Any, config: Config, bf16: bool, size: int) -> WorkerInfo:
         model_type=model.config.model_type,
         vocabulary=model.get_input_embeddings().num_embeddings,
         max_positions=getattr(model.config, "max_position_embeddings", None),
+        position_limit=position_limit(model.config),
         sliding_window=sliding_window(model.config),
         bf16=bf16,
         streams=next(model.parameters()).is_cuda,

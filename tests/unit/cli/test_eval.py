@@ -39,6 +39,14 @@ def test_a_run_is_evaluated_with_its_own_options_unless_others_are_given(tmp_pat
     assert found.rollout.max_response_tokens == 5
 
 
+def test_a_model_of_few_positions_is_evaluated_on_dialogues_that_it_can_read(tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_positions": 512}')
+    found = asked(monkeypatch, str(tmp_path), env="bandit")
+    assert (found.rollout.max_context, found.rollout.max_response_tokens) == (512, 256)
+    found = asked(monkeypatch, str(tmp_path), env="bandit", max_tokens=64)
+    assert (found.rollout.max_context, found.rollout.max_response_tokens) == (512, 64)
+
+
 def test_a_model_is_evaluated_with_the_defaults(monkeypatch):
     found, defaults = asked(monkeypatch, "nano", env="bandit"), Config()
     assert found.evaluation.num_tasks == defaults.evaluation.num_tasks

@@ -103,6 +103,7 @@ def test_a_run_directory_in_place_of_a_model_names_the_model_of_the_run(tmp_path
         ("nanno", "did you mean 'nano'"),
         ("runs/nope", "there is no folder 'runs/nope'; 'runs' does not exist either"),
         ("mine/bettle", "there is no folder 'mine/bettle'; did you mean 'bottle'"),
+        ("mine/xyz", "there is no folder 'mine/xyz'; 'mine' holds no folder of a model"),
         ("a/b/c", "there is no folder 'a/b/c'; 'a/b' does not exist either"),
         ("notes.txt", "model 'notes.txt' is a file; give the folder it lies in"),
     ],

@@ -48,6 +48,8 @@ def test_a_context_longer_than_the_models_is_refused_and_a_shorter_model_sets_it
     assert settle(load_sft_config({"env": "bandit"})).max_context == 2048
     with pytest.raises(ConfigError, match="max_context = 641 is longer than the 640 tokens"):
         settle(load_sft_config({**model, "max_context": 641}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_positions": 512}))
+    assert settle(load_sft_config(model)).max_context == 512
 
 
 def test_the_episodes_of_an_evaluation_have_room_for_prompts_in_a_short_context():
