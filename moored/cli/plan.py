@@ -11,7 +11,7 @@ import typer
 
 from moored.cli.console import make_console, print_line
 from moored.cli.options import AsJson, ConfigWords, read_config
-from moored.errors import ConfigError, MooredError
+from moored.errors import ConfigError, EnvError, MooredError
 
 if TYPE_CHECKING:
     from moored.config import Config
@@ -74,6 +74,7 @@ def plan_command(
     config = read_config(what or [])
     cluster = _Cluster(gpus, gpus_per_node, samplers, tensor_parallel, nvlink, network)
     _check_is_planned(config, cluster)
+    _check_context(config)
     chosen, note = _choose_gpu(config, gpu, memory_gib, tflops, bandwidth)
     lengths = _lengths(config, turns, prompt_tokens, reply_tokens)
     fits = (
@@ -166,6 +167,20 @@ def _check_is_planned(config: Config, cluster: _Cluster) -> None:
         raise ConfigError("engine.device is cpu, and plans are made for GPUs; leave it out")
 
 
+def _check_context(config: Config) -> None:
+    """Refuse dialogues that training would refuse, too."""
+    from moored.models.folder import read_positions, scales_angles
+    from moored.models.load import weights_folder
+
+    folder, longest = weights_folder(config.model), config.rollout.max_context
+    positions = None if scales_angles(folder) else read_positions(folder)
+    if positions is not None and longest > positions:
+        raise ConfigError(
+            f"rollout.max_context = {longest} is longer than the {positions} tokens that model "
+            f"{config.model!r} was made for; set it to {positions} or less"
+        )
+
+
 def _options(cluster: _Cluster) -> list[tuple[str, object]]:
     return [(field.name, getattr(cluster, field.name)) for field in fields(cluster)]
 
@@ -204,9 +219,13 @@ def _max_turns(config: Config) -> int:
     from moored.envs.mix import EnvMix
 
     most = 1
-    for make in EnvMix(config.env).makers:
-        with closing(make()) as env:
-            most = max(most, env.max_turns)
+    try:
+        for make in EnvMix(config.env).makers:
+            with closing(make()) as env:
+                most = max(most, env.max_turns)
+    except EnvError as error:
+        # A run is often planned where it will not be made, and only its turns are needed.
+        raise EnvError(f"{error}; to plan all the same, give --turns") from error
     return most
 
 
@@ -241,8 +260,7 @@ def _head(found: Plan, note: str) -> list[str]:
         f"{'bfloat16' if setup.bf16 else 'float32'}",
         f"GPU: {found.gpu.name}, {found.gpu.memory_gib:.1f} GiB ({note})",
         f"each step: {setup.num_groups} prompts x {setup.group_size} = {setup.num_episodes} "
-        f"episodes of {lengths.trajectory:,} tokens: a prompt of {lengths.prompt}, then "
-        f"{lengths.turns} x {lengths.reply}",
+        f"{lengths.text}",
         f"micro-batches: {found.micro_batch_tokens:,} tokens{again}",
     ]
     if memory.rows < setup.most_rows:

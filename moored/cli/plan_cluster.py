@@ -57,8 +57,7 @@ def _head(found: ClusterPlan) -> list[str]:
         f"model: {found.config.model}, {setup.shape.size_text} parameters",
         f"cluster: {cluster.num_gpus:,} x {cluster.gpu.name} in {nodes}, {links}",
         f"each step: {setup.num_groups} prompts x {setup.group_size} = {setup.num_episodes:,} "
-        f"episodes of {lengths.trajectory:,} tokens: a prompt of {lengths.prompt}, then "
-        f"{lengths.turns} x {lengths.reply}",
+        f"{lengths.text}",
     ]
 
 

@@ -41,6 +41,16 @@ class Lengths:
         return self.prompt + self.continuation
 
     @property
+    def text(self) -> str:
+        """What an episode adds up to."""
+        found = (
+            f"episodes of {self.trajectory:,} tokens: a prompt of {self.prompt}, then "
+            f"{self.turns} x {self.reply}"
+        )
+        between = self.turns - 1
+        return f"{found} and {between} x {self.observation} between them" if between else found
+
+    @property
     def continuation(self) -> int:
         """Tokens after the first prompt."""
         return self.turns * self.reply + (self.turns - 1) * self.observation
@@ -74,8 +84,8 @@ def check_lengths(config: Config, lengths: Lengths) -> None:
     if lengths.trajectory > rollout.max_context:
         raise MooredError(
             f"an episode of {lengths.trajectory:,} tokens (a prompt of {lengths.prompt}, then "
-            f"{lengths.turns} turns) is longer than rollout.max_context = {rollout.max_context}; "
-            f"raise that, or lower --turns, --prompt-tokens or --reply-tokens"
+            f"{lengths.turns} turn{'s' if lengths.turns > 1 else ''}) is longer than "
+            f"rollout.max_context = {rollout.max_context}; raise that, or lower --turns, --prompt-tokens or --reply-tokens"
         )
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from moored.cli.main import main
 from moored.config import load_config
+from moored.errors import EnvError
 from moored.plan.gpus import Gpu
 from tests.warm import run_warm
 
@@ -52,7 +53,10 @@ def test_a_plan_is_a_table_of_parts_and_phases_and_a_verdict(run):
         "GPU: h200, 139.8 GiB (assumed, because there is none here; --gpu names another)"
     )
     # 300 + 5 x 400 + 4 observations of 60.
-    assert lines[2].startswith("each step: 8 prompts x 16 = 128 episodes of 2,540 tokens: ")
+    assert lines[2] == (
+        "each step: 8 prompts x 16 = 128 episodes of 2,540 tokens: a prompt of 300, then 5 x 400 "
+        "and 4 x 60 between them"
+    )
     assert "memory, GiB         rollout  scoring   update" in lines
     # 2 and 12 bytes for each of 3.086 billion parameters.
     assert "policy weights         5.75     5.75     5.75" in lines
@@ -105,13 +109,37 @@ def test_lengths_can_be_given(run):
     [
         (["--reply-tokens", "1000"], "replies of 1000 tokens are longer than rollout.max_response"),
         (["--turns", "1000"], "an episode of 61,240 tokens (a prompt of 300, then 1000 turns) is "),
-        (["--prompt-tokens", "9999"], "tokens (a prompt of 9999, then 1 turns) is longer than rol"),
+        (["--prompt-tokens", "9999"], "tokens (a prompt of 9999, then 1 turn) is longer than roll"),
     ],
 )
 def test_episodes_that_cannot_be_are_not_planned(run, words, said):
     code, out, err = run("plan", "sokoban", "grpo", "qwen2.5-0.5b", "--gpu", "h100", *words)
     assert (code, out) == (2, "")
     assert said in err and "rollout.max_" in err
+
+
+def test_a_context_that_training_would_refuse_is_not_planned(run, tmp_path):
+    described = {"model_type": "llama", "max_position_embeddings": 512, "vocab_size": 64}
+    described |= {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    described |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    code, _, err = run("plan", "sokoban", "grpo", "model=.", "--gpu", "h200")
+    assert code == 2 and "max_context = 2048 is longer than the 512 tokens that model '.'" in err
+    described["rope_parameters"] = {"rope_type": "yarn", "factor": 8.0}
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    _, _, err = run("plan", "sokoban", "grpo", "model=.", "--gpu", "h200")
+    assert "max_context" not in err
+
+
+def test_an_environment_that_cannot_be_played_here_is_planned_with_its_turns(run, monkeypatch):
+    def refuse(*_, **__) -> None:
+        raise EnvError("code: no sandbox here")
+
+    monkeypatch.setattr("moored.envs.code.env.make_isolation", refuse)
+    code, _, err = run("plan", "code", "grpo", "--gpu", "h200")
+    assert code == 2 and "no sandbox here; to plan all the same, give --turns" in err
+    code, _, _ = run("plan", "code", "grpo", "--gpu", "h200", "--turns", "2")
+    assert code == 0
 
 
 def test_as_many_turns_are_planned_as_the_context_has_room_for(run):
