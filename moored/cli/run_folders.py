@@ -58,8 +58,14 @@ def check_is_run(folder: Path, command: str, *, other: Path | None = None) -> No
             f"{str(folder)!r} is not a run directory: it has no config.yaml; give the folder that "
             f"`moored {command}` printed"
         )
+    text = file.read_text(errors="replace")
+    if not text.strip():
+        raise RunLogError(
+            f"{str(file)!r} is empty, and a run cannot be resumed without its options; copy them "
+            f"back, or start a new run"
+        )
     # Only a run of training has no such key.
-    if command != "train" and not file.read_text(errors="replace").startswith("command: "):
+    if command != "train" and not text.startswith("command: "):
         raise RunLogError(
             f"{str(folder)!r} is not a run of `moored {command}`; for one of `moored train`: "
             f"moored train --resume {quote(str(folder))}"

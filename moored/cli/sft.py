@@ -133,6 +133,12 @@ def read_sft_config(words: Sequence[str]) -> SftConfig:
         raise ConfigError(f"one model can be taught at a time, got {' and '.join(models)}")
     if models:
         data["model"] = models[0]
+        given = [word for word in overrides if word.startswith("model=")]
+        if given:
+            raise ConfigError(
+                f"the model is {models[0]!r} by its first word and another by {given[0]!r}; leave "
+                f"one of them out"
+            )
     return load_sft_config(data, overrides)
 
 

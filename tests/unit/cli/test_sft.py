@@ -48,6 +48,7 @@ def command(tmp_path, monkeypatch, capsys):
         (["nano", "env.0.options.x=1", "env=bandit"], "env"),
         (["nanoo", "env=bandit"], "neither embedded nor a folder; did you mean 'nano'?"),
         (["nano", "mini", "env=bandit"], "one model can be taught at a time, got nano and mini"),
+        (["nano", "model=mini", "env=bandit"], "the model is 'nano' by its first word and another"),
         (["nano", "sudoku"], "'sudoku' is an environment, not a model; write env=sudoku"),
         (["nano", "dialogues=none.jsonl"], "cannot read dialogues 'none.jsonl': No such file"),
         (["nano", "dialogues=empty.jsonl"], "dialogues 'empty.jsonl': the file is empty"),
@@ -61,6 +62,7 @@ def command(tmp_path, monkeypatch, capsys):
         (["mini", "--resume", "begun"], "--resume takes options only, got 'mini'; leave it out"),
         (["--resume", "begun", "--run", "x"], "goes on in 'begun' itself; leave --run 'x' out"),
         (["--resume", "trained"], "not a run of `moored sft`; for one of `moored train`: moored t"),
+        (["--resume", "emptied"], "'emptied/config.yaml' is empty, and a run cannot be resumed w"),
         (["num_steps=3", "--resume", "begun"], "num_steps cannot change when a warm start is res"),
         (["env=sudoku", "--resume", "begun"], "only workers and checkpoint_every change none"),
         (["worker=2", "--resume", "begun"], "unknown option 'worker'; did you mean 'workers'?"),
@@ -72,6 +74,8 @@ def command(tmp_path, monkeypatch, capsys):
 def test_a_mistake_is_one_sentence(command, tmp_path, words, why):
     (tmp_path / "empty.jsonl").write_text("\n")
     (tmp_path / "mute.jsonl").write_text('{"messages": [{"role": "user", "content": "?"}]}\n')
+    (tmp_path / "emptied").mkdir()
+    (tmp_path / "emptied" / "config.yaml").write_text("")
     (tmp_path / "begun").mkdir()
     (tmp_path / "begun" / "config.yaml").write_text("command: sft\nenv: bandit\n")
     (tmp_path / "edited").mkdir()
