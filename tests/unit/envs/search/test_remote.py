@@ -282,7 +282,10 @@ class Writer:
     renderer: TextRenderer = field(default_factory=TextRenderer)
 
 
-def test_a_real_server_that_is_killed_in_mid_run_costs_the_episodes_that_search():
+def test_a_real_server_that_is_killed_in_mid_run_costs_the_episodes_that_search(monkeypatch):
+    # It does not come back, however long a search waits before it tries again.
+    monkeypatch.setattr("moored.envs.search.remote.MAX_PAUSE_S", 0.0)
+
     def tasks(url: str) -> list[Task]:
         make = functools.partial(make_env, "search", retriever=url, timeout_s=2.0, max_turns=2)
         seeds = range(3)
