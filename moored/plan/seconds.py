@@ -85,7 +85,8 @@ def check_lengths(config: Config, lengths: Lengths) -> None:
         raise MooredError(
             f"an episode of {lengths.trajectory:,} tokens (a prompt of {lengths.prompt}, then "
             f"{lengths.turns} turn{'s' if lengths.turns > 1 else ''}) is longer than "
-            f"rollout.max_context = {rollout.max_context}; raise that, or lower --turns, --prompt-tokens or --reply-tokens"
+            f"rollout.max_context = {rollout.max_context}; raise that, or lower --turns, "
+            f"--prompt-tokens or --reply-tokens"
         )
 
 
