@@ -32,9 +32,9 @@ def test_ten_thousand_hostile_replies_are_scored_in_50_ms_each(name: str) -> Non
 
 @needs_bubblewrap
 def test_two_thousand_hostile_programs_are_judged_within_their_time_limit() -> None:
-    """Half of them are right programs with a few characters changed, most others have no tags.
+    """About half of them are well-formed, mostly right programs with a few characters changed.
 
-    Each that is well-formed runs in a process of its own. How replies are read before that is the
+    Only those run, each in a process of its own. How replies are read before that is the
     same for all environments, and met by ten thousand in the test above; each reply of
     `NASTY_REPLIES` is met where the rules are checked.
     """
