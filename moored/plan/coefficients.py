@@ -13,6 +13,9 @@ MIB = 2**20
 RECORDED_TO = 300_000_000
 """`MAX_RECORDED` of engine/fast/graphs.py: parameters of the largest model whose passes are CUDA
 graphs, which keep their memory and are launched at once."""
+RELEASED_FROM = 1_000_000_000
+"""`RELEASED_FROM` of engine/local/engine.py: parameters of the smallest model whose keys and values
+are released before updates, with the recorded decoding steps that read them."""
 FORWARD_TIMES, FORWARD_TOKENS = 4, 24576
 """Of engine/local/learner.py: passes without gradients have so many times the tokens of others, up
 to a bound."""
@@ -50,9 +53,7 @@ class MemoryCoefficients:
     busy_work: float = 4e12
     """`BUSY_WORK` of engine/fast/graphs.py: tokens times parameters from which on passes without
     gradients of recorded models are not recorded, and larger."""
-    released_from: int = 1_000_000_000
-    """`RELEASED_FROM` of engine/local/engine.py: parameters of the smallest model whose keys and
-    values are released before updates."""
+    released_from: int = RELEASED_FROM
     scale_bytes: float = 2 * 4 / 256
     """Of 8-bit moments, for each parameter: a float32 for 256 numbers of both."""
 
@@ -64,17 +65,23 @@ class SpeedCoefficients:
     matrix_share: float = 775 / 989
     """Large bfloat16 products reach 775 of the 989 Tflop/s of an H200's data sheet. All other
     shares of the matrix rate are of this."""
-    decode_layer_s: float = 0.046e-3
+    decode_layer_s: float = 0.0152e-3
     """Kernels of one layer of a decoding step that the bounds below leave out. This and the next
-    three were fitted to decoding steps at 128 and 1,024 rows of 576 tokens on an H200, which they
-    reproduce within 5 %: 1.61 and 4.86 ms with 0.5 B, 3.74 and 17.06 ms with 3 B
-    (benchmarks/results/sizes_h200.json), 2.58 and 10.4 ms with 1.5 B."""
-    decode_matrix_share: float = 0.79
+    three were fitted to steps of 16, 128 and 1,024 rows of 576 tokens on an H200, which they
+    reproduce within 11 % from 0.5 to 3 billion parameters and within 15 % at 0.1
+    (benchmarks/results/decode_h200.json)."""
+    decode_matrix_share: float = 0.81
     """Of the bandwidth (few rows) or the matrix rate (many)."""
-    decode_cache_share: float = 0.99
-    """Of the bandwidth, while attention reads keys and values."""
+    decode_cache_share: float = 0.75
+    """Of the bandwidth, while attention reads keys and values: alone it reached 0.69 at 0.5 B and
+    0.79 at 3 B with 128 rows."""
     draw_passes: float = 3.0
     """How often drawing a token goes over its float32 logits."""
+    record_layer_s: float = 15.5e-3
+    """Of the host, for one layer of the decoding steps that a model records again in every training
+    step, because it released them. Rollouts of 1.5 and 3 B took 18 ms a layer longer than their
+    steps, those of 0.1 and 0.5 B, which keep theirs, 2 and 3 ms (plan_h200.json beside it)."""
+    released_from: int = RELEASED_FROM
     prefill_share: float = 0.88
     """Of the matrix rate, for a large model; smaller ones get `share_of_size` of this and of the
     next two. The fast sampler read prompts of 512 tokens at 59 % with 0.5 B and 74 % with 3 B
