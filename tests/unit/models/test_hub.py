@@ -44,6 +44,15 @@ def test_a_hub_that_cannot_be_reached_is_not_there(monkeypatch):
     assert not hub_answers()
 
 
+@pytest.mark.parametrize("name", ["httpx", "httpx2"])
+def test_that_is_seen_with_every_client_that_releases_of_the_hub_have(monkeypatch, name):
+    client = pytest.importorskip(name)
+    monkeypatch.setattr(constants, "ENDPOINT", NOBODY)
+    with client.Client() as session:
+        monkeypatch.setattr("huggingface_hub.utils.get_session", lambda: session)
+        assert not hub_answers()
+
+
 def test_without_the_hub_only_files_are_looked_for_and_nothing_is_tried_again(monkeypatch):
     asked = []
 

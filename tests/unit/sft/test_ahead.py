@@ -9,6 +9,7 @@ import sys
 import time
 from contextlib import closing
 from dataclasses import replace
+from importlib.metadata import version
 from types import SimpleNamespace
 
 import numpy as np
@@ -204,15 +205,18 @@ def num_imported(load):
     return len(set(sys.modules) - before)
 
 ahead.import_light()
-print(num_imported(lambda: load_tokenizer("mini")), "torch" in sys.modules)
+is_light = "torch" not in sys.modules
+print(num_imported(lambda: load_tokenizer("mini")), is_light)
 ahead.import_all()
 from transformers import AutoTokenizer
 print(num_imported(lambda: AutoTokenizer.from_pretrained(embedded_models()["mini"])))
 """
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
-    light, has_torch, heavy = found.stdout.split()
-    assert int(light) < 5 and has_torch == b"False"
-    assert int(heavy) < 5
+    light, is_light, heavy = found.stdout.split()
+    assert int(light) < 5 and int(heavy) < 5
+    # Earlier releases of transformers import torch for every tokenizer.
+    if version("transformers") >= "5.22":
+        assert is_light == b"True"
 
 
 def test_dialogues_of_a_file_are_rendered_by_workers_too(tiny_folder, tmp_path):
