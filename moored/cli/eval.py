@@ -148,7 +148,7 @@ def _evaluation_config(
     own = {} if env is None else {"env": parse_value(env, env)}
     of_run: dict[str, Any] = {"model": source}
     if not is_run and given.get("engine", {}).get("kind") != "endpoint":
-        of_run["rollout"] = _lengths_of(source)
+        of_run["rollout"] = _lengths_of(source, given.get("rollout", {}).get("max_response_tokens"))
     if is_run:
         of_run = load_config(Path(source) / "config.yaml").model_dump()
     if is_run and has_only_model(Path(source)):
@@ -162,8 +162,11 @@ def _evaluation_config(
     return load_config({**asked, "engine": {**engine, "kind": kind_here(engine.get("kind"))}})
 
 
-def _lengths_of(model: str) -> dict[str, int]:
-    """For a model that reads fewer tokens than a dialogue usually may have; empty for others."""
+def _lengths_of(model: str, asked: int | None) -> dict[str, int]:
+    """For a model that reads fewer tokens than a dialogue usually may have; empty for others.
+
+    `asked`: tokens of the longest reply, where the user says.
+    """
     from moored.config import RolloutConfig
     from moored.models.folder import read_positions, scales_angles
     from moored.models.load import weights_folder
@@ -172,6 +175,12 @@ def _lengths_of(model: str) -> dict[str, int]:
     positions = None if scales_angles(folder) else read_positions(folder)
     if positions is None or positions >= usual.max_context:
         return {}
+    if asked is not None and asked >= positions:
+        # Every episode would end before its first reply, and count as a failure of the model.
+        raise MooredError(
+            f"--max-tokens {asked} leaves no room for a prompt in the {positions} tokens that "
+            f"model {model!r} was made for; give fewer"
+        )
     reply = min(usual.max_response_tokens, positions // 2)
     return {"max_context": positions, "max_response_tokens": reply}
 

@@ -6,6 +6,7 @@ import pytest
 
 from moored.cli import eval as command
 from moored.config import Config, dump_config, load_config
+from moored.errors import MooredError
 
 
 class Asked(Exception):
@@ -45,6 +46,18 @@ def test_a_model_of_few_positions_is_evaluated_on_dialogues_that_it_can_read(tmp
     assert (found.rollout.max_context, found.rollout.max_response_tokens) == (512, 256)
     found = asked(monkeypatch, str(tmp_path), env="bandit", max_tokens=64)
     assert (found.rollout.max_context, found.rollout.max_response_tokens) == (512, 64)
+
+
+def test_replies_that_leave_a_model_no_room_for_a_prompt_are_refused(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_positions": 512}')
+
+    def config(reply: int) -> Config:
+        given = {"rollout": {"max_response_tokens": reply}}
+        return command._evaluation_config(str(tmp_path), "bandit", given, is_run=False)
+
+    assert config(511).rollout.max_response_tokens == 511
+    with pytest.raises(MooredError, match=r"--max-tokens 512 leaves no room .* in the 512 tokens"):
+        config(512)
 
 
 def test_a_model_is_evaluated_with_the_defaults(monkeypatch):
