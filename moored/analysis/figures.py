@@ -107,7 +107,7 @@ def line_chart(
     if share:
         layout["yaxis"] |= {"range": [-0.03, 1.03]}
     elif axis := _cut_axis(curves, level):
-        _add_cut(layout, axis)
+        _add_cut(layout, axis, alarm_step)
     if level is not None:
         _add_level(layout, *level)
     if alarm_step is not None:
@@ -371,10 +371,13 @@ def about_cuts(charts: Iterable[Chart]) -> str:
     )
 
 
-def _add_cut(layout: Chart, axis: CutAxis) -> None:
+def _add_cut(layout: Chart, axis: CutAxis, alarm_step: int | None) -> None:
     """Set the axis, and say what it does not show; a double click does."""
+    # The word of an alarm stands at the same height, and must stay readable.
+    is_left = alarm_step is None or alarm_step > layout["xaxis"]["range"][1] / 2
+    side = {"x": 0, "xanchor": "left"} if is_left else {"x": 1, "xanchor": "right"}
     layout["yaxis"] |= {"range": [float(f"{end:.{DIGITS}g}") for end in (axis.low, axis.high)]}
-    note = {"xref": "paper", "x": 0, "xanchor": "left", "yref": "paper", "y": 1}
+    note = {"xref": "paper", **side, "yref": "paper", "y": 1}
     note |= {"yanchor": "bottom", "text": axis.note, "showarrow": False, "name": CUT}
     layout.setdefault("annotations", []).append(note | {"font": {"size": 11, "color": SOFT}})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from moored.analysis import figures
 from moored.analysis.axis import cut_axis
 from moored.analysis.svg import Axis, Point, _cut, line_chart
 
@@ -46,3 +47,13 @@ def test_the_page_of_diagnose_says_how_far_cut_intervals_reach():
     assert "bands reach" not in line_chart(
         [Point(1, 0.0), Point(2, 1.0, 0.5, 1.5)], label="", x_label="step"
     )
+
+
+@pytest.mark.parametrize(
+    ("alarm_step", "side"), [(None, "left"), (2, "right"), (4, "right"), (9, "left")]
+)
+def test_how_far_bands_reach_is_not_written_over_the_alarm(alarm_step, side):
+    curve = figures.Curve(name="", x=[1, 10], y=[0.0, 1.0], low=[-9.0, 0.5], high=[9.0, 1.5])
+    layout = figures.line_chart([curve], y_title="", alarm_step=alarm_step)["layout"]
+    (note,) = (note for note in layout["annotations"] if note.get("name") == figures.CUT)
+    assert (note["xanchor"], note["x"]) == (side, 1 if side == "right" else 0)
