@@ -168,11 +168,10 @@ def _lengths_of(model: str, asked: int | None) -> dict[str, int]:
     `asked`: tokens of the longest reply, where the user says.
     """
     from moored.config import RolloutConfig
-    from moored.models.folder import read_positions, scales_angles
+    from moored.models.folder import read_position_limit
     from moored.models.load import weights_folder
 
-    folder, usual = weights_folder(model), RolloutConfig()
-    positions = None if scales_angles(folder) else read_positions(folder)
+    positions, usual = read_position_limit(weights_folder(model)), RolloutConfig()
     if positions is None or positions >= usual.max_context:
         return {}
     if asked is not None and asked >= positions:

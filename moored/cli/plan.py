@@ -169,11 +169,11 @@ def _check_is_planned(config: Config, cluster: _Cluster) -> None:
 
 def _check_context(config: Config) -> None:
     """Refuse dialogues that training would refuse, too."""
-    from moored.models.folder import read_positions, scales_angles
+    from moored.models.folder import read_position_limit
     from moored.models.load import weights_folder
 
-    folder, longest = weights_folder(config.model), config.rollout.max_context
-    positions = None if scales_angles(folder) else read_positions(folder)
+    positions = read_position_limit(weights_folder(config.model))
+    longest = config.rollout.max_context
     if positions is not None and longest > positions:
         raise ConfigError(
             f"rollout.max_context = {longest} is longer than the {positions} tokens that model "

@@ -42,12 +42,19 @@ def read_positions(folder: Path) -> int | None:
     return positions if isinstance(positions, int) else None
 
 
-def scales_angles(folder: Path) -> bool:
-    """True where config.json says that the model reaches beyond the tokens it was made for."""
+def read_position_limit(folder: Path) -> int | None:
+    """Likewise; None where the model scales its angles, and so reaches beyond them."""
     found = _read_described(folder)
-    rope = found.get("rope_parameters") or found.get("rope_scaling") or {}
-    kind = rope.get("rope_type", rope.get("type")) if isinstance(rope, dict) else None
-    return kind not in (None, "default")
+    is_scaled = scales_angles(found.get("rope_parameters") or found.get("rope_scaling"))
+    return None if is_scaled else read_positions(folder)
+
+
+def scales_angles(rope: object) -> bool:
+    """True for rope parameters other than plain ones; each kind of layer may have its own."""
+    if not isinstance(rope, dict):
+        return False
+    kind = rope.get("rope_type", rope.get("type"))
+    return kind not in (None, "default") or any(scales_angles(part) for part in rope.values())
 
 
 def _read_described(folder: Path) -> dict[str, Any]:

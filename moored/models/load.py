@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from moored.errors import MooredError, close_match_hint, require_packages
 from moored.models.adapter import base_name, check_adapter, is_adapter
-from moored.models.folder import check_model_folder, has_plain_tokenizer
+from moored.models.folder import check_model_folder, has_plain_tokenizer, scales_angles
 from moored.models.hub import hub_answers
 
 if TYPE_CHECKING:
@@ -331,8 +331,7 @@ def has_fixed_angles(config: Any) -> bool:
 
 def position_limit(config: Any) -> int | None:
     """Tokens that a model was made for; None where it does not say, or scales its angles."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type", "default") != "default":
+    if scales_angles(getattr(config, "rope_parameters", None)):
         return None
     return getattr(config, "max_position_embeddings", None)
 
