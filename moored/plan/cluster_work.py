@@ -24,7 +24,7 @@ that these disturbed little the clock on the wall gave 2 to 6 % less (results/dr
 VLLM_ROW_S = 22e-6
 """What vLLM 0.26 adds to a decoding step for each row, beside what moored's own sampler takes: with
 log-probabilities its steps took 4.0 and 29 ms at 0.5 B (128 and 1,024 rows) and 4.7 and 39 ms at
-3 B, measured on one H200 with random weights. This gives 4.4, 27, 6.5 and 40 ms."""
+3 B, measured on one H200 with random weights. This gives 3.7, 27, 5.8 and 40 ms."""
 HOST_COPY_BYTES_S = 6e9
 """Between a GPU and main memory that is not pinned: an assumption."""
 STORE_PUT_BYTES_S = 2.5e9

@@ -16,7 +16,7 @@ from moored.plan.coefficients import MEASURED
 from moored.plan.gpus import GPUS
 from moored.plan.layouts import IN_TURN, OVERLAPPED, TOGETHER, ClusterPlan
 from moored.plan.links import LINK_SHARE, make_cluster
-from moored.plan.seconds import longest_lengths
+from moored.plan.seconds import Lengths, longest_lengths
 from moored.plan.setup import setup_of
 from moored.plan.whole import Whole
 from moored.presets import read_presets
@@ -192,6 +192,27 @@ def test_tensor_parallelism_shortens_a_decoding_step_less_than_it_divides_it():
     found = work("Qwen/Qwen2.5-32B")
     one, four = (found.decode_step(64, ways, is_vllm=True) for ways in (1, 4))
     assert one / 4 < four < one
+
+
+# What `VLLM_ROW_S` says was measured: it is added to steps of moored's own sampler.
+@pytest.mark.parametrize(
+    ("model", "rows", "measured_ms", "planned_ms"),
+    [
+        ("0.5B", 128, 4.0, 3.7),
+        ("0.5B", 1024, 29, 27),
+        ("3B", 128, 4.7, 5.8),
+        ("3B", 1024, 39, 40),
+    ],
+)
+def test_steps_of_vllm_are_planned_within_a_quarter_of_the_measured(
+    model, rows, measured_ms, planned_ms
+):
+    name, cluster = f"Qwen/Qwen2.5-{model}", make_cluster(GPUS["h200"], 1)
+    lengths = Lengths(prompt=512, reply=128)
+    found = ClusterWork(setup_of(options(name), shape_of(name)), cluster, MEASURED, lengths)
+    step_ms = 1000 * found.decode_step(rows, 1, is_vllm=True)
+    assert step_ms == pytest.approx(measured_ms, rel=0.25)
+    assert step_ms == pytest.approx(planned_ms, rel=0.02)
 
 
 def test_samplers_beside_learners_record_their_steps_again_and_others_keep_them():
