@@ -284,8 +284,8 @@ ENTROPIES = ("conditional_entropy_est", "conditional_entropy_seq_est")
 def interval_of(report: CollapseReport, name: str) -> Interval | None:
     """95 %: by the bootstrap, else from the standard error over prompts.
 
-    Two prompts compared with each other are one comparison, whose spread nothing shows: their
-    effects cancel, and the standard error of MI and retrieval may come out as 0.
+    None of MI and retrieval of two prompts, also where a stored report has an error of them: it is
+    near 0, because the effects of one comparison cancel.
     """
     found, error = report.intervals.get(name), report.standard_errors.get(name)
     is_entropy = name in ENTROPIES

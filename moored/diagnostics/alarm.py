@@ -185,8 +185,7 @@ class CollapseAlarm:
         self._lengths.append(None if length is None else float(length))
         if self.alarm is not None or len(self._mi) < MIN_LOOKS:
             return None
-        known = [error for error in self._errors if error is not None]
-        errors_ST = np.array([known]) if len(known) == len(self._mi) else None
+        errors_ST = self._known_errors()
         found = self.rule.apply(np.array([self._mi]), errors_ST)
         self.has_nothing_to_lose = bool(found.nothing_to_lose_S[0])
         if found.level_S[0] > found.limit_S[0] or self._is_longer_only(errors_ST):
@@ -199,6 +198,17 @@ class CollapseAlarm:
             mi_reference=float(found.reference_S[0]),
         )
         return self.alarm
+
+    def _known_errors(self) -> np.ndarray | None:
+        """(1, T) standard errors; None where fewer than half of the looks have one.
+
+        A look without, e.g. at two prompts, counts as typical: it does not undo those of others.
+        """
+        known = [error for error in self._errors if error is not None]
+        if 2 * len(known) < len(self._errors):
+            return None
+        typical = float(np.median(known))
+        return np.array([[typical if error is None else error for error in self._errors]])
 
     def _is_longer_only(self, errors_ST: np.ndarray | None) -> bool:
         """True where reasonings grew much longer, and MI times length has not fallen."""

@@ -21,6 +21,10 @@ from moored.diagnostics.resampling import check_draws
 from moored.errors import MooredError, TooFewPromptsError
 from moored.types import Group, Prompt, ScoreRequest, Turn
 
+MIN_PROMPTS = 3
+"""For an interval: draws from two reach from the one to the other, which holds the mean of all
+prompts half of the time."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningActionReport:
@@ -36,7 +40,7 @@ class ReasoningActionReport:
     num_skipped_prompts: int
     """Prompts with fewer than two actions: nothing to compare."""
     interval: Interval | None = None
-    """95 % bootstrap interval over prompts; None without draws, and for one prompt alone."""
+    """95 % bootstrap interval over prompts; None without draws, and for fewer than 3 prompts."""
     p_value: float | None = None
 
 
@@ -84,7 +88,7 @@ def reasoning_action_information(
         num_actions=num_actions,
         num_constant_prompts=sum(is_constant) - num_skipped,
         num_skipped_prompts=num_skipped,
-        interval=_cluster_interval(gains, bootstrap, rng) if bootstrap and len(used) > 1 else None,
+        interval=_cluster_interval(gains, bootstrap, rng) if bootstrap else None,
         p_value=_shuffle_p_value(used, mi_nats, permutations, rng) if permutations else None,
     )
 
@@ -108,8 +112,12 @@ def _num_distinct(
     return len(set(keys))
 
 
-def _cluster_interval(gains: list[np.ndarray], draws: int, rng: np.random.Generator) -> Interval:
+def _cluster_interval(
+    gains: list[np.ndarray], draws: int, rng: np.random.Generator
+) -> Interval | None:
     """Prompts drawn with replacement; their rows stay together."""
+    if len(gains) < MIN_PROMPTS:
+        return None
     sums, counts = np.array([g.sum() for g in gains]), np.array([len(g) for g in gains])
     picks = rng.integers(len(gains), size=(draws, len(gains)))
     low, high = np.quantile(sums[picks].sum(axis=1) / counts[picks].sum(axis=1), [0.025, 0.975])

@@ -9,15 +9,16 @@ each reasoning was written for; with blocks, column j of block b is the prompt (
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from moored.diagnostics.report import STD_EPS, CollapseReport, Interval
 from moored.diagnostics.resampling import (
+    MIN_COMPARED_TASKS,
     bootstrap_means,
     check_can_bootstrap,
     check_draws,
@@ -33,8 +34,12 @@ from moored.errors import MooredError, TooFewPromptsError
 INTERVAL = (0.025, 0.975)
 SAME_PROMPT_RTOL = 0.02
 """Columns named the same prompt may differ this much, the noise of bfloat16 scores."""
+COMPARED = ("mi_estimate", "mi_seq_estimate", "retrieval_accuracy")
+"""What compares tasks with each other, of all that has a standard error."""
 PERMUTATIONS = 999
 """Draws for p-values unless asked otherwise: about 6 ms for 64 reasonings, p down to 0.001."""
+
+_Value = TypeVar("_Value")
 
 
 def information(
@@ -60,8 +65,9 @@ def information(
     prompt is a task of its own. `column_tasks[b, j]` is the task of column j of block b; None: that
     of its first row. Columns of tasks without rows are a fixed background. Columns with equal
     `prompt_keys` are one prompt and are merged.
-    Rows of length 0 are skipped and counted. `bootstrap` and `permutations` are numbers of draws;
-    intervals and standard errors need reasonings of at least 2 prompts.
+    Rows of length 0 are skipped and counted. `bootstrap` and `permutations` are numbers of draws.
+    Intervals and standard errors need reasonings of at least 2 tasks, those of MI and retrieval
+    of 3.
     """
     check_draws(bootstrap=bootstrap, permutations=permutations)
     scores = _checked_scores(logp, columns, lengths, blocks, tasks, column_tasks, prompt_keys)
@@ -154,7 +160,7 @@ class _Quantities:
         return cls(names, values_DM, influence_DC, errors_D, np.array(bounds), tasks_M)
 
     def standard_errors(self) -> dict[str, float]:
-        return dict(zip(self.names, self.errors_D.tolist(), strict=True))
+        return self._shown(dict(zip(self.names, self.errors_D.tolist(), strict=True)))
 
     def intervals(self, draws: int, rng: np.random.Generator) -> dict[str, Interval]:
         means_DB = bootstrap_means(
@@ -163,7 +169,13 @@ class _Quantities:
         ends_D2 = np.clip(
             np.quantile(means_DB, INTERVAL, axis=1).T, *self.bounds_D2.T[..., None]
         ).tolist()
-        return {name: Interval(*ends) for name, ends in zip(self.names, ends_D2, strict=True)}
+        pairs = zip(self.names, ends_D2, strict=True)
+        return self._shown({name: Interval(*ends) for name, ends in pairs})
+
+    def _shown(self, found: Mapping[str, _Value]) -> dict[str, _Value]:
+        """Without what so few tasks cannot show."""
+        is_enough = self.influence_DC.shape[1] >= MIN_COMPARED_TASKS
+        return {k: value for k, value in found.items() if is_enough or k not in COMPARED}
 
 
 def _p_values(

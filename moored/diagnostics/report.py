@@ -120,7 +120,8 @@ class CollapseReport:
     mean_length: float | None = None
     """Tokens of a reasoning; None: a record that does not know."""
     standard_errors: Mapping[str, float] = field(default_factory=dict)
-    """By metric name, prompts as independent units; empty when fewer than 2 have reasonings."""
+    """By metric name, prompts as independent units; empty when fewer than 2 have reasonings, and
+    without MI and retrieval when fewer than 3 have: two are one comparison."""
     intervals: Mapping[str, Interval] = field(default_factory=dict)
     """95 % bootstrap intervals by metric name; empty when `bootstrap=0`."""
     p_values: Mapping[str, float] = field(default_factory=dict)

@@ -16,6 +16,9 @@ from moored.errors import MooredError, TooFewPromptsError
 
 MAX_ELEMENTS = 1 << 22
 """Bound on the size of one resampled block."""
+MIN_COMPARED_TASKS = 3
+"""MI and retrieval compare tasks with each other. Two make one comparison, which moves both alike:
+their deviations cancel, and how much another two would differ is nowhere to be seen."""
 
 
 def check_draws(**draws: int) -> None:

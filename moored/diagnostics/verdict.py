@@ -65,6 +65,10 @@ class Thresholds:
         if self.hysteresis < 1.0:
             raise MooredError(f"hysteresis must be >= 1, got {self.hysteresis}")
 
+    def has_enough(self, level: Level) -> bool:
+        """True where a look, or pooled ones, have the prompts for a verdict."""
+        return level.num_prompts >= self.min_prompts * (2 if level.num_looks > 1 else 1)
+
 
 DEFAULT_THRESHOLDS = Thresholds()
 
@@ -77,7 +81,7 @@ class Level:
     num_prompts: int
     """Prompts with reasonings, over all looks."""
     num_degrees: int
-    """Degrees of freedom of the standard errors: prompts minus looks."""
+    """Degrees of freedom of the standard errors: prompts minus looks; 0: they are not known."""
     mi: float
     """Nats a token."""
     mi_se: float
@@ -98,10 +102,11 @@ class Level:
     def of(cls, report: CollapseReport, prompts: Iterable[bytes] = ()) -> Level:
         """The level of one look; `prompts` are keys of those that have reasonings."""
         chance, errors = 1.0 / report.num_prompts, report.standard_errors
+        is_known = "mi_estimate" in errors
         return cls(
             num_looks=1,
             num_prompts=report.num_used_prompts,
-            num_degrees=report.num_used_prompts - 1,
+            num_degrees=report.num_used_prompts - 1 if is_known else 0,
             mi=report.mi_estimate,
             mi_se=errors.get("mi_estimate", 0.0),
             ceiling_share=report.mi_seq_estimate / report.mi_upper_bound,
@@ -120,7 +125,7 @@ class Level:
         return cls(**{**state, "prompts": tuple(state["prompts"])})
 
     def half_width(self, standard_error: float) -> float:
-        """Half of a 99 % interval; infinite for one prompt."""
+        """Half of a 99 % interval; infinite where the standard error is not known."""
         if self.num_degrees < 1:
             return math.inf
         return t_quantile(self.num_degrees, CONFIDENCE) * standard_error
@@ -131,8 +136,8 @@ def pool(looks: Sequence[Level]) -> Level:
 
     Prompts and not precision are the weights: the standard error of a small look is as uncertain
     as its mean, and low looks would get the small errors. The scatter of the looks themselves
-    counts where it is larger than their standard errors say. Looks at the same prompts say no more
-    about others than one of them does.
+    counts where it is larger than their standard errors say; where one of these is not known, its
+    degrees of freedom do. Looks at the same prompts say no more about others than one of them does.
     """
     if len(looks) == 1:
         return looks[0]
@@ -143,6 +148,8 @@ def pool(looks: Sequence[Level]) -> Level:
     num_prompts = len(known) + sum(look.num_prompts for look in looks if not look.prompts)
     most = max(look.num_degrees for look in looks)
     num_degrees = max(num_prompts - sum(look.num_looks for look in looks), most)
+    if any(look.num_degrees < 1 for look in looks):
+        num_degrees = len(looks) - 1
     overlap = np.array([[_overlap(look, other) for other in looks] for look in looks])
     np.fill_diagonal(overlap, 1.0)
     for name in ("mi", "ceiling_share", "dependence"):
@@ -288,14 +295,9 @@ def judge(
     looks = f" over the last {level.num_looks} looks" if level.num_looks > 1 else ""
     counted = f"{level.num_prompts} prompts{looks}"
     if level.num_degrees < 1:
-        return Judgement(
-            verdict=Verdict.CANNOT_TELL,
-            why=f"Reasonings of one prompt cannot tell; at least {ENOUGH_PROMPTS} prompts are "
-            f"needed.",
-            prompts_needed=ENOUGH_PROMPTS,
-        )
+        return _unknown(level, counted)
     tests = _tests(level, start, previous, thresholds)
-    is_enough = level.num_prompts >= thresholds.min_prompts * (2 if level.num_looks > 1 else 1)
+    is_enough = thresholds.has_enough(level)
     has_dependence = level.p_value is None or level.p_value <= thresholds.max_p_value
     if is_enough and has_dependence and (facts := tests.established):
         text = " and ".join(test.text() for test in facts)
@@ -324,7 +326,7 @@ def _tests(
     factor = thresholds.hysteresis if previous is Verdict.COLLAPSED else 1.0
     floor = thresholds.min_dependence * factor
     of_start = None
-    if start is not None and start.mi > 0.0:
+    if start is not None and start.mi > 0.0 and start.num_degrees >= 1:
         start_floor = thresholds.min_mi_of_start * factor
         growth = length_growth(level.length, start.length)
         # The error of MI - floor * start, the difference whose sign is asked for.
@@ -348,6 +350,24 @@ def _tests(
             level,
         ),
         start=of_start,
+    )
+
+
+def _unknown(level: Level, counted: str) -> Judgement:
+    """Where no standard error says how far the estimates may be off."""
+    needed = f"at least {ENOUGH_PROMPTS} prompts are needed"
+    if level.num_prompts == 1:
+        why = f"Reasonings of one prompt cannot tell; {needed}."
+    elif level.num_prompts == 2:
+        why = (
+            f"2 prompts cannot tell: they are one comparison, and how much another would differ "
+            f"is not known; {needed}."
+        )
+    else:
+        why = f"{counted} cannot tell: the standard errors of the look are not known."
+    is_few = level.num_prompts < ENOUGH_PROMPTS
+    return Judgement(
+        verdict=Verdict.CANNOT_TELL, why=why, prompts_needed=ENOUGH_PROMPTS if is_few else None
     )
 
 
@@ -377,6 +397,17 @@ def _p_text(level: Level) -> str:
     if level.p_value is None:
         return ""
     return f", p = {level.p_value:.3f}" if level.p_value >= 0.0005 else ", p < 0.001"
+
+
+def first_level(looks: Sequence[Level], thresholds: Thresholds) -> Level | None:
+    """What later looks of a run are held against; None while its looks so far do not show it.
+
+    The first look, or, where the standard error of that is not known, all up to the one that makes
+    enough prompts: their scatter says how far such looks are off.
+    """
+    level = pool(looks)
+    is_shown = level.num_looks == 1 or thresholds.has_enough(level)
+    return level if level.num_degrees >= 1 and is_shown else None
 
 
 def judge_series(

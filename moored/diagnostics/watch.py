@@ -14,6 +14,7 @@ from moored.diagnostics.verdict import (
     Judgement,
     Level,
     Thresholds,
+    first_level,
     judge_series,
     regime_of,
 )
@@ -148,17 +149,19 @@ class VerdictTracker:
         self._regime: Regime | None = None
 
     def update(self, look: Level) -> tuple[Judgement, Regime | None]:
-        """Take in the next look; the first one sets the start."""
+        """Take in the next look; the first one sets the start, or a few of them together."""
+        holds_first = len(self._looks) < max(POOLED_LOOKS)
         self._looks = [*self._looks, look][-max(POOLED_LOOKS) :]
         found = judge_series(
             self._looks, start=self._start, previous=self._verdict, thresholds=self.thresholds
         )
-        self._start = self._start or look
+        if self._start is None and holds_first:
+            self._start = first_level(self._looks, self.thresholds)
         found = self._twice(found)
         regime = regime_of(
             found.verdict,
             look.entropy,
-            start_entropy=self._start.entropy,
+            start_entropy=None if self._start is None else self._start.entropy,
             previous=self._regime,
             thresholds=self.thresholds,
         )

@@ -195,6 +195,18 @@ def test_alarm_goes_off_once():
     assert watch.alarm in fired
 
 
+def test_a_look_without_an_error_counts_as_typical_and_does_not_undo_those_of_others():
+    mi = [1.0] * 8 + [0.2] * 4
+    errors = [0.05, None, 0.05, 0.06, 0.04, None, 0.05, 0.05, 0.05, 0.05, 0.05, 0.05]
+    holes, full = CollapseAlarm(), CollapseAlarm()
+    for step, (x, error) in enumerate(zip(mi, errors, strict=True)):
+        holes.update(step, x, 1.0, error)
+        full.update(step, x, 1.0, 0.05 if error is None else error)
+    assert holes.alarm is not None and holes.alarm == full.alarm
+    # The median of 0.05 over the root of three looks.
+    assert holes.alarm.mi_level_se == pytest.approx(0.05 / 3**0.5)
+
+
 def test_alarm_continues_from_its_saved_state():
     mi = (fall(40, 20) + noise(0.1, 0.0, seed=1, num_series=1)[0]).tolist()
     whole = CollapseAlarm()

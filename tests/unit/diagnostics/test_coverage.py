@@ -15,13 +15,13 @@ from moored.diagnostics.resampling import t_quantile
 METRICS = ("mi_estimate", "mi_seq_estimate", "retrieval_accuracy")
 
 
-def toy_channel(rng, num_prompts: int):
+def toy_channel(rng, num_prompts: int, num_rows: int = 64, noise: float = 0.3):
     """Prompts are points, reasonings are noisy copies of them; log-densities."""
     points = rng.normal(size=num_prompts)
-    columns = np.repeat(np.arange(num_prompts), 64 // num_prompts)
-    copies = points[columns] + 0.3 * rng.normal(size=64)
-    logp = -0.5 * ((copies[:, None] - points) / 0.3) ** 2
-    return logp, columns, np.full(64, 5)
+    columns = np.sort(np.arange(num_rows) % num_prompts)
+    copies = points[columns] + noise * rng.normal(size=num_rows)
+    logp = -0.5 * ((copies[:, None] - points) / noise) ** 2
+    return logp, columns, np.full(num_rows, 5)
 
 
 @pytest.mark.parametrize(("num_prompts", "least"), [(8, 0.80), (16, 0.86)])
@@ -40,6 +40,26 @@ def test_intervals_cover_the_mean_estimate_near_their_nominal_95_percent(num_pro
         print(f"N={num_prompts} {metric}: {coverage:.3f} of intervals, mean width {width:.3f}")
         # An interval that spans all draws covers in every run, and fails too.
         assert least <= coverage <= 0.995, metric
+
+
+@pytest.mark.parametrize("noise", [0.3, 1.0])
+@pytest.mark.parametrize("num_prompts", [2, 3, 4, 8])
+def test_few_prompts_have_standard_errors_of_the_right_size_or_none(num_prompts, noise):
+    """Those of two were 0.13 to 0.66 of the spread, and 0.41 to 0.80 of intervals held the mean."""
+    rng = np.random.default_rng(1)
+    looks = [
+        information(*toy_channel(rng, num_prompts, 16, noise), permutations=0) for _ in range(400)
+    ]
+    known = [name for name in METRICS if name in looks[0].standard_errors]
+    assert known == ([] if num_prompts == 2 else list(METRICS))
+    for metric in known:
+        values = np.array([getattr(look, metric) for look in looks])
+        errors = np.array([look.standard_errors[metric] for look in looks])
+        ratio = np.sqrt((errors**2).mean()) / values.std()
+        inside = np.abs(values - values.mean()) <= t_quantile(num_prompts - 1) * errors
+        print(f"N={num_prompts} noise={noise} {metric}: {ratio:.2f}, {inside.mean():.2f}")
+        assert 0.9 <= ratio <= 1.35, metric
+        assert inside.mean() >= 0.78, metric
 
 
 def swapped_boards(rng, num_tasks: int, num_blocks: int, noise: float):

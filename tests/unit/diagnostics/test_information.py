@@ -159,7 +159,7 @@ def test_one_prompt_after_merging_is_too_few():
 
 
 def test_metrics_have_exactly_the_known_names():
-    report = information([[-1.0, -2.0], [-2.0, -1.0]], [0, 1], [1, 1])
+    report = information(-2.0 + np.eye(3), [0, 1, 2], [1, 1, 1])
     names = [
         "conditional_entropy_est",
         "conditional_entropy_seq_est",

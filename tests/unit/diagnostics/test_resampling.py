@@ -124,6 +124,21 @@ def test_every_report_has_standard_errors_without_a_draw():
     assert one.standard_errors == {} and "view/mi_estimate_se" not in one.metrics("view")
 
 
+def test_two_prompts_are_one_comparison_and_have_no_error_of_what_compares_them():
+    # Either row is likelier by 3 nats under its own prompt: both gains are log(2 / (1 + e^-3)), so
+    # that they have no spread, whatever two other prompts would give.
+    two = information([[-1.0, -4.0], [-5.0, -2.0]], [0, 1], [1, 1], bootstrap=50)
+    assert two.mi_seq_estimate == pytest.approx(math.log(2 / (1 + math.exp(-3))))
+    entropies = {"conditional_entropy_est", "conditional_entropy_seq_est"}
+    assert set(two.standard_errors) == set(two.intervals) == entropies
+    # Entropies 1 and 2 of two prompts: sqrt((1/4 + 1/4) / (2 * 1)).
+    assert two.standard_errors["conditional_entropy_est"] == pytest.approx(0.5)
+    assert "view/mi_estimate_se" not in two.metrics("view")
+    assert "2 prompts cannot tell: they are one comparison" in two.why
+    three = information(-4.0 + 3.0 * np.eye(3), [0, 1, 2], np.ones(3), bootstrap=50)
+    assert {"mi_estimate", "retrieval_accuracy"} < set(three.standard_errors) & set(three.intervals)
+
+
 def test_standard_errors_agree_with_the_two_stage_bootstrap():
     rng = np.random.default_rng(1)
     reports = [information(*toy_channel(rng, 16), bootstrap=300) for _ in range(40)]

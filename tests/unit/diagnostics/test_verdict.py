@@ -202,6 +202,45 @@ def test_the_same_few_prompts_at_every_look_are_not_taken_for_many():
     assert wrong[False] <= 1 and wrong[True] <= 4
 
 
+PAIR = replace(SOUND, num_prompts=2, num_degrees=0, mi_se=0.0, ceiling_share_se=0.0)
+PAIR = replace(PAIR, dependence_se=0.0)
+
+
+def test_looks_without_standard_errors_are_as_sure_as_their_scatter():
+    pooled = pool([replace(PAIR, mi=mi) for mi in (1.0, 2.0, 3.0, 2.0)])
+    # Deviations -1, 0, 1, 0: (1 + 1) / (4 * 3), from four looks and not from eight prompts.
+    assert (pooled.mi, pooled.mi_se) == (pytest.approx(2.0), pytest.approx((1 / 6) ** 0.5))
+    assert (pooled.num_prompts, pooled.num_degrees) == (8, 3)
+    assert pool([PAIR] * 4).num_degrees == 3
+
+
+def test_a_start_of_unknown_error_is_the_first_looks_together():
+    tracker, pairs = VerdictTracker(), [replace(PAIR, mi=mi) for mi in (9.0, 1.0, 2.0, 4.0, 1.0)]
+    starts = []
+    for level in pairs:
+        tracker.update(level)
+        starts.append(tracker.state_dict()["start"])
+    assert starts[:3] == [None] * 3
+    assert starts[3]["mi"] == starts[4]["mi"] == pytest.approx(4.0)
+    sure = VerdictTracker()
+    sure.update(SOUND)
+    assert sure.state_dict()["start"]["mi"] == SOUND.mi
+
+
+def test_a_start_of_unknown_error_is_nothing_to_compare_with():
+    # A pair that happens to lie far apart: MI of 1 is a ninth of it, and no sign of a collapse.
+    far = replace(PAIR, mi=9.0)
+    assert judge(SOUND, start=far) == judge(SOUND) and judge(SOUND).verdict is HEALTHY
+    assert judge(SOUND, start=replace(far, num_degrees=7)).verdict is COLLAPSED
+
+
+def test_prompts_without_standard_errors_cannot_tell():
+    found = judge(replace(SOUND, num_degrees=0))
+    assert found.verdict is CANNOT_TELL and found.prompts_needed is None
+    assert found.why == "8 prompts cannot tell: the standard errors of the look are not known."
+    assert judge(PAIR).prompts_needed == 8
+
+
 def test_equal_looks_pool_to_smaller_errors():
     both = pool([SOUND] * 4)
     assert both.mi_se == pytest.approx(0.05 / 2)

@@ -56,6 +56,21 @@ def test_a_resumed_series_goes_on_as_if_it_had_not_stopped():
     assert resumed.alarm == whole.alarm is not None
 
 
+def test_the_scatter_of_two_prompts_is_not_taken_for_a_fall():
+    """Their standard errors near 0 made any fall look certain, in most of such series."""
+    rng = np.random.default_rng(3)
+    alarms = 0
+    for _ in range(20):
+        watch = CollapseWatch()
+        for step in range(30):
+            points, columns = rng.normal(size=2), np.arange(16) % 2
+            copies = points[columns] + 0.3 * rng.normal(size=16)
+            logp = -0.5 * ((copies[:, None] - points) / 0.3) ** 2
+            watch.update(step, information(logp, columns, np.full(16, 5), permutations=0))
+        alarms += watch.alarm is not None
+    assert alarms <= 7
+
+
 def test_a_decay_of_one_is_refused():
     with pytest.raises(MooredError, match="decay"):
         CollapseWatch(ema_decay=1.0)
