@@ -51,7 +51,7 @@ class KnowsPositions(Protocol):
     """An engine that says how long a dialogue its model was made for."""
 
     @property
-    def max_positions(self) -> int | None: ...
+    def position_limit(self) -> int | None: ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -139,7 +139,7 @@ def _open_lessons(config: SftConfig, source: Source, renderer: ReplyRenderer) ->
 
 def _check_context(config: SftConfig, engine: Engine) -> None:
     """The models whose context is known only once they are loaded."""
-    longest = engine.max_positions if isinstance(engine, KnowsPositions) else None
+    longest = engine.position_limit if isinstance(engine, KnowsPositions) else None
     if longest is not None and (config.max_context or 0) > longest:
         raise ConfigError(
             f"max_context = {config.max_context} is longer than the {longest} tokens that model "

@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from moored.config import Config, EnvConfig, Options, expand_env, load_config, load_options
 from moored.config_engine import EngineConfig, Section, UpdateConfig
 from moored.errors import ConfigError
-from moored.models.folder import read_positions
+from moored.models.folder import read_position_limit, read_positions
 from moored.models.load import weights_folder
 from moored.models.rates import SMALL_MODEL_PARAMETERS, count_parameters
 from moored.names import Schedule
@@ -132,11 +132,12 @@ def dump_sft_config(config: SftConfig) -> str:
 
 def settle(config: SftConfig) -> SftConfig:
     """The configuration with numbers for what follows the model; reads no weights."""
-    longest = longest_context(config.model)
-    if longest is not None and (config.max_context or 0) > longest:
+    folder = weights_folder(config.model)
+    longest, limit = read_positions(folder), read_position_limit(folder)
+    if limit is not None and (config.max_context or 0) > limit:
         raise ConfigError(
-            f"max_context = {config.max_context} is longer than the {longest} tokens that model "
-            f"{config.model!r} was made for; set it to {longest} or less"
+            f"max_context = {config.max_context} is longer than the {limit} tokens that model "
+            f"{config.model!r} was made for; set it to {limit} or less"
         )
     context = config.max_context or min(USUAL_CONTEXT, longest or USUAL_CONTEXT)
     reply = config.evaluation.max_response_tokens or min(USUAL_REPLY, context // 2)
@@ -162,11 +163,6 @@ def learning_rate(config: SftConfig) -> float:
     if size < LARGE_MODEL_PARAMETERS:
         lr = 1e-3 if size < SMALL_MODEL_PARAMETERS else 1e-4
     return min(1e-3, LORA_FACTOR * lr) if config.optimizer.lora_rank else lr
-
-
-def longest_context(model: str) -> int | None:
-    """Tokens that an embedded model or a folder says it was made for; None for others."""
-    return read_positions(weights_folder(model))
 
 
 def engine_config(config: SftConfig) -> Config:

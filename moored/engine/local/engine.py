@@ -110,6 +110,11 @@ class LocalEngine:
         """Longest sequence the model was made for, where it says."""
         return getattr(self.model.config, "max_position_embeddings", None)
 
+    @property
+    def position_limit(self) -> int | None:
+        """The same; None where the model scales its angles, and so reaches beyond it."""
+        return position_limit(self.model.config)
+
     def describe(self) -> str:
         return describe_model(self.model, self._config, self.learner.bf16)
 

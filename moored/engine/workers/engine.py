@@ -46,6 +46,11 @@ class TeamEngine:
         """Longest sequence the model was made for, where it says."""
         return self.info.max_positions
 
+    @property
+    def position_limit(self) -> int | None:
+        """The same; None where the model scales its angles, and so reaches beyond it."""
+        return self.info.position_limit
+
     def describe(self) -> str:
         return self.info.description
 

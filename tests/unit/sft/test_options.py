@@ -52,6 +52,14 @@ def test_a_context_longer_than_the_models_is_refused_and_a_shorter_model_sets_it
     assert settle(load_sft_config(model)).max_context == 512
 
 
+def test_a_model_with_scaled_angles_takes_longer_dialogues_than_it_says(tmp_path):
+    described = {"max_position_embeddings": 640, "rope_scaling": {"type": "yarn", "factor": 4.0}}
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    model = {"env": "bandit", "model": str(tmp_path)}
+    assert settle(load_sft_config({**model, "max_context": 1000})).max_context == 1000
+    assert settle(load_sft_config(model)).max_context == 640
+
+
 def test_the_episodes_of_an_evaluation_have_room_for_prompts_in_a_short_context():
     def reply_tokens(**options) -> int | None:
         return settle(load_sft_config({"env": "bandit", **options})).evaluation.max_response_tokens
