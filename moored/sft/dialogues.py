@@ -79,6 +79,11 @@ def _read_line(line: str, where: str) -> Dialogue:
         messages.pop()
     if not messages:
         raise MooredError(f"{where} has no reply to learn: no message is of the role assistant")
+    if any(message.role == "assistant" and not message.text.strip() for message in messages):
+        raise MooredError(
+            f"{where} has a reply without text, which would teach the model to end its turn at "
+            f"once; write the reply, or leave the line out"
+        )
     turns = messages[1:] if messages[0].role == "system" else messages
     expected = ["user", "assistant"] * (len(turns) // 2)
     if [message.role for message in turns] != expected:

@@ -49,6 +49,8 @@ def test_messages_and_pairs_of_prompt_and_completion_are_read(tmp_path):
         ({"messages": [PAIR[0], *PAIR]}, "must alternate, got user, user, assistant"),
         ({"messages": [{"role": "tool", "content": ""}]}, "a message needs a role (system, user"),
         ({"messages": [{"role": "user", "content": None}]}, "and a text as content"),
+        ({"prompt": "q", "completion": ""}, "line 2 has a reply without text"),
+        ({"messages": [PAIR[0], {**PAIR[1], "content": " \n\t"}, *PAIR]}, "a reply without text"),
         ({"prompt": "q\ud83d", "completion": "r"}, "line 2: a message holds half a character"),
     ],
 )
@@ -56,6 +58,11 @@ def test_a_line_that_is_no_dialogue_is_named(tmp_path, line, why):
     with pytest.raises(MooredError) as caught:
         read_dialogues(write(tmp_path, {"messages": PAIR}, line))
     assert why in str(caught.value) and "dialogues.jsonl" in str(caught.value)
+
+
+def test_a_question_without_text_may_have_a_reply(tmp_path):
+    (found,) = read_dialogues(write(tmp_path, {"prompt": "", "completion": " r "}))
+    assert [message.text for message in found] == ["", " r "]
 
 
 def test_a_file_that_begins_with_a_byte_order_mark_is_read(tmp_path):
