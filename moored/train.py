@@ -33,7 +33,7 @@ from moored.rollout.calls import EnvCalls
 from moored.rollout.episodes import Task, roll_out
 from moored.rollout.pool import make_pool
 from moored.runlog.changes import changes_since
-from moored.runlog.log import RunLog, written_whole
+from moored.runlog.log import RunLog, all_done, written_whole
 from moored.runlog.machine import describe_machine, installed_versions, own_command
 from moored.runlog.rollouts import write_groups
 from moored.runlog.scores import write_scores
@@ -255,7 +255,7 @@ def _train(run: Run, on_step: Callable[[StepRecord], bool | None] | None) -> str
     while run.next_step <= run.config.num_steps:
         if reason := surviving(run, lambda: _next_step(run, on_step)):
             return reason
-    return f"all {run.config.num_steps} steps done"
+    return all_done(run.config.num_steps)
 
 
 def _next_step(run: Run, on_step: Callable[[StepRecord], bool | None] | None) -> str:

@@ -85,8 +85,13 @@ def header_lines(run: Run) -> list[str]:
 def steps_line(first: int, last: int) -> str:
     """Which steps will be done."""
     if first > last:
-        return f"steps: all {last} are done; add num_steps={2 * last} to go on to step {2 * last}"
+        return f"{steps_done(last)}; add num_steps={2 * last} to go on to step {2 * last}"
     return steps_left(first, last)
+
+
+def steps_done(last: int) -> str:
+    """The same where none is left."""
+    return "steps: the only one is done" if last == 1 else f"steps: all {last} are done"
 
 
 def steps_left(first: int, last: int) -> str:

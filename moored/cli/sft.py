@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moored.cli.console import make_console, print_line
+from moored.cli.console import counted, make_console, print_line
 from moored.cli.options import AsJson, split_words
 from moored.cli.run_folders import (
     check_is_run,
@@ -30,8 +30,11 @@ from moored.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from moored.cli.sft_progress import SftSummary
     from moored.sft.loop import SftRun
     from moored.sft.options import SftConfig
+
+NO_CHECKPOINT = "no checkpoint was found, so the run begins again"
 
 Words = Annotated[
     list[str] | None,
@@ -67,7 +70,11 @@ def sft_command(
         words = what or []
         made = start_or_stop(
             stop,
-            lambda: _start(words, run) if resume is None else _resume(words, resume, run, console),
+            lambda: (
+                _start(words, run)
+                if resume is None
+                else _resume(words, resume, run, console, as_json=as_json)
+            ),
         )
         _run_loop(made, stop, console, as_json=as_json)
 
@@ -88,7 +95,9 @@ def _start(words: Sequence[str], folder: Path | None) -> SftRun:
     return made
 
 
-def _resume(words: Sequence[str], folder: Path, other: Path | None, console: Console) -> SftRun:
+def _resume(
+    words: Sequence[str], folder: Path, other: Path | None, console: Console, *, as_json: bool
+) -> SftRun:
     from moored.runlog.log import check_folder
     from moored.sft.changes import changes_since
     from moored.sft.options import load_sft_config
@@ -100,14 +109,41 @@ def _resume(words: Sequence[str], folder: Path, other: Path | None, console: Con
     config = load_sft_config(folder / "config.yaml", overrides)
     changes = changes_since(folder, config)
     check_folder(folder, resume=True)
+    _check_goes_on(folder, config, console, as_json=as_json)
     config = _checked(config)
     from moored.sft.loop import build_sft, resume_sft
 
     made = build_sft(config, folder, resume=True)
-    resume_sft(made)
+    num_lost = resume_sft(made)
+    if num_lost:
+        is_first = made.next_step == 1
+        where = NO_CHECKPOINT if is_first else f"going on after step {made.next_step - 1}"
+        print_line(console, f"{where}; {counted(num_lost, 'logged step')} done again")
     for name, change in changes.items():
         print_line(console, f"changed: {name} from {change.old} to {change.new}")
     return made
+
+
+def _check_goes_on(folder: Path, config: SftConfig, console: Console, *, as_json: bool) -> None:
+    """Leave where all steps are done and only the model is left; raise where steps are missing.
+
+    Beginning again would write over that model.
+    """
+    from moored.cli.sft_progress import summarize
+    from moored.engine.checkpoint import has_only_model
+    from moored.runlog.log import all_done, read_records
+
+    if not has_only_model(folder):
+        return
+    done = sum(record["step"] != 0 for record in read_records(folder))
+    if done < config.num_steps:
+        raise ConfigError(
+            f"{str(folder)!r} has logged {done} of its {config.num_steps} steps and has no "
+            f"checkpoint to go on from, only its model; teach that one in a run of its own: "
+            f"{typed_command()} sft {quote(str(folder / 'model'))}"
+        )
+    _print_result(summarize(folder, done, all_done(done)), console, as_json=as_json)
+    raise typer.Exit
 
 
 def read_sft_config(words: Sequence[str]) -> SftConfig:
@@ -156,7 +192,7 @@ def _checked(config: SftConfig) -> SftConfig:
 
 def _run_loop(run: SftRun, stop: StopRequest, console: Console, *, as_json: bool) -> None:
     """Learn to the end or until asked to stop; say what changed, and how to go on."""
-    from moored.cli.sft_progress import SftProgress, comparison_lines, header_lines, summarize
+    from moored.cli.sft_progress import SftProgress, header_lines, summarize
     from moored.sft.loop import SftRecord, run_sft
 
     is_cut = False
@@ -175,13 +211,20 @@ def _run_loop(run: SftRun, stop: StopRequest, console: Console, *, as_json: bool
             reason = run_sft(run, on_step)
         except KeyboardInterrupt:
             is_cut, reason = True, stopped_at_once(run.log.path)
-    result = summarize(run, reason)
-    print_line(console, "\n".join([reason, *comparison_lines(result)]))
+    result = summarize(run.log.path, run.next_step - 1, reason)
+    _print_result(result, console, as_json=as_json)
+    if is_cut or (stop.is_made and run.next_step <= run.config.num_steps):
+        print_line(console, f"go on with: {typed_command()} sft --resume {quote(result.run)}")
+        raise typer.Exit(stop.exit_code)
+
+
+def _print_result(result: SftSummary, console: Console, *, as_json: bool) -> None:
+    """Why the run ended, what changed, and where everything is."""
+    from moored.cli.sft_progress import comparison_lines
+
+    print_line(console, "\n".join([result.reason, *comparison_lines(result)]))
     if result.model is not None:
         print_line(console, f"model: {result.model}")
     print_line(console, f"run directory: {result.run}")
     if as_json:
         print(json.dumps(asdict(result), indent=2))
-    if is_cut or (stop.is_made and run.next_step <= run.config.num_steps):
-        print_line(console, f"go on with: {typed_command()} sft --resume {quote(result.run)}")
-        raise typer.Exit(stop.exit_code)

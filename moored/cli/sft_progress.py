@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moored.cli.progress import StepBar, steps_left
+from moored.cli.progress import StepBar, steps_done, steps_left
 from moored.runlog.log import read_records
 
 if TYPE_CHECKING:
@@ -36,16 +37,16 @@ class SftSummary:
     """The newest measurement since."""
 
 
-def summarize(run: SftRun, reason: str) -> SftSummary:
-    """How the run stands now, from its log."""
-    records = [r for r in read_records(run.log.path) if any(name in r for name in MEASURED)]
+def summarize(run: Path, steps: int, reason: str) -> SftSummary:
+    """How the run in this folder stands now, after so many steps, from its log."""
+    records = [r for r in read_records(run) if any(name in r for name in MEASURED)]
     before = [record for record in records if record["step"] == 0]
     after = [record for record in records if record["step"] != 0]
-    model = run.log.path / "model"
+    model = run / "model"
     return SftSummary(
-        run=str(run.log.path),
+        run=str(run),
         model=str(model) if model.is_dir() else None,
-        steps=run.next_step - 1,
+        steps=steps,
         reason=reason,
         before=_measured(before[0]) if before else None,
         after=_measured(after[-1]) if after else None,
@@ -83,7 +84,7 @@ def header_lines(run: SftRun) -> list[str]:
     return [
         f"model: {config.model}, {run.engine.describe()}",
         f"each step: up to {config.batch_tokens:,} tokens of {lessons} ({rate})",
-        steps_left(first, last) + tried if first <= last else f"steps: all {last} are done",
+        steps_left(first, last) + tried if first <= last else steps_done(last),
         f"run directory: {run.log.path}",
     ]
 

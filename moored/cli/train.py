@@ -125,7 +125,7 @@ def _resume(words: Sequence[str], folder: Path, other: Path | None) -> Run:
 def _check_goes_on(folder: Path, config: Config) -> None:
     """Leave where all steps are done and only the model was kept; raise where more are wanted."""
     from moored.engine.checkpoint import has_only_model
-    from moored.runlog.log import read_records
+    from moored.runlog.log import all_done, read_records
 
     if not has_only_model(folder):
         return
@@ -135,7 +135,7 @@ def _check_goes_on(folder: Path, config: Config) -> None:
             f"{str(folder)!r} has done its {done} steps and kept only its model "
             f"(keep_checkpoints=0); train on from that: model={quote(model)}"
         )
-    print(f"all {done} steps done")
+    print(all_done(done))
     print_line(make_console(), f"model: {model}")
     raise typer.Exit
 

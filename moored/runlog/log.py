@@ -118,6 +118,11 @@ class RunLog:
         return self.path / f"{stream}.jsonl"
 
 
+def all_done(num_steps: int) -> str:
+    """Why a run ended that has done all of its steps."""
+    return "the only step is done" if num_steps == 1 else f"all {num_steps} steps done"
+
+
 def read_records(path: str | Path, stream: Stream = "metrics") -> list[dict[str, object]]:
     """All whole records of a stream, oldest first; none when the run never wrote to it."""
     folder = Path(path)

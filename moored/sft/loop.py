@@ -25,7 +25,7 @@ from moored.errors import ConfigError, MooredError
 from moored.evaluate import evaluate
 from moored.rollout.calls import EnvCalls
 from moored.rollout.pool import make_pool
-from moored.runlog.log import RunLog, written_whole
+from moored.runlog.log import RunLog, all_done, written_whole
 from moored.runlog.machine import describe_machine, installed_versions, own_command
 from moored.sft.ahead import LessonsAhead, num_workers
 from moored.sft.changes import changes_since, noted_dialogues
@@ -153,8 +153,8 @@ def start_sft(run: SftRun) -> None:
     _note_start(run)
 
 
-def resume_sft(run: SftRun) -> None:
-    """Go back to the newest checkpoint and forget what was logged after it.
+def resume_sft(run: SftRun) -> int:
+    """Go back to the newest checkpoint and forget what was logged after it: so many steps.
 
     Options that differ from those of the run are written to its configuration and its log.
     """
@@ -164,12 +164,13 @@ def resume_sft(run: SftRun) -> None:
         run.next_step, run.next_index = int(saved["step"]) + 1, int(saved["next_index"])
         run.engine.publish()
     # Without a checkpoint, the measurement before the first step is made again too.
-    run.log.rewind(run.next_step - 1 if saved is not None else -1)
+    num_lost, _ = run.log.rewind(run.next_step - 1 if saved is not None else -1)
     if changes:
         changed = {name: asdict(change) for name, change in changes.items()}
         run.log.append("changes", run.next_step - 1, {"options": changed})
         run.log.write_config(dump_sft_config(run.config))
     _note_start(run)
+    return num_lost
 
 
 def _note_start(run: SftRun) -> None:
@@ -213,7 +214,7 @@ def _run_steps(run: SftRun, on_step: Callable[[SftRecord], bool | None]) -> str:
             save_checkpoint(run.log.path, step, run.engine.learner, state)
         if is_asked:
             return f"stopped on request after step {step}"
-    return f"all {config.num_steps} steps done"
+    return all_done(config.num_steps)
 
 
 def _measure_before(run: SftRun) -> SftRecord:

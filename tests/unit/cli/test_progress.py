@@ -55,6 +55,7 @@ def test_the_header_says_which_steps_are_left():
     assert steps_line(1, 400) == "steps: 400"
     assert steps_line(201, 400) == "steps: 201 to 400, going on with the run"
     assert steps_line(401, 400) == "steps: all 400 are done; add num_steps=800 to go on to step 800"
+    assert steps_line(2, 1) == "steps: the only one is done; add num_steps=2 to go on to step 2"
 
 
 def test_durations_are_short():

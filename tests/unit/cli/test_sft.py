@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -141,3 +142,28 @@ def test_a_run_says_what_it_does_and_json_is_all_that_stdout_holds(command, tmp_
     assert code == 0 and shown.endswith("model: copy/model\nrun directory: copy\n")
     weights = [tmp_path / run / "model/model.safetensors" for run in ("copy", "runs/sft-nano")]
     assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+def test_a_run_whose_checkpoints_were_deleted_does_not_begin_again_without_a_word(
+    command, tmp_path
+):
+    pytest.importorskip("transformers")
+    code, shown, _ = command("nano", *TINY, "num_steps=2", "--run", "r", "--json")
+    assert code == 0
+    model, log = tmp_path / "r/model", tmp_path / "r/metrics.jsonl"
+    shutil.rmtree(tmp_path / "r/checkpoints")
+    # All steps are done: the model stays, and its figures are told again.
+    written = (model / "model.safetensors").stat().st_mtime_ns
+    code, again, _ = command("--resume", "r", "--json")
+    assert code == 0 and json.loads(again) == json.loads(shown)
+    assert (model / "model.safetensors").stat().st_mtime_ns == written
+    # One is missing: beginning again would write over the model of the first.
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[:2]))
+    code, _, said = command("--resume", "r")
+    assert code == 2 and said.count("\n") == 1
+    assert "'r' has logged 1 of its 2 steps and has no checkpoint to go on from" in said
+    assert "moored sft r/model" in said
+    shutil.rmtree(model)
+    code, shown, _ = command("--resume", "r")
+    assert code == 0 and "all 2 steps done" in shown
+    assert "no checkpoint was found, so the run begins again; 2 logged steps done again\n" in shown

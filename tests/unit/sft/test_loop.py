@@ -110,7 +110,7 @@ def test_a_finished_run_that_is_resumed_starts_no_workers(tiny_folder, tmp_path)
     run_to_end(config, tmp_path / "run")
     again = build_sft(config.model_copy(update={"workers": 1}), tmp_path / "run", resume=True)
     resume_sft(again)
-    assert run_sft(again) == "all 1 steps done"
+    assert run_sft(again) == "the only step is done"
     assert isinstance(again.lessons, LessonsAhead) and not again.lessons._threads
     again.close()
 
@@ -229,7 +229,8 @@ def test_the_rate_warms_up_and_falls_as_the_options_say(tiny_folder, tmp_path):
 def test_a_model_whose_context_shows_only_once_it_is_loaded_is_checked_then(
     tiny_folder, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("moored.sft.options.longest_context", lambda model: None)
+    for name in ("read_positions", "read_position_limit"):
+        monkeypatch.setattr(f"moored.sft.options.{name}", lambda folder: None)
     with pytest.raises(ConfigError, match="max_context = 2048 is longer than the 512 tokens"):
         build_sft(options(tiny_folder), tmp_path)
 
