@@ -15,6 +15,7 @@ from html import escape
 from pathlib import Path
 from statistics import mean
 
+from moored.analysis.axis import cut_axis
 from moored.analysis.compare import half_width
 from moored.analysis.curve_files import (
     Curve,
@@ -39,6 +40,13 @@ PANELS = {
     "validity": "well-formed replies",
     "reply tokens": "reply length, tokens",
 }
+LIMITS = {
+    **dict.fromkeys(("retrieval", "success", "validity"), (0.0, 1.0)),
+    **dict.fromkeys(("H(Z|X)", "reply tokens"), (0.0, math.inf)),
+}
+"""What a figure can be; others, as MI, have no limits."""
+MARGIN = 0.03
+"""Free space above and below bands that are not cut, in heights of the axis."""
 NUM_POINTS = 20
 """Points per curve: one with a value for every step is averaged over this many stretches."""
 PANEL_WIDTH, PANEL_HEIGHT, PER_ROW = 300, 210, 3
@@ -62,9 +70,12 @@ STYLE = """
 .line, .key { fill: none }
 }
 """
+NOTE = ".note { font-size: 10px }\n"
+"""Beyond the style that other figures share."""
 
 Points = list[tuple[float, float, float]]
 """Step, mean over seeds, half the width of its interval."""
+Limits = tuple[float, float]
 
 
 def thin(curve: Curve) -> list[tuple[float, float]]:
@@ -100,7 +111,9 @@ def panel(name: str, arms: dict[str, list[Points]], left: float, top: float) -> 
     x_low, x_high = left + LEFT, left + PANEL_WIDTH - RIGHT
     y_low, y_high = top + PANEL_HEIGHT - BOTTOM, top + TOP
     x_axis = Axis(0.0, max(step for step, *_ in points), x_low, x_high)
-    y_axis = Axis(*_range(points), y_low, y_high)
+    limits = LIMITS.get(name, (-math.inf, math.inf))
+    low, high, note = _range(points, limits)
+    y_axis = Axis(low, high, y_low, y_high)
     drawn = [_text(x_low, top + 12, PANELS.get(name, name), "start", "name")]
     for value in y_axis.ticks(4):
         y = y_axis(value)
@@ -111,8 +124,11 @@ def panel(name: str, arms: dict[str, list[Points]], left: float, top: float) -> 
     clip = f"clip{left:.0f}-{top:.0f}"
     box = f'x="{x_low}" y="{y_high}" width="{x_high - x_low}" height="{y_low - y_high}"'
     drawn.append(f'<clipPath id="{clip}"><rect {box}/></clipPath><g clip-path="url(#{clip})">')
-    drawn += [_curve(arm, found, x_axis, y_axis) for arm, lines in arms.items() for found in lines]
-    return "".join([*drawn, "</g>"])
+    drawn += [
+        _curve(arm, found, limits, x_axis, y_axis) for arm, lines in arms.items() for found in lines
+    ]
+    drawn += ["</g>", *([_text(x_high - 4, y_high + 11, note, "end", "note")] if note else [])]
+    return "".join(drawn)
 
 
 def figure(
@@ -131,28 +147,40 @@ def figure(
         row, column = divmod(place, PER_ROW)
         drawn.append(panel(name, found, column * PANEL_WIDTH, LEGEND_HEIGHT + row * PANEL_HEIGHT))
     size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
-    inner = "".join(drawn)
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}><style>{STYLE}</style>{inner}</svg>\n'
+    inner = "".join([f"<style>{STYLE}{NOTE}</style>", *drawn])
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{inner}</svg>\n'
 
 
-def _range(points: Points) -> tuple[float, float]:
-    """The means with their intervals, which are cut off where they are very wide; what is never
-    negative starts a little below 0."""
+def _edges(point: tuple[float, float, float], limits: Limits) -> tuple[float, float]:
+    """Where the interval of a point ends: within what the figure can be."""
+    _, value, half = point
+    return max(value - half, limits[0]), min(value + half, limits[1])
+
+
+def _range(points: Points, limits: Limits) -> tuple[float, float, str]:
+    """Both ends of the axis, and how far bands reach that it cuts, as in reports; else no text."""
     means = [value for _, value, _ in points]
-    room = 0.6 * (max(means) - min(means) or 1.0)
-    low = max(min(means) - room, min(value - half for _, value, half in points))
-    high = min(max(means) + room, max(value + half for _, value, half in points))
-    return max(low, -0.03 * high) if min(means) >= 0.0 else low, high
+    edges = [edge for point in points for edge in _edges(point, limits)]
+    if cut := cut_axis(means, edges):
+        return cut.low, cut.high, cut.note
+    whole = [value for value in (*means, *edges) if math.isfinite(value)]
+    margin = MARGIN * (max(whole) - min(whole) or 1.0)
+    return min(whole) - margin, max(whole) + margin, ""
 
 
-def _curve(arm: str, found: Points, x_axis: Axis, y_axis: Axis) -> str:
+def _curve(arm: str, found: Points, limits: Limits, x_axis: Axis, y_axis: Axis) -> str:
     """The band of intervals, and the means over it."""
     _, color = ARMS.get(arm, (arm, "grey"))
-    upper = [f"{x_axis(s)},{y_axis(v + h)}" for s, v, h in found]
-    lower = [f"{x_axis(s)},{y_axis(v - h)}" for s, v, h in reversed(found)]
+    ends = [(x_axis(point[0]), *map(y_axis, _edges(point, limits))) for point in found]
+    upper = [f"{x},{high}" for x, _, high in ends]
+    lower = [f"{x},{low}" for x, low, _ in reversed(ends)]
     line = " ".join(f"{x_axis(s)},{y_axis(v)}" for s, v, _ in found)
     edge = " ".join([*upper, *lower])
-    band = f'<polygon class="{color} band" points="{edge}"/>' if any(h for *_, h in found) else ""
+    band = (
+        f'<polygon class="{color} band" points="{edge}"/>'
+        if any(h > 0.0 for *_, h in found)
+        else ""
+    )
     return f'{band}<polyline class="{color} line" points="{line}"/>'
 
 

@@ -51,6 +51,15 @@ def test_a_band_is_students_interval_of_the_mean(figure):
     assert point == pytest.approx((5, 1.0, 12.706))
 
 
+def test_a_panel_says_how_far_bands_reach_that_it_cuts(figure):
+    wide = {"none": [[(1.0, 0.0, 0.1), (2.0, 1.0, 9.0)]]}
+    # 1 ± 9 beside curves from 0 to 1; a success rate ends at 0 and 1, where nothing is cut.
+    assert "bands reach from \u22128 to 10" in figure.panel("MI", wide, 0.0, 0.0)
+    assert "bands reach" not in figure.panel("success", wide, 0.0, 0.0)
+    narrow = {"none": [[(1.0, 0.0, 0.1), (2.0, 1.0, 0.1)]]}
+    assert "bands reach" not in figure.panel("MI", narrow, 0.0, 0.0)
+
+
 def test_an_unknown_arm_is_refused_with_those_that_exist(figure, tmp_path, capsys):
     words = ["benchmarks/results/bottle_cpu.json", "--arms", "top-p", "--out", str(tmp_path / "x")]
     with pytest.raises(SystemExit):
