@@ -3,6 +3,7 @@
 from moored.diagnostics.alarm import Alarm, CollapseAlarm, find_alarm
 from moored.diagnostics.chain import action_information, reasoning_action_information
 from moored.diagnostics.information import information
+from moored.diagnostics.level import Level, pool
 from moored.diagnostics.pairs import (
     PairSet,
     ScoreFn,
@@ -14,7 +15,7 @@ from moored.diagnostics.pairs import (
 )
 from moored.diagnostics.report import CollapseReport, Interval, Regime, Verdict
 from moored.diagnostics.swap import SwapSet, observation_swap_pairs
-from moored.diagnostics.verdict import Judgement, Level, Thresholds, judge, judge_series, pool
+from moored.diagnostics.verdict import Judgement, Thresholds, judge, judge_series
 from moored.diagnostics.watch import CollapseWatch, VerdictTracker, Watched, ZScoreEMA
 from moored.diagnostics.worth import Worth, gain_reward_correlation
 

@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from moored.diagnostics.alarm import Alarm, CollapseAlarm
+from moored.diagnostics.level import Level
 from moored.diagnostics.report import STD_EPS, CollapseReport, Regime, Verdict
 from moored.diagnostics.verdict import (
     DEFAULT_THRESHOLDS,
     POOLED_LOOKS,
     Judgement,
-    Level,
     Thresholds,
     first_level,
     judge_series,
