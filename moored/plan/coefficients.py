@@ -79,8 +79,9 @@ class SpeedCoefficients:
     """How often drawing a token goes over its float32 logits."""
     record_layer_s: float = 15.5e-3
     """Of the host, for one layer of the decoding steps that a model records again in every training
-    step, because it released them. Rollouts of 1.5 and 3 B took 18 ms a layer longer than their
-    steps, those of 0.1 and 0.5 B, which keep theirs, 2 and 3 ms (plan_h200.json beside it)."""
+    step, because it released them. Rollouts of 1.5 and 3 B took 18 to 19 ms a layer longer than the
+    steps above and their prompts, those of 0.1 and 0.5 B, which keep theirs, 3.5 ms
+    (benchmarks/results/plan_h200.json)."""
     released_from: int = RELEASED_FROM
     prefill_share: float = 0.88
     """Of the matrix rate, for a large model; smaller ones get `share_of_size` of this and of the

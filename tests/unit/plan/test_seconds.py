@@ -174,10 +174,19 @@ def on_an_h200(
     ],
 )
 def test_decoding_steps_are_planned_within_11_percent_of_the_measured(model, rows, measured_ms):
-    lengths = Lengths(prompt=512, reply=128)
-    setup = setup_of(config(), shape_of(f"Qwen/Qwen2.5-{model}"))
-    work = Work(setup, GPUS["h200"], MEASURED.speed, lengths)
-    assert 1000 * work.decode_step(rows) == pytest.approx(measured_ms, rel=0.11)
+    assert decode_step_ms(f"Qwen/Qwen2.5-{model}", rows) == pytest.approx(measured_ms, rel=0.11)
+
+
+@pytest.mark.parametrize(("rows", "measured_ms"), [(16, 0.53), (128, 1.19)])
+def test_those_of_a_small_model_are_within_15_percent(rows, measured_ms):
+    found = decode_step_ms("HuggingFaceTB/SmolLM2-135M", rows)
+    assert found == pytest.approx(measured_ms, rel=0.15)
+
+
+def decode_step_ms(model: str, rows: int) -> float:
+    setup = setup_of(config(), shape_of(model))
+    work = Work(setup, GPUS["h200"], MEASURED.speed, Lengths(prompt=512, reply=128))
+    return 1000 * work.decode_step(rows)
 
 
 @pytest.mark.parametrize(
