@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import httpx2
 import numpy as np
 import pytest
 
@@ -327,6 +328,8 @@ def test_the_served_corpus_finds_what_the_embedded_one_does(server):
 
 
 def test_ctrl_c_ends_the_server_without_an_error():
-    with serve_search() as (process, _):
+    with serve_search() as (process, url):
+        # Its address is told a moment before it listens to signals; once it answers, it does.
+        assert httpx2.get(url).is_success
         process.send_signal(signal.SIGINT)
         assert process.wait() == 0
