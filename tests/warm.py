@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import math
 import os
 import signal
 import socket
@@ -70,8 +71,10 @@ class WarmProcess:
             self.returncode = self._server.ask({"wait": self.pid})
         return self.returncode
 
-    def wait(self) -> int:
+    def wait(self, timeout_s: float = math.inf) -> int:
+        deadline = time.monotonic() + timeout_s
         while (code := self.poll()) is None:
+            assert time.monotonic() < deadline, f"still running after {timeout_s} s"
             time.sleep(POLL_S)
         return code
 

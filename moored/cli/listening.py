@@ -1,10 +1,16 @@
-"""The port that a command serves at."""
+"""The port that a command serves at, and the server there."""
 
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from moored.errors import MooredError
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -23,3 +29,36 @@ def listen(host: str, port: int) -> socket.socket:
             f"address"
         ) from None
     return listener
+
+
+def serve(
+    app: Starlette,
+    listener: socket.socket,
+    *,
+    tell: Callable[[], None],
+    max_message_bytes: int = 16 << 20,
+) -> None:
+    """Serve until Ctrl-C or SIGTERM; `tell` says where, once the server heeds both.
+
+    `max_message_bytes` bounds what comes over a WebSocket.
+    """
+    import uvicorn
+
+    class TellingServer(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            if not self.started:
+                return
+            try:
+                # Not earlier: Python may drop a Ctrl-C while it imports what the server needs.
+                tell()
+            except BaseException:  # such as the SystemExit of a closed pipe
+                await self.shutdown(sockets)
+                raise
+
+    config = uvicorn.Config(
+        app, log_level="warning", ws_max_size=max_message_bytes, timeout_graceful_shutdown=5
+    )
+    # Ctrl-C is how a server is ended, so it is no error.
+    with suppress(KeyboardInterrupt):
+        TellingServer(config).run(sockets=[listener])

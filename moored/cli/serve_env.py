@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from typing import Annotated
 
 import typer
 
 from moored.cli.console import make_console, print_line
-from moored.cli.listening import listen
+from moored.cli.listening import listen, serve
 from moored.cli.options import EnvName, EnvOptions, parse_options
 from moored.errors import require_packages
 
@@ -37,8 +36,6 @@ def serve_env_command(
 ) -> None:
     """Serve an environment to other processes; Ctrl-C stops."""
     require_packages("serve-env", ("starlette", "uvicorn", "websockets"))
-    import uvicorn
-
     from moored.envs.mix import make_env
     from moored.envs.serving.app import build_app
     from moored.envs.serving.sessions import Limits
@@ -52,22 +49,14 @@ def serve_env_command(
     options = parse_options(option or [])
     token = os.environ.get(token_variable, "").strip()
     app = build_app(lambda: make_env(name, **options), limits=limits, token=token)
-    config = uvicorn.Config(
-        app,
-        host=host,
-        port=port,
-        log_level="warning",
-        ws_max_size=max_request_bytes,
-        timeout_graceful_shutdown=5,
-    )
-    sockets = [listen(host, port)]
-    address = f"http://{host}:{sockets[0].getsockname()[1]}"
-    console = make_console()
-    print_line(console, f"serving {name} at {address} ({max_sessions} sessions at a time)")
-    if not token and host not in LOOPBACK:
-        print_line(
-            make_console(stderr=True),
-            f"moored: anyone who reaches {address} can use it; set {token_variable} to a secret",
-        )
-    with suppress(KeyboardInterrupt):
-        uvicorn.Server(config).run(sockets=sockets)
+    listener = listen(host, port)
+    address = f"http://{host}:{listener.getsockname()[1]}"
+
+    def tell() -> None:
+        told = f"serving {name} at {address} ({max_sessions} sessions at a time)"
+        print_line(make_console(), told)
+        if not token and host not in LOOPBACK:
+            warning = f"anyone who reaches {address} can use it; set {token_variable} to a secret"
+            print_line(make_console(stderr=True), f"moored: {warning}")
+
+    serve(app, listener, tell=tell, max_message_bytes=max_request_bytes)

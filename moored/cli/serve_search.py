@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from moored.cli.console import make_console, print_line
-from moored.cli.listening import listen
+from moored.cli.listening import listen, serve
 from moored.errors import MooredError, require_packages
-
-if TYPE_CHECKING:
-    from starlette.applications import Starlette
 
 
 def serve_search_command(
@@ -60,21 +55,12 @@ def serve_search_command(
     index = choice.make()
     if not isinstance(index, CorpusRetriever):
         raise MooredError(f"serve-search needs bm25 or dense, got {retriever!r}")
-    # Ctrl-C is how a server is ended, so it is no error.
-    with contextlib.closing(listen(host, port)) as listener, suppress(KeyboardInterrupt):
+    # While the index is made, Ctrl-C is no error either.
+    with closing(listen(host, port)) as listener, suppress(KeyboardInterrupt):
         index.open()
-        with contextlib.closing(index):
+        with closing(index):
             num_passages = len(index.passages)
             service = SearchService(index, retriever, num_passages, max_waiting=max_waiting)
             address = f"http://{host}:{listener.getsockname()[1]}"
             told = f"serving {num_passages:,} passages with {retriever} at {address}/retrieve"
-            print_line(make_console(), told)
-            _serve(make_app(service), listener)
-
-
-def _serve(app: Starlette, listener: socket.socket) -> None:
-    """Until Ctrl-C or SIGTERM."""
-    import uvicorn
-
-    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5)
-    uvicorn.Server(config).run(sockets=[listener])
+            serve(make_app(service), listener, tell=lambda: print_line(make_console(), told))

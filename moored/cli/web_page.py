@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
+from contextlib import closing
 
 from moored.cli.console import make_console, print_line
-from moored.cli.listening import listen
+from moored.cli.listening import listen, serve
 from moored.errors import ConfigError, require_packages
 
 HOST = "127.0.0.1"
@@ -23,12 +23,8 @@ def play_on_web_page(
         if make_app is None:
             raise ConfigError(f"{name} has no web page; play it in the terminal, without --web")
         require_packages("play --web", ("starlette", "uvicorn"))
-        import uvicorn
-
-        with contextlib.closing(listen(HOST, port)) as listener:
+        with closing(listen(HOST, port)) as listener:
             app = make_app(task_seed, episode_seed)
             address = f"http://{HOST}:{listener.getsockname()[1]}"
-            print_line(make_console(), f"{env.name} is at {address} (Ctrl-C closes it)")
-            config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5)
-            with contextlib.suppress(KeyboardInterrupt):
-                uvicorn.Server(config).run(sockets=[listener])
+            told = f"{env.name} is at {address} (Ctrl-C closes it)"
+            serve(app, listener, tell=lambda: print_line(make_console(), told))
