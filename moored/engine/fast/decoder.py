@@ -143,11 +143,18 @@ class Decoder:
 
     def new_cache(self, num_slots: int, capacity: int) -> torch.Tensor:
         """(2, layers, slots, KV heads, capacity, head width): keys, then values."""
-        shape = (2, self.num_layers, num_slots, self.kv_heads, capacity, self.head_width)
+        self.set_capacity(capacity)
+        shape = self.cache_shape(num_slots, capacity)
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    def cache_shape(self, num_slots: int, capacity: int) -> tuple[int, ...]:
+        return 2, self.num_layers, num_slots, self.kv_heads, capacity, self.head_width
+
+    def set_capacity(self, capacity: int) -> None:
+        """Make the angles of so many positions."""
         inverse, scaling = self._angles
         angles = torch.arange(capacity, device=self.device)[:, None].float() * inverse
         self._tables = (angles.cos() * scaling).contiguous(), (angles.sin() * scaling).contiguous()
-        return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
     def slot_bytes(self, capacity: int) -> int:
         """Size of one slot."""

@@ -27,6 +27,7 @@ from moored.engine.base import (
 from moored.engine.fast.buckets import bucket
 from moored.engine.fast.capture import Fetch, HostBuffers, capture, run_aside
 from moored.engine.fast.decoder import Decoder
+from moored.engine.fast.fixed_memory import FixedMemory, has_fixed_memory
 from moored.engine.fast.lockstep import write_batch
 from moored.engine.fast.rows import (
     MAX_RECORDED_TOKENS,
@@ -60,7 +61,8 @@ class SlotSampler:
     overlaps on a GPU, where that is faster, and not on a CPU. Which rows are computed together
     then depends on the time environments take, so replies repeat up to rounding only. With `shares`
     it writes with the model's own weights, as in `Decoder`; with `device` it has none until
-    `load_weights`.
+    `load_weights`. With `lends` others use the memory of the cache after a `release`, and what was
+    recorded stays.
     """
 
     cache: torch.Tensor
@@ -74,6 +76,7 @@ class SlotSampler:
         max_context: int,
         streams: bool | None = None,
         shares: bool = False,
+        lends: bool = False,
         device: torch.device | None = None,
     ) -> None:
         self.decoder = Decoder(model, dtype, shares=shares, device=device)
@@ -89,6 +92,8 @@ class SlotSampler:
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         self._entry_graphs: dict[PassShape, torch.cuda.CUDAGraph | None] = {}
         self._pool: Any = None
+        self.lends = lends and has_fixed_memory(self.device)
+        self._memory: FixedMemory | None = None
         self.uploads = HostBuffers(self.device, num_buffers=4)
         # A stream reads what a chunk of steps has written while the next chunk is under way.
         self._fetched = HostBuffers(self.device, num_buffers=2)
@@ -138,6 +143,7 @@ class SlotSampler:
 
     def reserve(self, num_rows: int, longest: int, params: SamplingParams) -> bool:
         """Have a slot for every row, or as many as fit; True when all that was kept is lost."""
+        self._take_back()
         have = self.slots.num_rows
         if longest <= self._capacity and have and (num_rows <= have or self._is_full):
             return False
@@ -159,20 +165,46 @@ class SlotSampler:
         inputs = torch.zeros(size, dtype=torch.int32, device=self.device)
         # The cache last, and all of it or nothing: a try that fails leaves no memory behind in
         # which the next one would have no room.
-        self.cache = self.decoder.new_cache(slots.idle + 1, capacity)
+        self.cache = self._new_cache(slots.idle + 1, capacity)
         self.state, self._inputs, self._capacity, self.slots = state, inputs, capacity, slots
         return True
 
+    def _new_cache(self, num_slots: int, capacity: int) -> torch.Tensor:
+        if not self.lends:
+            return self.decoder.new_cache(num_slots, capacity)
+        self.decoder.set_capacity(capacity)
+        shape = self.decoder.cache_shape(num_slots, capacity)
+        self._memory = FixedMemory(shape, self.decoder.dtype, self.device)
+        return self._memory.tensor
+
+    @property
+    def uncounted_bytes(self) -> int:
+        """Memory of the GPU that it has now, and that torch does not count."""
+        return 0 if self._memory is None else self._memory.num_bytes
+
     def release(self) -> None:
-        """Give the memory of cache and graphs back; the next replies make them anew."""
+        """Give memory back: that of the cache alone with `lends`, else of all that was recorded."""
         if self._owner is not None and self._owner.is_writing:
             raise MooredError("replies are under way; poll or close their stream first")
         if not self.slots.num_rows:
             return
-        self._free()
         self._is_full = False
+        if self._memory is not None:
+            self.slots = Slots(self.slots.num_rows)
+            self._memory.give_back()
+            return
+        self._free()
         if self.is_cuda:
             torch.cuda.empty_cache()
+
+    def _take_back(self) -> None:
+        """After a `release` with `lends`: use the memory of the cache again, or what is left."""
+        if self._memory is None or self._memory.is_there:
+            return
+        try:
+            self._memory.take()
+        except torch.OutOfMemoryError:
+            self._free()
 
     def _free(self) -> None:
         if self.is_cuda:
@@ -182,6 +214,9 @@ class SlotSampler:
         self._graphs.clear()
         self._entry_graphs.clear()
         self._pool = None
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
 
     def _max_rows(self, capacity: int, reclaimed: int = 0) -> int:
         """Rows whose slots fit into memory: on a CPU all of it, since pages are taken when used."""

@@ -29,8 +29,7 @@ from moored.rollout.render import Renderer
 from moored.training.algorithms import load_algorithm
 
 RELEASED_FROM = 1_000_000_000
-"""Parameters of the smallest model whose sampler gives its memory back before updates: they need it
-there, and recording the decoding steps again is little beside theirs."""
+"""Parameters of the smallest model whose sampler lends the memory of its cache to updates."""
 
 
 AnySampler = SlotSampler | LocalSampler | VllmSampler | ServerSampler
@@ -71,8 +70,7 @@ class LocalEngine:
         if trains:
             # Before passes are recorded: shared weights move.
             self._sampler = self._make_sampler(shares=not config.optimizer.lora_rank)
-            size = sum(weight.numel() for weight in self.model.parameters())
-            if isinstance(self._sampler, SlotSampler) and size >= RELEASED_FROM:
+            if isinstance(self._sampler, SlotSampler) and lends_memory(self.model):
                 self.learner.before_updates = self._sampler.release
 
     @property
@@ -190,7 +188,8 @@ def make_sampler(
     """
     dtype = torch.bfloat16 if bf16 else torch.float32
     if takes_slots(model, kind):
-        return SlotSampler(model, dtype=dtype, max_context=max_context, shares=shares)
+        lends = lends_memory(model)
+        return SlotSampler(model, dtype=dtype, max_context=max_context, shares=shares, lends=lends)
     if not bf16 and not copies:
         return LocalSampler(model)
     twin = copy.deepcopy(model)
@@ -199,6 +198,11 @@ def make_sampler(
     remove_float_hook(twin)
     twin = twin.to(dtype).requires_grad_(False)
     return LocalSampler(twin, shares_weights=False)
+
+
+def lends_memory(model: Any) -> bool:
+    """Whether its updates need the memory of its sampler's cache."""
+    return sum(weight.numel() for weight in model.parameters()) >= RELEASED_FROM
 
 
 def takes_slots(model: Any, kind: str) -> bool:

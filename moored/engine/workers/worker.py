@@ -24,7 +24,7 @@ from moored.engine.fsdp.export import empty_twin, plain_twin
 from moored.engine.fsdp.learner import ShardedLearner
 from moored.engine.fsdp.load import load_empty
 from moored.engine.gpu import fit_to_gpu
-from moored.engine.local.engine import RELEASED_FROM, describe_model, takes_slots
+from moored.engine.local.engine import describe_model, lends_memory, takes_slots
 from moored.engine.local.sampler import LocalSampler
 from moored.engine.local.state import save_plain
 from moored.engine.lora import add_lora, plain_model
@@ -102,8 +102,7 @@ class RankWorker:
         self.info = _describe(model, config, bf16, rank.size)
         self._streams: dict[int, Stream] = {}
         self._sampler: Any = self._make_sampler(self._model) if trains else None
-        size = sum(weight.numel() for weight in self._model.parameters())
-        if isinstance(self._sampler, SlotSampler) and size >= RELEASED_FROM:
+        if isinstance(self._sampler, SlotSampler) and lends_memory(self._model):
             self.learner.before_updates = self._sampler.release
 
     def _make_sampler(self, model: Any) -> Any:
@@ -114,7 +113,13 @@ class RankWorker:
             sampler: Any = VllmSampler(model, self._config)
         elif takes_slots(model, engine.sampler):
             twin, longest = empty_twin(model), self._config.rollout.max_context
-            sampler = SlotSampler(twin, dtype=dtype, max_context=longest, device=learner.device)
+            sampler = SlotSampler(
+                twin,
+                dtype=dtype,
+                max_context=longest,
+                lends=lends_memory(model),
+                device=learner.device,
+            )
         else:
             twin = plain_twin(model, learner.weights(), dtype, learner.device)
             return LocalSampler(twin, shares_weights=False)

@@ -392,6 +392,67 @@ def test_a_sampler_that_gave_its_memory_back_writes_the_same_replies(model):
     sampler.release()
 
 
+class LentTensor:
+    """`FixedMemory` on any device: what is lent comes back as zeros, or not at all."""
+
+    def __init__(self, shape, dtype, device):
+        self.tensor = torch.zeros(shape, dtype=dtype, device=device)
+        self.num_bytes, self.is_there, self.has_room = self.tensor.nbytes, True, True
+
+    def give_back(self):
+        self.tensor.fill_(torch.nan)
+        self.is_there = False
+
+    def take(self):
+        if not self.has_room:
+            raise torch.OutOfMemoryError
+        self.tensor.zero_()
+        self.is_there = True
+
+    def close(self):
+        self.give_back()
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_a_sampler_that_lent_its_memory_writes_the_same_replies(model, monkeypatch, has_room):
+    monkeypatch.setattr("moored.engine.fast.sampler.FixedMemory", LentTensor)
+    sampler = make_sampler(model)
+    sampler.lends = True
+    params = SamplingParams(max_tokens=12, temperature=1.0)
+    requests = [Request(session=i, prompt=p, seed=i) for i, p in enumerate(first_prompts(6))]
+    before = write_replies(sampler, requests, params)
+    cache, graphs = sampler.cache, dict(sampler._graphs)
+    assert sampler.uncounted_bytes == cache.nbytes
+    sampler.release()
+    sampler.release()
+    assert cache.isnan().all() and not sampler.slots.sessions
+    sampler._memory.has_room = has_room  # pyright: ignore[reportOptionalMemberAccess]
+    after = write_replies(sampler, requests, params)
+    for one, other in zip(before, after, strict=True):
+        assert np.array_equal(one.token_ids, other.token_ids)
+    assert (sampler.cache is cache) is has_room
+    assert (sampler._graphs == graphs) is (has_room or not graphs)
+
+
+def test_a_sampler_on_a_gpu_lends_its_cache_and_keeps_what_it_recorded(model):
+    if model.device.type == "cpu":
+        pytest.skip("a processor has nothing to lend")
+    sampler = SlotSampler(model, dtype=torch.float32, max_context=64, lends=True)
+    params = SamplingParams(max_tokens=12, temperature=1.0)
+    requests = [Request(session=i, prompt=p, seed=i) for i, p in enumerate(first_prompts(6))]
+    before = write_replies(sampler, requests, params)
+    graphs = dict(sampler._graphs)
+    assert graphs and sampler.uncounted_bytes >= sampler.cache.nbytes
+    for _ in range(3):
+        sampler.release()
+        assert sampler.uncounted_bytes == 0
+        after = write_replies(sampler, requests, params)
+        for one, other in zip(before, after, strict=True):
+            assert np.array_equal(one.token_ids, other.token_ids)
+            assert np.array_equal(one.logprobs, other.logprobs)
+    assert sampler._graphs == graphs
+
+
 def test_memory_is_not_given_back_while_replies_are_under_way(model):
     sampler = make_sampler(model)
     stream = sampler.stream(SamplingParams(max_tokens=12, temperature=1.0))

@@ -14,7 +14,6 @@ import torch.distributed as dist
 
 from moored.config import load_config
 from moored.engine.fsdp.trained import whole
-from moored.engine.workers import worker as module
 from moored.engine.workers.ranks import Rank
 from moored.engine.workers.worker import RankWorker
 from moored.models.load import load_model
@@ -36,7 +35,7 @@ def make(tmp_path):
 
 def test_the_sampler_of_a_large_model_makes_room_for_updates(make, monkeypatch):
     assert make().learner.before_updates is None
-    monkeypatch.setattr(module, "RELEASED_FROM", 1)
+    monkeypatch.setattr("moored.engine.local.engine.RELEASED_FROM", 1)
     worker = make()
     assert worker.learner.before_updates == worker.sampler.release
 
