@@ -21,6 +21,7 @@ from moored.config import Config, dump_config
 from moored.diagnostics.monitor import CollapseMonitor, Measurement
 from moored.engine.base import ClusterEngine, Engine, Event
 from moored.engine.build import build_engine, require_run_packages
+from moored.engine.check import check_context
 from moored.engine.checkpoint import remove_checkpoints, save_checkpoint
 from moored.engine.workers.team import WorkerLost
 from moored.envs.mix import EnvMix
@@ -124,6 +125,7 @@ def build_run(config: Config, folder: Path, *, resume: bool = False) -> Run:
     mix = EnvMix(config.env)
     mix.check()
     require_run_packages(config)
+    check_context(config)
     engine = build_engine(config)
     try:
         if config.gradients.every:

@@ -168,10 +168,10 @@ def _lengths_of(model: str, asked: int | None) -> dict[str, int]:
     `asked`: tokens of the longest reply, where the user says.
     """
     from moored.config import RolloutConfig
-    from moored.models.folder import read_position_limit
-    from moored.models.load import weights_folder
+    from moored.models.lengths import position_limit
+    from moored.plan.shapes import description_of
 
-    positions, usual = read_position_limit(weights_folder(model)), RolloutConfig()
+    positions, usual = position_limit(description_of(model)), RolloutConfig()
     if positions is None or positions >= usual.max_context:
         return {}
     if asked is not None and asked >= positions:

@@ -92,14 +92,17 @@ def read_config(words: Sequence[str]) -> Config:
 def check_config(config: Config) -> None:
     """Refuse what cannot run, as far as that is known without importing torch, which takes seconds.
 
-    Checks that sinks are installed, that models exist, and environments with their options.
+    Checks that sinks are installed, that models exist and are made for dialogues as long as these
+    may be, and environments with their options.
     """
+    from moored.engine.check import check_context
     from moored.envs.mix import EnvMix
     from moored.models.load import check_model_name
     from moored.runlog.sinks import require_sinks
 
     require_sinks(config.log.sinks)
     check_model_name(config.model)
+    check_context(config)
     EnvMix(config.env).check()
 
 

@@ -71,10 +71,12 @@ def plan_command(
     With `--gpus N`, how to divide a cluster between samplers and learners. Exit code 1 when it does
     not fit.
     """
+    from moored.engine.check import check_context
+
     config = read_config(what or [])
     cluster = _Cluster(gpus, gpus_per_node, samplers, tensor_parallel, nvlink, network)
     _check_is_planned(config, cluster)
-    _check_context(config)
+    check_context(config)
     chosen, note = _choose_gpu(config, gpu, memory_gib, tflops, bandwidth)
     lengths = _lengths(config, turns, prompt_tokens, reply_tokens)
     fits = (
@@ -165,20 +167,6 @@ def _check_is_planned(config: Config, cluster: _Cluster) -> None:
         raise ConfigError(f"engine.kind = {kind} computes elsewhere; plans are made for local")
     if config.engine.device == "cpu":
         raise ConfigError("engine.device is cpu, and plans are made for GPUs; leave it out")
-
-
-def _check_context(config: Config) -> None:
-    """Refuse dialogues that training would refuse, too."""
-    from moored.models.folder import read_position_limit
-    from moored.models.load import weights_folder
-
-    positions = read_position_limit(weights_folder(config.model))
-    longest = config.rollout.max_context
-    if positions is not None and longest > positions:
-        raise ConfigError(
-            f"rollout.max_context = {longest} is longer than the {positions} tokens that model "
-            f"{config.model!r} was made for; set it to {positions} or less"
-        )
 
 
 def _options(cluster: _Cluster) -> list[tuple[str, object]]:

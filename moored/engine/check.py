@@ -12,8 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from moored.config import Config
 from moored.engine.base import Engine, Request, SamplingParams, new_session, write_replies
 from moored.errors import MooredError
+from moored.models.lengths import position_limit, sliding_window
+from moored.plan.shapes import description_of
 from moored.types import Message, ScoreRequest
 
 MESSAGES = (
@@ -21,6 +24,8 @@ MESSAGES = (
     Message("user", "A box stands left of its target. Which way do you push it, and why?"),
 )
 """A dialogue as chat models expect: on arbitrary tokens bfloat16 itself is off by many nats."""
+CHECKED_KINDS = ("local", "torchrun", "ray")
+"""Engines that hold a loaded model to its window and its positions."""
 NUM_TOKENS = 16
 TOLERANCE = 1e-3
 """Nats by which a token may be off where the model itself is exact."""
@@ -40,6 +45,19 @@ class PlainModel:
     """(prompt ids, ids, in bfloat16?) -> log-probability of each id."""
     bf16: bool
     """The engine computes in bfloat16."""
+
+
+def check_context(config: Config) -> None:
+    """Raise before a model is loaded where its engine would refuse the length of dialogues after.
+
+    Goes by what is known of it on this machine; of other models the engine finds out.
+    """
+    if config.engine.kind not in CHECKED_KINDS:
+        return
+    described, longest = description_of(config.model), config.rollout.max_context
+    kind = str(described.get("model_type", "language"))
+    check_window(kind, sliding_window(described), longest)
+    check_positions(kind, position_limit(described), longest)
 
 
 def check_window(model_type: str, window: int | None, max_context: int) -> None:

@@ -34,30 +34,7 @@ def check_model_folder(folder: Path, name: str) -> None:
         )
 
 
-def read_positions(folder: Path) -> int | None:
-    """Tokens that a model was made for, where its config.json says."""
-    found = _read_described(folder)
-    # GPT-2 and its kin have a name of their own for it.
-    positions = found.get("max_position_embeddings", found.get("n_positions"))
-    return positions if isinstance(positions, int) else None
-
-
-def read_position_limit(folder: Path) -> int | None:
-    """Likewise; None where the model scales its angles, and so reaches beyond them."""
-    found = _read_described(folder)
-    is_scaled = scales_angles(found.get("rope_parameters") or found.get("rope_scaling"))
-    return None if is_scaled else read_positions(folder)
-
-
-def scales_angles(rope: object) -> bool:
-    """True for rope parameters other than plain ones; each kind of layer may have its own."""
-    if not isinstance(rope, dict):
-        return False
-    kind = rope.get("rope_type", rope.get("type"))
-    return kind not in (None, "default") or any(scales_angles(part) for part in rope.values())
-
-
-def _read_described(folder: Path) -> dict[str, Any]:
+def read_description(folder: Path) -> dict[str, Any]:
     """The config.json of a model; empty where it cannot be read."""
     try:
         found = json.loads((folder / "config.json").read_text(encoding="utf-8"))

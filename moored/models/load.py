@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from moored.errors import MooredError, close_match_hint, require_packages
 from moored.models.adapter import base_name, check_adapter, is_adapter
-from moored.models.folder import check_model_folder, has_plain_tokenizer, scales_angles
-from moored.models.hub import hub_answers
+from moored.models.folder import check_model_folder, has_plain_tokenizer, read_description
+from moored.models.hub import downloaded_folder, hub_answers
+from moored.models.lengths import position_limit as position_limit
+from moored.models.lengths import sliding_window
 
 if TYPE_CHECKING:
     import torch
@@ -52,6 +54,18 @@ def weights_folder(name: str) -> Path:
         return folder
     base = base_name(folder)
     return embedded_models().get(base) or Path(base)
+
+
+def description_here(name: str) -> dict[str, Any]:
+    """The config.json of a model, of an adapter's base, or of a hub id that was downloaded before.
+
+    Empty where it is not on this machine; touches no network.
+    """
+    if name == "smollm2":
+        return {}
+    folder = weights_folder(name)
+    found = folder if folder.is_dir() else downloaded_folder(folder.as_posix())
+    return {} if found is None else read_description(found)
 
 
 def describe_models() -> list[dict[str, str]]:
@@ -327,20 +341,6 @@ def head_width(config: Any) -> int:
 def has_fixed_angles(config: Any) -> bool:
     rope = getattr(config, "rope_parameters", None) or {}
     return rope.get("rope_type", "default") in ROPE_TYPES
-
-
-def position_limit(config: Any) -> int | None:
-    """Tokens that a model was made for; None where it does not say, or scales its angles."""
-    if scales_angles(getattr(config, "rope_parameters", None)):
-        return None
-    return getattr(config, "max_position_embeddings", None)
-
-
-def sliding_window(config: Any) -> int | None:
-    """How many tokens back some layers look, if they do not look back to the start."""
-    if getattr(config, "use_sliding_window", True) is False:
-        return None
-    return getattr(config, "sliding_window", None)
 
 
 def pick_device(name: str) -> torch.device:

@@ -1,11 +1,12 @@
 """Shapes of models of the Hugging Face hub, so that planning with them downloads nothing.
 
-The numbers are those of each model's config.json. Variants such as `-Instruct` have the same shape.
+The numbers are those of each model's config.json. Variants such as `-Instruct` have the same shape,
+but may be made for other lengths.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 VARIANTS = ("-instruct", "-base", "-it")
 """Endings of a hub id that change no shape."""
@@ -49,6 +50,19 @@ KNOWN: dict[str, Facts] = {
     "HuggingFaceTB/SmolLM2-360M": Facts("llama", 49152, 960, 2560, 32, 15, 5, 64, True),
     "HuggingFaceTB/SmolLM2-1.7B": Facts("llama", 49152, 2048, 8192, 24, 32, 32, 64, True),
 }
+QWEN25_SIZES = ("0.5B", "1.5B", "3B", "7B", "14B", "32B", "72B")
+QWEN3_SIZES = ("0.6B", "1.7B", "4B", "8B", "14B", "32B")
+SMOLLM2_SIZES = ("135M", "360M", "1.7B")
+POSITIONS: dict[str, int] = {
+    **{f"Qwen/Qwen2.5-{size}-Instruct": 32768 for size in QWEN25_SIZES},
+    **{f"Qwen/Qwen3-{size}": 40960 for size in QWEN3_SIZES},
+    **{f"HuggingFaceTB/SmolLM2-{size}": 8192 for size in SMOLLM2_SIZES},
+    **{f"HuggingFaceTB/SmolLM2-{size}-Instruct": 8192 for size in SMOLLM2_SIZES},
+}
+"""Tokens that a model was made for, by its whole name.
+
+Llama 3.1, 3.2 and 3.3 have no line because they scale their angles, so that nothing bounds them.
+"""
 SMOLLM = "HuggingFaceTB/SmolLM2-135M"
 """What `model=smollm2` is."""
 
@@ -60,3 +74,14 @@ def known_facts(model: str) -> Facts | None:
     for ending in VARIANTS:
         name = name.removesuffix(ending)
     return by_name.get(name)
+
+
+def known_description(model: str) -> dict[str, object]:
+    """What the config.json of a hub id says, as far as the table has it."""
+    facts = known_facts(model)
+    if facts is None:
+        return {}
+    by_name = {name.lower(): positions for name, positions in POSITIONS.items()}
+    positions = by_name.get(model.lower())
+    found: dict[str, object] = asdict(facts)
+    return found if positions is None else {**found, "max_position_embeddings": positions}

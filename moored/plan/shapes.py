@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Literal
 
 from moored.errors import MooredError
-from moored.models.load import check_model_name, is_fast_shape, weights_folder
-from moored.plan.known import KNOWN, SMOLLM, known_facts
+from moored.models.load import (
+    check_model_name,
+    description_here,
+    is_fast_shape,
+    weights_folder,
+)
+from moored.plan.known import KNOWN, SMOLLM, known_description
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,9 +161,9 @@ def shape_from_config(config: Mapping[str, object], name: str) -> ModelShape:
 
 def shape_of(model: str) -> ModelShape:
     """The shape of an embedded model, a folder, an adapter's base, or a hub id of the table."""
-    facts = known_facts(SMOLLM if model == "smollm2" else model)
-    if facts is not None:
-        return shape_from_config(asdict(facts), model)
+    known = known_description(_hub_id(model))
+    if known:
+        return shape_from_config(known, model)
     check_model_name(model)
     file = weights_folder(model) / "config.json"
     if not file.is_file():
@@ -167,6 +172,18 @@ def shape_of(model: str) -> ModelShape:
             f"folder with its config.json, or one of {', '.join(KNOWN)}"
         )
     return shape_from_config(json.loads(file.read_text(encoding="utf-8")), model)
+
+
+def description_of(model: str) -> Mapping[str, object]:
+    """What is known of a model before it is loaded: its config.json here, else the table's line.
+
+    Empty where it is known from neither.
+    """
+    return description_here(model) or known_description(_hub_id(weights_folder(model).as_posix()))
+
+
+def _hub_id(model: str) -> str:
+    return SMOLLM if model == "smollm2" else model
 
 
 class _Sizes:

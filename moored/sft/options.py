@@ -11,10 +11,10 @@ from pydantic import Field, field_validator, model_validator
 from moored.config import Config, EnvConfig, Options, expand_env, load_config, load_options
 from moored.config_engine import EngineConfig, Section, UpdateConfig
 from moored.errors import ConfigError
-from moored.models.folder import read_position_limit, read_positions
-from moored.models.load import weights_folder
+from moored.models.lengths import position_limit, read_positions
 from moored.models.rates import SMALL_MODEL_PARAMETERS, count_parameters
 from moored.names import Schedule
+from moored.plan.shapes import description_of
 
 USUAL_CONTEXT = 2048
 USUAL_REPLY = 400
@@ -132,8 +132,8 @@ def dump_sft_config(config: SftConfig) -> str:
 
 def settle(config: SftConfig) -> SftConfig:
     """The configuration with numbers for what follows the model; reads no weights."""
-    folder = weights_folder(config.model)
-    longest, limit = read_positions(folder), read_position_limit(folder)
+    described = description_of(config.model)
+    longest, limit = read_positions(described), position_limit(described)
     if limit is not None and (config.max_context or 0) > limit:
         raise ConfigError(
             f"max_context = {config.max_context} is longer than the {limit} tokens that model "

@@ -32,6 +32,8 @@ finally:
 def run(monkeypatch, capsys, tmp_path):
     """Run `moored words…` where there is no GPU; its exit code, what it printed, and its errors."""
     monkeypatch.chdir(tmp_path)
+    # What a developer has downloaded comes before the table.
+    monkeypatch.setattr("moored.models.load.downloaded_folder", lambda name: None)
     monkeypatch.setattr("moored.engine.gpu.present_gpu", lambda device="auto": None)
 
     def run_command(*words: str) -> tuple[int, str, str]:
@@ -124,11 +126,43 @@ def test_a_context_that_training_would_refuse_is_not_planned(run, tmp_path):
     described |= {"num_attention_heads": 4, "num_key_value_heads": 2}
     (tmp_path / "config.json").write_text(json.dumps(described))
     code, _, err = run("plan", "sokoban", "grpo", "model=.", "--gpu", "h200")
-    assert code == 2 and "max_context = 2048 is longer than the 512 tokens that model '.'" in err
+    assert code == 2 and "max_context = 2048 is longer than the 512 tokens that this llama" in err
     described["rope_parameters"] = {"rope_type": "yarn", "factor": 8.0}
     (tmp_path / "config.json").write_text(json.dumps(described))
     _, _, err = run("plan", "sokoban", "grpo", "model=.", "--gpu", "h200")
     assert "max_context" not in err
+
+
+def test_layers_that_look_back_too_few_tokens_are_not_planned(run, tmp_path):
+    described = {"model_type": "mistral", "sliding_window": 512, "vocab_size": 64}
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    code, out, err = run("plan", "sokoban", "grpo", "model=.", "--gpu", "h200")
+    assert (code, out) == (2, "")
+    assert "a mistral model with layers that look back 512 tokens only cannot be used" in err
+
+
+@pytest.mark.parametrize(
+    ("model", "longest"),
+    [
+        ("Qwen/Qwen2.5-0.5B-Instruct", 32768),
+        ("qwen/qwen3-0.6b", 40960),
+        ("smollm2", 8192),
+    ],
+)
+def test_a_context_longer_than_a_hub_id_was_made_for_is_not_planned(run, model, longest):
+    words = ["plan", "sokoban", "grpo", f"model={model}", "--gpu", "h200"]
+    _, _, err = run(*words, f"rollout.max_context={longest}")
+    assert err == ""
+    code, out, err = run(*words, f"rollout.max_context={longest + 1}")
+    assert (code, out) == (2, "")
+    assert f"max_context = {longest + 1} is longer than the {longest} tokens that this" in err
+
+
+@pytest.mark.parametrize("model", ["meta-llama/Llama-3.1-8B", "Qwen/Qwen2.5-7B"])
+def test_a_hub_id_that_scales_its_angles_or_is_not_known_is_planned_at_any_length(run, model):
+    words = ["rollout.max_context=140000", "--gpu", "h200"]
+    _, _, err = run("plan", "sokoban", "grpo", f"model={model}", *words)
+    assert err == ""
 
 
 def test_an_environment_that_cannot_be_played_here_is_planned_with_its_turns(run, monkeypatch):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from moored.cli.run_folders import claim_folder
 from moored.cli.stopping import StopRequest
 from moored.cli.train import _run_name
+from moored.models.load import embedded_models
 from moored.presets import describe_presets
 from tests.warm import run_warm
 
@@ -52,6 +55,26 @@ def test_a_mistake_is_one_line_and_does_not_wait_for_torch(tmp_path, words, mess
     assert first.startswith("moored: ") and message in first
     assert imported == "[]"
     assert sorted(file.name for file in tmp_path.iterdir()) == ["file", "taken"]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"max_position_embeddings": 512}, "is longer than the 512 tokens that this llama model"),
+        ({"sliding_window": 512}, "with layers that look back 512 tokens only cannot be used"),
+    ],
+)
+def test_dialogues_longer_than_a_folder_reads_are_refused_without_torch(tmp_path, values, message):
+    folder = shutil.copytree(embedded_models()["nano"], tmp_path / "short")
+    described = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**described, **values}))
+    words = ["train", "smoke", "model=./short", "rollout.max_context=2048"]
+    done = run_warm(words, code=PROBE, cwd=tmp_path, slim=True)
+    assert done.returncode == 2
+    first, imported = done.stderr.splitlines()
+    assert message in first and "512 or less" in first
+    assert imported == "[]"
+    assert [file.name for file in tmp_path.iterdir()] == ["short"]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

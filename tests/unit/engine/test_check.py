@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ import transformers
 
 from moored.config import load_config
 from moored.engine.base import LockstepStream, Request, SamplingParams
-from moored.engine.check import PlainModel, check_engine
+from moored.engine.check import PlainModel, check_context, check_engine
 from moored.engine.local.engine import LocalEngine
 from moored.engine.passes import OutOfMemoryError, says_out_of_memory
 from moored.errors import MooredError
@@ -147,6 +148,24 @@ def test_models_that_work_pass(checked, kind):
 
 def test_gpt2_which_is_not_llama_shaped_passes(checked):
     checked("GPT2", n_embd=32, n_layer=2, n_head=2)
+
+
+def test_what_an_engine_would_refuse_is_refused_before_it_loads_a_model(tmp_path):
+    def check(described: dict[str, object], engine: str = "local") -> None:
+        (tmp_path / "config.json").write_text(json.dumps(described))
+        given = {"model": str(tmp_path), "rollout": {"max_context": 513}}
+        check_context(load_config({**given, "engine": {"kind": engine}}))
+
+    few = {"model_type": "gpt2", "n_positions": 512}
+    for engine in ("local", "torchrun", "ray"):
+        with pytest.raises(MooredError, match=r"= 513 is longer than the 512 tokens .* this gpt2"):
+            check(few, engine)
+    with pytest.raises(MooredError, match="a mistral model with layers that look back 512 tokens"):
+        check({"model_type": "mistral", "sliding_window": 512})
+    # An engine of one's own decides for itself.
+    check(few, "my.engine:make")
+    check({"model_type": "gpt2", "n_positions": 513})
+    check({"model_type": "falcon", "alibi": True, "max_position_embeddings": 512})
 
 
 def test_a_window_shorter_than_the_dialogues_is_refused(checked):

@@ -11,14 +11,8 @@ import pytest
 import torch
 
 from moored.errors import MooredError
-from moored.models.folder import has_plain_tokenizer, read_header, read_position_limit
-from moored.models.load import (
-    check_model_name,
-    embedded_models,
-    load_model,
-    load_tokenizer,
-    position_limit,
-)
+from moored.models.folder import has_plain_tokenizer, read_header
+from moored.models.load import check_model_name, embedded_models, load_model, load_tokenizer
 from moored.rollout.render import Renderer
 
 
@@ -191,33 +185,3 @@ def test_any_other_tokenizer_is_left_to_transformers(folder, file, values):
 def test_no_tokenizer_is_plain_without_its_files(folder, file):
     (folder / file).unlink()
     assert not has_plain_tokenizer(folder)
-
-
-LINEAR = {"rope_type": "linear", "factor": 8.0}
-
-
-@pytest.mark.parametrize(
-    ("kind", "values", "limit"),
-    [
-        ("llama", {}, 512),
-        ("llama", {"rope_parameters": LINEAR}, None),
-        ("llama", {"rope_scaling": {"type": "linear", "factor": 8.0}}, None),
-        ("gemma3_text", {}, 512),
-        ("gemma3_text", {"rope_scaling": LINEAR}, None),
-        ("gpt2", {}, 512),
-        ("mamba", {}, None),
-    ],
-)
-def test_files_and_the_model_agree_on_how_many_tokens_it_was_made_for(
-    kind, values, limit, tmp_path
-):
-    """In what people write, and in what transformers makes of it."""
-    from transformers import AutoConfig
-
-    name = "n_positions" if kind == "gpt2" else "max_position_embeddings"
-    described = {"model_type": kind, **({} if kind == "mamba" else {name: 512}), **values}
-    (tmp_path / "config.json").write_text(json.dumps(described))
-    config = AutoConfig.from_pretrained(tmp_path)
-    assert (read_position_limit(tmp_path), position_limit(config)) == (limit, limit)
-    config.save_pretrained(tmp_path / "saved")
-    assert read_position_limit(tmp_path / "saved") == limit

@@ -8,9 +8,10 @@ from dataclasses import asdict
 import pytest
 
 from moored.errors import MooredError
+from moored.models.lengths import position_limit
 from moored.models.rates import count_parameters
-from moored.plan.known import KNOWN, known_facts
-from moored.plan.shapes import FAMILIES, shape_from_config, shape_of
+from moored.plan.known import KNOWN, POSITIONS, known_facts
+from moored.plan.shapes import FAMILIES, description_of, shape_from_config, shape_of
 from tests.tiny_model import tiny_model
 from tests.unit.plan.tiny import tiny
 
@@ -26,6 +27,12 @@ PUBLISHED = {
     "HuggingFaceTB/SmolLM2-135M-Instruct": 134_515_008,
     "HuggingFaceTB/SmolLM2-1.7B-Instruct": 1_711_376_384,
 }
+
+
+@pytest.fixture
+def no_downloads(monkeypatch) -> None:
+    """As on a machine that never downloaded a model."""
+    monkeypatch.setattr("moored.models.load.downloaded_folder", lambda name: None)
 
 
 def test_parameters_of_a_tiny_model_by_hand():
@@ -99,6 +106,28 @@ def test_embedded_models_and_smollm2_are_read_without_their_weights():
 def test_a_variant_has_the_shape_of_its_base():
     assert known_facts("qwen/qwen3-8b-base") == KNOWN["Qwen/Qwen3-8B"]
     assert known_facts("Qwen/Qwen2.5-9B") is None
+
+
+@pytest.mark.parametrize("model", POSITIONS)
+def test_every_model_whose_positions_are_known_has_a_shape(model, no_downloads):
+    assert known_facts(model) is not None
+    assert position_limit(description_of(model)) == POSITIONS[model]
+
+
+def test_variants_of_a_shape_may_be_made_for_other_lengths(no_downloads):
+    """Qwen2.5-7B reads 131,072 tokens, and its `-Instruct` 32,768."""
+    assert position_limit(description_of("Qwen/Qwen2.5-7B-Instruct")) == 32768
+    assert position_limit(description_of("Qwen/Qwen2.5-7B")) is None
+
+
+def test_what_is_here_of_a_model_comes_before_the_table(tmp_path, no_downloads):
+    adapter = {"base_model_name_or_path": "Qwen/Qwen3-8B"}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(adapter))
+    assert position_limit(description_of(str(tmp_path))) == 40960
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 512}))
+    assert description_of(str(tmp_path)) == {"max_position_embeddings": 512}
+    assert position_limit(description_of("smollm2")) == 8192
+    assert description_of("org/name") == {}
 
 
 def test_the_fast_sampler_takes_the_shapes_it_knows():

@@ -229,8 +229,7 @@ def test_the_rate_warms_up_and_falls_as_the_options_say(tiny_folder, tmp_path):
 def test_a_model_whose_context_shows_only_once_it_is_loaded_is_checked_then(
     tiny_folder, tmp_path, monkeypatch
 ):
-    for name in ("read_positions", "read_position_limit"):
-        monkeypatch.setattr(f"moored.sft.options.{name}", lambda folder: None)
+    monkeypatch.setattr("moored.sft.options.description_of", lambda model: {})
     with pytest.raises(ConfigError, match="max_context = 2048 is longer than the 512 tokens"):
         build_sft(options(tiny_folder), tmp_path)
 

@@ -52,6 +52,14 @@ def test_a_context_longer_than_the_models_is_refused_and_a_shorter_model_sets_it
     assert settle(load_sft_config(model)).max_context == 512
 
 
+def test_a_context_longer_than_a_hub_id_of_the_table_was_made_for_is_refused(monkeypatch):
+    monkeypatch.setattr("moored.models.load.downloaded_folder", lambda name: None)
+    model = {"model": "HuggingFaceTB/SmolLM2-135M", "env": "bandit"}
+    assert settle(load_sft_config({**model, "max_context": 8192})).max_context == 8192
+    with pytest.raises(ConfigError, match="max_context = 8193 is longer than the 8192 tokens"):
+        settle(load_sft_config({**model, "max_context": 8193}))
+
+
 def test_a_model_with_scaled_angles_takes_longer_dialogues_than_it_says(tmp_path):
     described = {"max_position_embeddings": 640, "rope_scaling": {"type": "yarn", "factor": 4.0}}
     (tmp_path / "config.json").write_text(json.dumps(described))
