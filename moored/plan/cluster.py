@@ -197,12 +197,10 @@ class _Search:
         work, lengths = self.work, self.work.lengths
         is_vllm = ways > 1 or not self.setup.has_fast_sampler
         update = work.update(learners, learner)
-        # GPUs of samplers alone keep what they recorded.
-        recording = work.work.recording() if name == TOGETHER else 0.0
         decode = work.decode(replicas, sampler.rows, ways, is_vllm=is_vllm)
         seconds = {
             "prefill": work.prefill(replicas, ways),
-            "decode": decode + recording,
+            "decode": decode,
             "driver": work.driver(),
             "advantages": work.advantages(learners, learner),
             "update": update.seconds,

@@ -14,8 +14,8 @@ RECORDED_TO = 300_000_000
 """`MAX_RECORDED` of engine/fast/graphs.py: parameters of the largest model whose passes are CUDA
 graphs, which keep their memory and are launched at once."""
 RELEASED_FROM = 1_000_000_000
-"""`RELEASED_FROM` of engine/local/engine.py: parameters of the smallest model whose keys and values
-are released before updates, with the recorded decoding steps that read them."""
+"""`RELEASED_FROM` of engine/local/engine.py: parameters of the smallest model whose updates use the
+memory of keys and values."""
 FORWARD_TIMES, FORWARD_TOKENS = 4, 24576
 """Of engine/local/learner.py: passes without gradients have so many times the tokens of others, up
 to a bound."""
@@ -44,6 +44,9 @@ class MemoryCoefficients:
     """`MIN_SHARERS` of engine/fast/slots.py: one more slot for each so many rows."""
     min_rows: int = 8
     """`MIN_ROWS` of engine/fast/sampler.py."""
+    recorded_tokens: int = 8192
+    """`MAX_RECORDED_TOKENS` of engine/fast/rows.py: prompts of so many tokens are recorded. What
+    recordings hold stays during updates: 0.72 GiB at 1.5 B, of which this counts 0.56."""
     prefill_tokens: int = 32768
     """`PREFILL_TOKENS` of engine/fast/stream.py."""
     logits_per_chunk: int = 1 << 28
@@ -77,12 +80,6 @@ class SpeedCoefficients:
     0.79 at 3 B with 128 rows."""
     draw_passes: float = 3.0
     """How often drawing a token goes over its float32 logits."""
-    record_layer_s: float = 15.5e-3
-    """Of the host, for one layer of the decoding steps that a model records again in every training
-    step, because it released them. Rollouts of 1.5 and 3 B took 18 to 19 ms a layer longer than the
-    steps above and their prompts, those of 0.1 and 0.5 B, which keep theirs, 3.5 ms
-    (benchmarks/results/plan_h200.json)."""
-    released_from: int = RELEASED_FROM
     prefill_share: float = 0.88
     """Of the matrix rate, for a large model; smaller ones get `share_of_size` of this and of the
     next two. The fast sampler read prompts of 512 tokens at 59 % with 0.5 B and 74 % with 3 B

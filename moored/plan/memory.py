@@ -26,8 +26,8 @@ from moored.plan.gpus import GIB, Gpu
 from moored.plan.setup import Setup
 
 PHASES = ("rollout", "scoring", "update")
-RECORDED = "recorded passes"
-OUTSIDE = (RECORDED, "CUDA", "reserve")
+RECORDED, RECORDED_STEPS = "recorded passes", "recorded steps"
+OUTSIDE = (RECORDED, RECORDED_STEPS, "CUDA", "reserve")
 """Parts that torch's count of allocated bytes leaves out."""
 MOST_PADDING = 1.5
 MIN_PROMPT_TOKENS, MIN_CONTINUATION_TOKENS = 256, 1024
@@ -83,7 +83,6 @@ def plan_memory(
     if setup.samples_elsewhere:
         rows, sampling = setup.most_rows, {}
     is_kept = setup.has_fast_sampler
-    is_released = setup.shape.num_parameters >= given.released_from
     whole = setup.num_episodes * setup.max_context
     asked = forward_tokens(tokens, given.forward_times)
     if is_recorded and whole * setup.shape.num_parameters >= given.busy_work:
@@ -95,7 +94,7 @@ def plan_memory(
     phases = {
         "rollout": {**sampling, **recorded},
         "scoring": {**(cache if is_kept else {}), **scoring, **recorded},
-        "update": {**(cache if is_kept and not is_released else {}), **update},
+        "update": {**_left_by_sampler(setup, cache, given), **update},
     }
     host = _state_bytes(setup, given) * (setup.policy_trained + setup.critic_trained)
     return Memory(
@@ -165,6 +164,20 @@ def _rollout(setup: Setup, rows: int, given: MemoryCoefficients) -> Parts:
         "activations": tokens * prefill_bytes(shape, bf16=setup.bf16),
         "logits": rows * shape.vocabulary * 4,
     }
+
+
+def _left_by_sampler(setup: Setup, cache: Parts, given: MemoryCoefficients) -> Parts:
+    """Large models lend the memory of their keys and values to updates, and keep recorded steps."""
+    if not setup.has_fast_sampler or setup.samples_elsewhere or setup.vllm_share:
+        return {}
+    if setup.shape.num_parameters < given.released_from:
+        return cache
+    return {RECORDED_STEPS: recorded_steps_bytes(setup, given)}
+
+
+def recorded_steps_bytes(setup: Setup, given: MemoryCoefficients) -> int:
+    """What the recorded decoding steps and prompts of a sampler hold."""
+    return given.recorded_tokens * prefill_bytes(setup.shape, bf16=setup.bf16)
 
 
 def _scoring(setup: Setup, tokens: int, given: MemoryCoefficients) -> Parts:

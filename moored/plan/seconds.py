@@ -105,7 +105,7 @@ def plan_seconds(
     scoring = max(work.advantages(), work.scoring_launches(tokens))
     return {
         "prefill": work.prefill(),
-        "decode": work.decode(rows) + work.recording(),
+        "decode": work.decode(rows),
         "advantages": scoring,
         "update": work.update_passes(tokens, checkpointing) + work.optimizer(),
         "publish": work.publish(),
@@ -157,12 +157,6 @@ class Work:
         batches = [rows] * full + ([rest] if rest else [])
         steps = self.lengths.turns * self.lengths.reply
         return steps * sum(self.decode_step(count) for count in batches)
-
-    def recording(self) -> float:
-        """Of decoding steps that were released before the last update."""
-        shape, given = self.setup.shape, self.given
-        is_released = self.setup.has_fast_sampler and shape.num_parameters >= given.released_from
-        return shape.layers * given.record_layer_s if is_released else 0.0
 
     def decode_step(self, rows: int, *, ways: int = 1) -> float:
         """One token for each row, at the mean length of an episode.

@@ -20,7 +20,7 @@ from moored.plan.activations import (
 )
 from moored.plan.coefficients import MemoryCoefficients, forward_tokens
 from moored.plan.gpus import Gpu
-from moored.plan.memory import Parts
+from moored.plan.memory import Parts, recorded_steps_bytes
 from moored.plan.setup import Setup
 from moored.plan.whole import SUM_BYTES, Whole, held_whole
 
@@ -260,12 +260,14 @@ def sampler_memory(
 
 def sampler_bytes_kept(setup: Setup, gpu: Gpu, given: MemoryCoefficients, cache: int) -> int:
     """What a sampler beside a learner keeps during updates: its weights, and of small models the
-    keys and values, which larger ones give back; vLLM keeps all that it took at the start."""
+    keys and values, of larger ones, which lend those, recorded steps; vLLM keeps all that it took
+    at the start."""
     if setup.vllm_share:
         return int(setup.vllm_share * gpu.memory_bytes)
     weights = setup.element_bytes * setup.shape.num_parameters
-    is_released = setup.shape.num_parameters >= given.released_from
-    return weights + (0 if is_released else cache)
+    if setup.shape.num_parameters < given.released_from:
+        return weights + cache
+    return weights + recorded_steps_bytes(setup, given)
 
 
 def resident_bytes(setup: Setup, given: MemoryCoefficients, ranks: int) -> int:

@@ -215,19 +215,6 @@ def test_steps_of_vllm_are_planned_within_a_quarter_of_the_measured(
     assert step_ms == pytest.approx(planned_ms, rel=0.02)
 
 
-def test_samplers_beside_learners_record_their_steps_again_and_others_keep_them():
-    alone, layouts = work("Qwen/Qwen2.5-7B"), planned("Qwen/Qwen2.5-7B", 64).layouts
-
-    def decode(name: str) -> float:
-        layout = layouts[name]
-        return alone.decode(layout.replicas, layout.sampler.rows, layout.ways, is_vllm=False)
-
-    # 28 layers.
-    recording = 28 * MEASURED.speed.record_layer_s
-    assert layouts[TOGETHER].seconds["decode"] == pytest.approx(decode(TOGETHER) + recording)
-    assert layouts[OVERLAPPED].seconds["decode"] == pytest.approx(decode(OVERLAPPED))
-
-
 def test_links_bound_updates_where_the_network_is_slow():
     config = options("Qwen/Qwen2.5-7B")
     fast = planned("Qwen/Qwen2.5-7B", 64).layouts[TOGETHER]

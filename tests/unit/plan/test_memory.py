@@ -190,13 +190,15 @@ def test_recorded_passes_keep_their_memory_and_gradients():
 
 
 def test_peak_and_allocated_bytes_are_sums():
-    measured = replace(MEASURED.memory, recorded_to=0, released_from=0)
+    measured = replace(MEASURED.memory, recorded_to=0, released_from=0, recorded_tokens=8)
     found = memory_of(given=measured)
     update = found.phases["update"]
+    # 8 tokens of 104 bytes, as counted for prefill.
+    assert update["recorded steps"] == 8 * 104
     # 0.6 GiB for the context and 0.25 GiB of workspace.
     assert update["CUDA"] == int(0.6 * GIB) + GIB // 4
     own = update["gradients"] + update["activations"] + update["backward pass"]
-    assert update["reserve"] == int(0.04 * own)
+    assert update["reserve"] == int(0.04 * (own + update["recorded steps"]))
     assert found.allocated_bytes("update") == own + 14 * 348
     assert found.peak_phase == "rollout"
     assert found.peak_bytes == sum(found.phases["rollout"].values())
@@ -244,7 +246,7 @@ def test_ppo_on_3_billion_parameters_is_planned_within_1_percent_of_the_measured
 
 def test_coefficients_are_those_of_the_engine():
     pytest.importorskip("transformers")
-    from moored.engine.fast import graphs, sampler, slots, stream
+    from moored.engine.fast import graphs, rows, sampler, slots, stream
     from moored.engine.local.engine import RELEASED_FROM
     from moored.engine.local.learner import FORWARD_TIMES, MICRO_BATCH_TOKENS
     from moored.engine.passes import LOGITS_PER_CHUNK
@@ -254,6 +256,7 @@ def test_coefficients_are_those_of_the_engine():
     assert (given.recorded_to, given.busy_work) == (graphs.MAX_RECORDED, graphs.BUSY_WORK)
     assert given.released_from == RELEASED_FROM
     assert given.prefill_tokens == stream.PREFILL_TOKENS
+    assert given.recorded_tokens == rows.MAX_RECORDED_TOKENS
     assert (given.forward_times, FORWARD_TOKENS) == (FORWARD_TIMES, MICRO_BATCH_TOKENS[1])
     padding = memory.MOST_PADDING, memory.MIN_PROMPT_TOKENS, memory.MIN_CONTINUATION_TOKENS
     assert padding == (

@@ -20,7 +20,6 @@ PLAIN = SpeedCoefficients(
     decode_matrix_share=1.0,
     decode_cache_share=1.0,
     draw_passes=1.0,
-    record_layer_s=0.0,
     prefill_share=1.0,
     forward_share=1.0,
     update_share=1.0,
@@ -74,21 +73,6 @@ def test_episodes_that_do_not_fit_are_written_after_the_others():
 
     # 8 episodes in slots for 3: 3, 3 and 2.
     assert seconds_of(rows=3)["decode"] == pytest.approx(6 * (2 * step(3) + step(2)))
-
-
-def test_decoding_steps_that_were_released_are_recorded_again():
-    def decode(*options: str, released_from: int) -> float:
-        given = replace(PLAIN, record_layer_s=1.0, released_from=released_from)
-        setup = setup_of(config(*options), tiny())
-        found = plan_seconds(setup, UNIT, given, LENGTHS, rows=8, tokens=14, checkpointing=False)
-        return found["decode"]
-
-    # 348 parameters, two layers. The plain sampler records nothing.
-    plain = seconds_of()["decode"]
-    assert decode(released_from=348) == pytest.approx(plain + 2)
-    assert decode(released_from=349) == pytest.approx(plain)
-    alone = decode("engine.sampler=plain", released_from=348)
-    assert alone == pytest.approx(decode("engine.sampler=plain", released_from=349))
 
 
 def test_advantages_score_what_the_algorithm_asks_for():

@@ -41,6 +41,7 @@ BARE = Coefficients(
         filled_share=1.0,
         recorded_to=0,
         released_from=0,
+        recorded_tokens=0,
     )
 )
 """Nothing but what follows from shapes, as for large models."""

@@ -426,7 +426,8 @@ def test_a_sampler_that_lent_its_memory_writes_the_same_replies(model, monkeypat
     sampler.release()
     sampler.release()
     assert cache.isnan().all() and not sampler.slots.sessions
-    sampler._memory.has_room = has_room  # pyright: ignore[reportOptionalMemberAccess]
+    assert isinstance(sampler._memory, LentTensor)
+    sampler._memory.has_room = has_room
     after = write_replies(sampler, requests, params)
     for one, other in zip(before, after, strict=True):
         assert np.array_equal(one.token_ids, other.token_ids)
