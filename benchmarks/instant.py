@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from moored.config import Config
-from moored.engine.base import Request, SamplingParams
+from moored.engine.base import Request, SamplingParams, Stream
 from moored.envs.mix import EnvMix
 from moored.models.load import load_model
 from moored.rollout.render import Renderer
@@ -28,7 +28,7 @@ NUM_REPLIES = 2048
 MALFORMED_SHARE = 0.05
 
 
-class InstantStream:
+class InstantStream(Stream):
     """Replies in the order of their requests, at most `per_poll` at a time, at once.
 
     A sampler on a GPU returns the replies that ended in the last few decoding steps; so episodes

@@ -21,7 +21,7 @@ from instant import InstantSampler
 
 from moored.cli.options import read_config
 from moored.config import RolloutConfig
-from moored.engine.base import Request, Sampler, SamplingParams
+from moored.engine.base import Request, Sampler, SamplingParams, Stream
 from moored.envs.base import StepResult
 from moored.envs.mix import EnvMix
 from moored.models.load import load_model
@@ -146,7 +146,7 @@ def measure_store(num_bytes: int = 400_000_000, repeats: int = 5) -> dict[str, f
     return {"put_bytes_s": num_bytes / median(puts), "send_bytes_s": num_bytes / median(sends)}
 
 
-class WaitingStream:
+class WaitingStream(Stream):
     """A replica by the clock on the wall: a step of `step_s + row_s * rows` for each token."""
 
     is_lockstep = False

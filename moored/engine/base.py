@@ -105,6 +105,12 @@ class Stream(Protocol):
         """
         ...
 
+    def end(self, sessions: Sequence[int]) -> None:
+        """These sessions have their last reply: what is kept for them can go.
+
+        A class that derives from this one and keeps nothing need not define it.
+        """
+
     def close(self) -> None:
         """Forget the sessions that were submitted; what is under way is dropped."""
         ...
@@ -123,16 +129,21 @@ def write_replies(
 ) -> list[Completion]:
     """One completion for each request, in order; nothing is kept."""
     with closing(sampler.stream(params)) as stream:
-        return write_all(stream, requests)
+        return write_all(stream, requests, keeps=False)
 
 
-def write_all(stream: Stream, requests: Sequence[Request]) -> list[Completion]:
-    """One completion for each request, in order; the stream stays open."""
+def write_all(
+    stream: Stream, requests: Sequence[Request], *, keeps: bool = True
+) -> list[Completion]:
+    """One completion for each request, in order; the stream stays open, and `keeps` sessions."""
     for request in requests:
         stream.submit(request)
     found: dict[int, Completion] = {}
     while len(found) < len(requests):
-        found.update(stream.poll())
+        finished = dict(stream.poll())
+        found |= finished
+        if not keeps:
+            stream.end(list(finished))
     return [found[request.session] for request in requests]
 
 
@@ -148,7 +159,7 @@ class BatchSampler(Protocol):
         ...
 
 
-class LockstepStream:
+class LockstepStream(Stream):
     """A stream over `generate`: every poll writes everything submitted since the last one."""
 
     is_lockstep = True

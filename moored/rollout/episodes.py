@@ -194,12 +194,16 @@ class _Rollout:
             for result in results
             if isinstance(result, StepResult) and not result.is_over
         )
+        ended = []
         for session, result in answers:
             episode = self.episodes[session]
             episode.take(result, self.renderer)
             if episode.stop is None:
                 self.num_writing += 1
                 self.stream.submit(episode.request(session, self.seed))
+            else:
+                ended.append(session)
+        self.stream.end(ended)
 
     def _take_replies(self, replies: Sequence[tuple[int, Completion]]) -> None:
         """Hand replies to environments; an episode whose reply is lost ends.

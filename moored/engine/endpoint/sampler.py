@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from moored.config_engine import EndpointConfig
-from moored.engine.base import Request, SamplingParams
+from moored.engine.base import Request, SamplingParams, Stream
 from moored.engine.endpoint.chat_api import (
     ChatReply,
     message_to_json,
@@ -222,7 +222,7 @@ class Asker(Protocol):
     def take(self, outcome: Any, num_first: int) -> Completion: ...
 
 
-class EndpointStream:
+class EndpointStream(Stream):
     """Requests under way in threads, at most the sampler's `concurrency` at a time."""
 
     is_lockstep = False

@@ -6,7 +6,7 @@ Plain bookkeeping; `SlotSampler` moves the tensors.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -69,6 +69,13 @@ class Slots:
         """Unused slots of episodes and of shared prompts."""
         return len(self._free), len(self._free_shared)
 
+    def knows(self, request: Request) -> bool:
+        """True where the episode has a slot, and the request goes on from what it holds."""
+        session = self.sessions.get(request.session)
+        if session is None or len(session.ids) >= len(request.prompt.ids):
+            return False
+        return bool((request.prompt.ids[: len(session.ids)] == session.ids).all())
+
     def end(self, keys: Iterable[int]) -> None:
         """Take the slots of episodes back."""
         for key in keys:
@@ -81,14 +88,19 @@ class Slots:
                 if self._users[session.prefix] == 0:
                     self._free_shared.append(session.prefix)
 
-    def place(self, requests: Sequence[Request]) -> tuple[list[Job], list[int]]:
-        """Give every request a slot; what is to be computed, and whose output each takes."""
-        known = {r.session for r in requests if self._is_known(r)}
+    def place(
+        self, requests: Sequence[Request], kept: Collection[int] = ()
+    ) -> tuple[list[Job], list[int]]:
+        """Give every request a slot; what is to be computed, and whose output each takes.
+
+        Where too few are free, episodes lose theirs, except the `kept` ones.
+        """
+        known = {r.session for r in requests if self.knows(r)}
         keys = {r.session: r.prompt.key for r in requests if r.session not in known}
         self.end(keys)
         num_missing = len(keys) - len(self._free)
         if num_missing > 0:
-            here = known | keys.keys()
+            here = known.union(keys, kept)
             others = (k for k, s in self.sessions.items() if k not in here and not s.is_writing)
             self.end(list(islice(others, num_missing)))
         sharers = Counter(keys.values())
@@ -150,12 +162,6 @@ class Slots:
             session = Session(slot, prefix, len(ids), ids)
         self.sessions[request.session] = session
         return session
-
-    def _is_known(self, request: Request) -> bool:
-        session = self.sessions.get(request.session)
-        if session is None or len(session.ids) >= len(request.prompt.ids):
-            return False
-        return bool((request.prompt.ids[: len(session.ids)] == session.ids).all())
 
 
 def split_jobs(jobs: Sequence[Job], max_tokens: int, is_padded: bool) -> Iterator[Sequence[Job]]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from moored.engine.base import Request, SamplingParams, check_text_prompt
+from moored.engine.base import Request, SamplingParams, Stream, check_text_prompt
 from moored.engine.fast.capture import Fetch
 from moored.engine.fast.rows import (
     check_fast_params,
@@ -59,7 +59,7 @@ class _Chunk:
     """`State.replies` of these lanes after the steps."""
 
 
-class SlotStream:
+class SlotStream(Stream):
     """Replies under way on the slots of a `SlotSampler`. One stream writes at a time."""
 
     is_lockstep = False
@@ -74,6 +74,7 @@ class SlotStream:
         self._chunk: _Chunk | None = None
         self._num_steps = FEWEST_STEPS
         self._sessions: set[int] = set()
+        """Submitted, and not ended since."""
 
     @property
     def is_writing(self) -> bool:
@@ -103,6 +104,12 @@ class SlotStream:
             if finished or (wait_s is not None and time.monotonic() - start >= wait_s):
                 return finished
 
+    def end(self, sessions: Sequence[int]) -> None:
+        if not self._under_way.isdisjoint(sessions):
+            raise MooredError("a session whose reply is under way cannot end; poll first")
+        self._sessions.difference_update(sessions)
+        self._sampler.end_sessions(sessions)
+
     def close(self) -> None:
         if any(self._lanes) and self._sampler.slots.num_rows:
             self._sampler.state.stop_all()
@@ -117,14 +124,13 @@ class SlotStream:
             return False
         slots = self._sampler.slots
         longest = max(len(r.prompt.ids) for r in self._queue) + self._params.max_tokens
-        if self._sampler.reserve(len(self._under_way), longest, self._params):
+        if self._sampler.reserve(len(self._sessions), longest, self._params):
             slots = self._sampler.slots
             self._start_over()
-        num_free = slots.num_rows - sum(row is not None for row in self._lanes)
-        requests = [self._queue.popleft() for _ in range(min(num_free, len(self._queue)))]
+        requests, kept = self._choose()
         if not requests:
             return False
-        jobs, owners = slots.place(requests)
+        jobs, owners = slots.place(requests, kept)
         rows = self._take_lanes(requests)
         first = 0
         for part in split_jobs(jobs, PREFILL_TOKENS, is_padded=False):
@@ -136,6 +142,23 @@ class SlotStream:
             self._enter(part, members)
             first += len(part)
         return True
+
+    def _choose(self) -> tuple[list[Request], set[int]]:
+        """Who of the queue enters now, and which sessions keep their slots.
+
+        Sessions that have a slot go first. New ones get those that no session of this stream has:
+        the slot of one whose environment is still busy would cost its whole dialogue, computed
+        again. Only when nothing else can be written do they get such slots too.
+        """
+        slots = self._sampler.slots
+        known, new = [], deque[Request]()
+        for request in self._queue:
+            (known if slots.knows(request) else new).append(request)
+        kept = slots.sessions.keys() & self._sessions if known or any(self._lanes) else set()
+        num_new = min(len(new), slots.num_rows - len(kept))
+        chosen = known + [new.popleft() for _ in range(num_new)]
+        self._queue = new
+        return chosen, kept
 
     def _start_over(self) -> None:
         """The slots were made anew: what was being written is written again, from its prompt."""

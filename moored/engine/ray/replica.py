@@ -62,6 +62,8 @@ class Order:
     params: SamplingParams
     version: int
     requests: tuple[Packet, ...]
+    ended: tuple[int, ...] = ()
+    """Sessions that have their last reply."""
 
 
 class OwnSampler(Sampler, Protocol):
@@ -142,6 +144,7 @@ class Replica:
         if order.stream != self._number or self._stream is None:
             self.end_stream(self._number)
             self._stream, self._number = self._sampler.stream(order.params), order.stream
+        self._stream.end(order.ended)
         for session, ids, seed in order.requests:
             self._stream.submit(Request(session=session, prompt=Prompt(ids), seed=seed))
         return [

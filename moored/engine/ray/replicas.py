@@ -53,6 +53,8 @@ class Seat:
     down_since_s: float = 0.0
     has_served: bool = False
     outbox: list[Request] = field(default_factory=list)
+    ended: list[int] = field(default_factory=list)
+    """Sessions to be forgotten, with the next call."""
     under_way: dict[int, Request] = field(default_factory=dict)
     """Requests that were handed over, by session."""
     call: Any = None
@@ -62,6 +64,9 @@ class Seat:
     @property
     def load(self) -> int:
         return len(self.outbox) + len(self.under_way)
+
+    def drop_calls(self) -> None:
+        self.call, self.under_way, self.outbox, self.ended = None, {}, [], []
 
 
 class Source(Protocol):
@@ -319,7 +324,7 @@ class ReplicaSampler:
     def lose(self, seat: Seat) -> list[Request]:
         """Note that a replica died; returns the requests that it leaves behind."""
         left = [*seat.under_way.values(), *seat.outbox]
-        seat.call, seat.under_way, seat.outbox = None, {}, []
+        seat.drop_calls()
         self._mark_down(seat, len(left))
         self._num_losses += 1
         if self._num_losses >= MAX_LOSSES:
@@ -386,7 +391,7 @@ class ReplicaSampler:
     def end_stream(self, number: int, seats: Sequence[Seat]) -> None:
         """Let replicas forget the sessions of a stream."""
         for seat in seats:
-            seat.call, seat.under_way, seat.outbox = None, {}, []
+            seat.drop_calls()
             if seat.is_up:
                 seat.actor.end_stream.remote(number)
 

@@ -6,9 +6,10 @@ function of weights, prompt and seed, so nothing changes but the time.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from moored.engine.base import Request, SamplingParams, check_params, check_text_prompt
+from moored.engine.base import Request, SamplingParams, Stream, check_params, check_text_prompt
 from moored.engine.ray.replica import Order, to_completion, to_packet
 from moored.errors import MooredError
 from moored.types import Completion
@@ -21,7 +22,7 @@ LOOK_UP_S = 1.0
 """Longest wait before replicas that were lost are looked after again."""
 
 
-class ReplicaStream:
+class ReplicaStream(Stream):
     """One call per replica is under way; what comes in meanwhile goes with the next."""
 
     def __init__(
@@ -80,9 +81,10 @@ class ReplicaStream:
                 params=self._params,
                 version=self._sampler.version,
                 requests=tuple(map(to_packet, seat.outbox)),
+                ended=tuple(seat.ended),
             )
             seat.under_way |= {request.session: request for request in seat.outbox}
-            seat.outbox = []
+            seat.outbox, seat.ended = [], []
             seat.call, seat.called_at_s = seat.actor.work.remote(order), time.monotonic()
 
     def _collect(self, deadline_s: float | None) -> Finished:
@@ -119,6 +121,11 @@ class ReplicaStream:
         for session, _ in finished:
             seat.under_way.pop(session, None)
         return finished
+
+    def end(self, sessions: Sequence[int]) -> None:
+        for session in sessions:
+            if seat := self._homes.pop(session, None):
+                seat.ended.append(session)
 
     def close(self) -> None:
         self._homeless.clear()

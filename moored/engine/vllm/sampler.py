@@ -217,7 +217,7 @@ def vllm_sampler(
     return sampler
 
 
-class VllmStream:
+class VllmStream(Stream):
     """Replies under way in a `VllmSampler`; several streams may write at a time."""
 
     is_lockstep = False

@@ -70,7 +70,7 @@ class TeamSampler:
         self.team.call("end_sessions", [(part,) for part in self._places.forget(sessions)])
 
 
-class TeamStream:
+class TeamStream(Stream):
     """Replies under way on all ranks: each poll hands over what is new and asks every rank."""
 
     is_lockstep = False
@@ -80,6 +80,7 @@ class TeamStream:
         self._number = next(_stream_numbers)
         self._places = Places(team.size)
         self._waiting: list[Request] = []
+        self._ended: list[int] = []
         self._num_writing = 0
         self._team.call("open_stream", None, self._number, params)
 
@@ -89,15 +90,19 @@ class TeamStream:
 
     def poll(self, wait_s: float | None = None) -> list[tuple[int, Completion]]:
         while self._num_writing:
+            ended, self._ended = self._places.forget(self._ended), []
             requests, self._waiting = self._waiting, []
             parts = deal(requests, self._places.place(requests), self._team.size)
-            per_rank = [(part,) for part in parts]
+            per_rank = list(zip(parts, ended, strict=True))
             found = self._team.call("poll_stream", per_rank, self._number, POLL_S)
             finished = [each for part in found for each in part]
             self._num_writing -= len(finished)
             if finished or wait_s is not None:
                 return finished
         return []
+
+    def end(self, sessions: Sequence[int]) -> None:
+        self._ended += sessions
 
     def close(self) -> None:
         self._team.call("close_stream", None, self._number)

@@ -183,9 +183,10 @@ class RankWorker:
         self._streams[number] = self.sampler.stream(params)
 
     def poll_stream(
-        self, requests: Sequence[Request], number: int, wait_s: float
+        self, requests: Sequence[Request], ended: Sequence[int], number: int, wait_s: float
     ) -> list[tuple[int, Completion]]:
         stream = self._streams[number]
+        stream.end(ended)
         for request in requests:
             stream.submit(request)
         return stream.poll(wait_s)

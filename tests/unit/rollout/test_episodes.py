@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from moored.config import RolloutConfig, load_config
-from moored.engine.base import LockstepStream, Request, SamplingParams
+from moored.engine.base import LockstepStream, Request, SamplingParams, Stream
 from moored.envs.base import Environment, StepResult
 from moored.envs.mix import EnvMix, make_env
 from moored.errors import EnvError, MooredError
@@ -606,7 +606,7 @@ def test_replies_that_come_together_are_decoded_before_any_environment_reads_one
     assert events == (["decode"] * 3 + ["step"] * 3) * 3
 
 
-class OneByOne:
+class OneByOne(Stream):
     """A stream whose replies are finished one at a time, the newest request first."""
 
     is_lockstep = False
@@ -614,6 +614,7 @@ class OneByOne:
     def __init__(self, sampler: FakeSampler, params: SamplingParams) -> None:
         self.sampler, self.params = sampler, params
         self.requests: list[Request] = []
+        self.ended: list[int] = []
 
     def submit(self, request: Request) -> None:
         self.requests.append(request)
@@ -625,13 +626,24 @@ class OneByOne:
         (completion,) = self.sampler.generate([request], self.params)
         return [(request.session, completion)]
 
+    def end(self, sessions: Sequence[int]) -> None:
+        self.ended += sessions
+
     def close(self) -> None:
         self.requests.clear()
 
 
 class StreamSampler(FakeSampler):
     def stream(self, params: SamplingParams) -> OneByOne:
-        return OneByOne(self, params)
+        self.last = OneByOne(self, params)
+        return self.last
+
+
+def test_a_stream_hears_of_each_episode_that_is_over(renderer):
+    sampler = StreamSampler(renderer, say("on"))
+    groups = play(tasks_of(Walk, [1, 2], 3), sampler)
+    assert {len(t.turns) for group in groups for t in group.trajectories} == {3}
+    assert len(sampler.last.ended) == len(set(sampler.last.ended)) == 6
 
 
 @pytest.mark.parametrize("workers", [1, 3])

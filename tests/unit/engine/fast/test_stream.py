@@ -82,6 +82,8 @@ def as_stream(sampler, num: int, turns: int, params=PARAMS, held_back=()):
                     session=session, prompt=prompt, seed=100 * (turn + 1) + session
                 )
                 stream.submit(requests[session])
+            else:
+                stream.end([session])
     assert stream.poll() == []
     stream.close()
     return found
@@ -126,6 +128,61 @@ def test_more_requests_than_slots_wait_for_their_turn(model, monkeypatch):
     monkeypatch.setattr(sampler, "_max_rows", lambda *_: 5)
     assert_same(as_stream(sampler, 12, 3), expected)
     assert sampler.slots.num_rows == 5
+
+
+def test_no_dialogue_is_computed_again_where_others_wait_for_slots(model, monkeypatch):
+    sampler = make_sampler(model)
+    monkeypatch.setattr(sampler, "_max_rows", lambda *_: 5)
+    entered, enter = [], slot_stream.SlotStream._enter
+
+    def note(self, jobs, members):
+        entered.extend((job.before + job.session.prefix_length, len(job.ids)) for job in jobs)
+        enter(self, jobs, members)
+
+    monkeypatch.setattr(slot_stream.SlotStream, "_enter", note)
+    as_stream(sampler, 12, 3)
+    # The first prompts of 12 sessions (5 to 16 tokens), some of which are shared; then what is new.
+    assert sum(held == 0 for held, _ in entered) <= 12
+    assert sum(held > 0 for held, _ in entered) == 2 * 12
+    assert max(size for _, size in entered) <= 16
+
+
+def test_new_sessions_get_the_slots_of_waiting_ones_when_nothing_else_is_written(
+    model, monkeypatch
+):
+    expected = in_lockstep(make_sampler(model), 4, turns=1)
+    sampler = make_sampler(model)
+    monkeypatch.setattr(sampler, "_max_rows", lambda *_: 2)
+    stream = sampler.stream(PARAMS)
+    for session, prompt in enumerate(first_prompts(4)):
+        stream.submit(Request(session=session, prompt=prompt, seed=session))
+    found = {}
+    while len(found) < 4:  # the environments of the first two never answer
+        found |= {(session, 0): reply for session, reply in stream.poll()}
+    assert_same(found, expected)
+    assert sorted(sampler.slots.sessions) == [2, 3]
+
+
+def test_a_session_cannot_end_before_its_reply(model):
+    stream = make_sampler(model).stream(PARAMS)
+    stream.submit(Request(session=0, prompt=first_prompts(1)[0], seed=0))
+    with pytest.raises(MooredError, match="cannot end"):
+        stream.end([0])
+    stream.close()
+
+
+def test_the_slot_of_an_ended_session_is_free(model):
+    sampler = make_sampler(model)
+    stream = sampler.stream(PARAMS)
+    for session, prompt in enumerate(first_prompts(2)):
+        stream.submit(Request(session=session, prompt=prompt, seed=session))
+    found = []
+    while len(found) < 2:
+        found += stream.poll()
+    stream.end([0])
+    assert list(sampler.slots.sessions) == [1]
+    stream.close()
+    assert not sampler.slots.sessions
 
 
 LENGTHS_OF_CHUNKS = [(1, 1), (3, 3), (8, 8), (11, 11), (32, 32), (2, 32)]

@@ -16,7 +16,14 @@ import numpy as np
 import pytest
 
 from moored.config import load_config
-from moored.engine.base import Event, Request, SamplingParams, new_session, write_replies
+from moored.engine.base import (
+    Event,
+    Request,
+    SamplingParams,
+    Stream,
+    new_session,
+    write_replies,
+)
 from moored.engine.ray import replicas as ray_replicas
 from moored.engine.ray import team as ray_team
 from moored.engine.ray.cluster import Cluster
@@ -25,7 +32,7 @@ from moored.engine.ray.replicas import ReplicaSampler, Seat
 from moored.engine.ray.weights import Meeting
 from moored.engine.workers.team import WorkerLost
 from moored.errors import MooredError
-from moored.types import Prompt
+from moored.types import Completion, FinishReason, Prompt
 
 pytest.importorskip("ray")
 
@@ -101,6 +108,63 @@ def test_requests_go_to_the_least_busy_replica_and_sessions_stay(start, toy):
             stream.submit(Request(session=request.session, prompt=more, seed=7))
         again = {r.session: seat.number for seat in sampler.seats for r in seat.outbox}
     assert again == homes
+
+
+class Noting(Stream):
+    """A stream that knows which sessions have ended, and writes it instead of replies."""
+
+    is_lockstep = False
+
+    def __init__(self) -> None:
+        self.ended, self.asked = [], []
+
+    def submit(self, request: Request) -> None:
+        self.asked.append(request.session)
+
+    def poll(self, wait_s: float | None = None) -> list[tuple[int, Completion]]:
+        asked, self.asked = self.asked, []
+        ids = np.array(self.ended, dtype=np.int64)
+        reply = Completion(
+            token_ids=ids,
+            logprobs=np.zeros(len(ids), dtype=np.float32),
+            finish_reason=FinishReason.STOP,
+            policy_version=0,
+        )
+        return [(session, reply) for session in asked]
+
+    def end(self, sessions: Sequence[int]) -> None:
+        self.ended += sessions
+
+    def close(self) -> None:
+        pass
+
+
+class NotingSampler:
+    version = 0
+
+    def __init__(self, _config) -> None:
+        pass
+
+    def stream(self, _params) -> Noting:
+        return Noting()
+
+
+def test_the_replica_of_a_session_hears_that_it_has_ended(start):
+    sampler, _ = start(2, NotingSampler)
+    first, second, third, fourth = requests(4)
+    with closing(sampler.stream(PARAMS)) as stream:
+        found = {}
+        for request in (first, second):  # one for each replica
+            stream.submit(request)
+        while len(found) < 2:
+            found.update(stream.poll())
+        stream.end([first.session])
+        for request in (third, fourth):
+            stream.submit(request)
+        while len(found) < 4:
+            found.update(stream.poll())
+    known = [found[request.session].token_ids.tolist() for request in (third, fourth)]
+    assert sorted(known) == [[], [first.session]]
 
 
 def test_replies_of_a_killed_replica_are_written_again_elsewhere(start, toy):

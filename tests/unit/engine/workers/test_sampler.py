@@ -35,6 +35,8 @@ class FakeTeam:
         if method == "generate":
             return [[reply(rank) for _ in parts[rank]] for rank in range(2)]
         if method == "poll_stream":
+            assert per_rank is not None
+            self.calls.append((method, [ended for _, ended in per_rank]))
             return [self._poll(rank, parts[rank]) for rank in range(2)]
         self.calls.append((method, parts))
         return [None, None]
@@ -79,3 +81,15 @@ def test_every_request_gets_the_reply_of_its_rank(streams):
     name, parts = team.calls[-1]
     assert name == ("close_stream" if streams else "end_sessions")
     assert streams or parts == [[0, 2], [1]]
+
+
+def test_the_rank_of_a_session_hears_that_it_has_ended():
+    team = FakeTeam()
+    stream = TeamSampler(team, streams=True).stream(PARAMS)
+    for number in range(2):
+        stream.submit(request(number, number))
+    assert [session for session, _ in stream.poll()] == [0, 1]
+    stream.end([1])
+    stream.submit(request(2, 2))  # on the rank that is free again
+    assert [int(each.token_ids[0]) for _, each in stream.poll()] == [1]
+    assert team.calls[-1] == ("poll_stream", [[], [1]])
