@@ -8,8 +8,8 @@ Random weights, log-probabilities of the sampled tokens, temperature 1. `equal`:
 replies end at the end-of-sequence token, after 60 tokens on average and 400 at most. `turns`:
 groups of 16 share a prompt, and five such replies follow one another with 50 tokens between them;
 a row goes on as soon as its reply is there. Tokens per second count new tokens and the whole time.
-Where lengths vary, the two sides draw their own, and the longest reply decides how many steps there
-are: take several repeats, and compare `longest` in the file.
+The longest reply decides how many steps there are, so both sides write the same lengths: vLLM ends
+each reply where moored's, which comes first, has ended. With `--engine vllm` it draws its own.
 
 vLLM runs at its best as far as is known: CUDA graphs for up to as many rows as are asked for, its
 engine in a process of its own with asynchronous scheduling, prefix caching, no detokenizing.
@@ -77,7 +77,7 @@ class MooredSide:
         stops = () if stop is None else (stop,)
         self._stream: Any = self._sampler.stream(SamplingParams(max_tokens=most, stop_ids=stops))
 
-    def submit(self, row: int, ids: np.ndarray, seed: int) -> None:
+    def submit(self, row: int, ids: np.ndarray, seed: int, _length: int | None) -> None:
         from moored.engine.base import Request
         from moored.types import Prompt
 
@@ -85,6 +85,10 @@ class MooredSide:
 
     def poll(self) -> list[tuple[int, np.ndarray]]:
         return [(row, completion.token_ids) for row, completion in self._stream.poll()]
+
+    def forget(self, row: int) -> None:
+        """As a rollout does when an episode is over."""
+        self._stream.end([row])
 
     def end(self) -> None:
         self._stream.close()
@@ -135,13 +139,16 @@ class VllmSide:
             "stop_token_ids": None if stop is None else [stop],
         }
 
-    def submit(self, row: int, ids: np.ndarray, seed: int) -> None:
+    def submit(self, row: int, ids: np.ndarray, seed: int, length: int | None) -> None:
         name = str(self._number)
         self._number += 1
         self._rows[name] = row
         prompt: Any = {"prompt_token_ids": ids.tolist()}
+        params = dict(self._params)
+        if length is not None:
+            params |= {"max_tokens": length, "ignore_eos": True, "stop_token_ids": None}
         # Without a seed of its own: seeds for each row make vLLM draw one row at a time.
-        self._engine.add_request(name, prompt, self._make_params(**self._params))
+        self._engine.add_request(name, prompt, self._make_params(**params))
 
     def poll(self) -> list[tuple[int, np.ndarray]]:
         found: list[tuple[int, np.ndarray]] = []
@@ -151,6 +158,9 @@ class VllmSide:
                     ids = np.asarray(output.outputs[0].token_ids)
                     found.append((self._rows.pop(output.request_id), ids))
         return found
+
+    def forget(self, row: int) -> None:
+        """It keeps pages as long as it has no better use for them."""
 
     def end(self) -> None:
         assert not self._rows
@@ -175,8 +185,12 @@ def write(
     stop: int,
     options: argparse.Namespace,
     seed: int,
-) -> tuple[int, int]:
-    """All replies of one call; returns the number of new tokens, and those of the longest reply."""
+    forced: Mapping[str, int] | None = None,
+) -> dict[str, int]:
+    """All replies of one call; returns the length of each, by row and turns left.
+
+    `forced` has the same, of another side: those lengths are written.
+    """
     vocabulary = SHAPES[options.shape[0]].vocab_size
     # Other prompts in each case: those of an earlier one may still be in a cache.
     rng = np.random.default_rng([seed, LENGTHS.index(lengths), rows])
@@ -190,20 +204,26 @@ def write(
     turns = dict.fromkeys(dialogues, 1 if lengths != "turns" else TURNS)
     is_equal = lengths == "equal"
     side.begin(options.new_tokens if is_equal else MOST_TOKENS, None if is_equal else stop)
-    for row, ids in dialogues.items():
-        side.submit(row, ids, seed=row)
-    tokens = longest = 0
+    written: dict[str, int] = {}
+
+    def submit(row: int) -> None:
+        length = None if forced is None else forced[f"{row} {turns[row]}"]
+        side.submit(row, dialogues[row], row + turns[row] * 1_000_003, length)
+
+    for row in dialogues:
+        submit(row)
     while dialogues:
         for row, reply in side.poll():
-            tokens, longest = tokens + len(reply), max(longest, len(reply))
+            written[f"{row} {turns[row]}"] = len(reply)
             turns[row] -= 1
             if not turns[row]:
                 del dialogues[row]
+                side.forget(row)
                 continue
             dialogues[row] = np.concatenate([dialogues[row], reply, random_ids(OBSERVATION_TOKENS)])
-            side.submit(row, dialogues[row], seed=row + turns[row] * 1_000_003)
+            submit(row)
     side.end()
-    return tokens, longest
+    return written
 
 
 def run_side(options: argparse.Namespace) -> dict[str, Any]:
@@ -211,10 +231,14 @@ def run_side(options: argparse.Namespace) -> dict[str, Any]:
     (name,), (shape,) = options.engine, options.shape
     _, bf16 = device_of(options)
     figures: dict[str, Any] = {}
+    drawn: dict[str, dict[str, int]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         folder = str(options.model_folder or scratch)
         if options.model_folder is None:
             make_model(shape, Path(folder), bf16=bf16)
+        drawn_file = Path(folder) / "lengths.json"
+        if drawn_file.exists():
+            drawn = json.loads(drawn_file.read_text())
         stop = json.loads((Path(folder) / "config.json").read_text())["eos_token_id"]
         begin = time.perf_counter()
         side = SIDES[name](folder, options)
@@ -224,11 +248,16 @@ def run_side(options: argparse.Namespace) -> dict[str, Any]:
             for rows in options.rows:
                 seconds, tokens, longest = [], [], []
                 for number in range(1 + options.repeats):
+                    case = f"{lengths} {rows} {number}"
+                    forced = drawn.get(case) if name == "vllm" else None
                     begin = time.perf_counter()
-                    count, most = write(side, lengths, rows, stop, options, number)
+                    written = write(side, lengths, rows, stop, options, number, forced)
                     seconds.append(time.perf_counter() - begin)
-                    tokens.append(count)
-                    longest.append(most)
+                    tokens.append(sum(written.values()))
+                    longest.append(max(written.values()))
+                    if name == "moored":
+                        drawn[case] = written
+                        drawn_file.write_text(json.dumps(drawn))
                 rates = [t / s for t, s in zip(tokens[1:], seconds[1:], strict=True)]
                 figures[f"{lengths} {rows}"] = {
                     "tokens_per_s": median(rates),

@@ -161,8 +161,17 @@ class Decoder:
         size = torch.empty((), dtype=self.dtype).element_size()
         return 2 * self.num_layers * self.kv_heads * self.head_width * capacity * size
 
-    def forward(self, cache: torch.Tensor, ids: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """(N, width) normalised outputs; keys and values of the tokens are in the cache then."""
+    def forward(
+        self,
+        cache: torch.Tensor,
+        ids: torch.Tensor,
+        rows: Rows,
+        wanted: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """(N, width) normalised outputs, or those of the `wanted` tokens alone.
+
+        Keys and values of all tokens are in the cache then.
+        """
         assert self._tables is not None, "make a cache first"
         ops, keys, values = self.ops, cache[0], cache[1]
         if rows.plan is None:
@@ -188,6 +197,10 @@ class Decoder:
                 self.eps,
                 self.scale,
             )
+            if wanted is not None and layer is self.layers[-1]:
+                # All that the others still had to give are keys and values.
+                x, mixed = x.index_select(0, wanted), mixed.index_select(0, wanted)
+                y = y.new_empty(x.shape)
             delta = ops.finish_layer(x, mixed, layer, self.eps, y)
             ops.add_norm(x, delta, gains[index + 1], self.eps, y)
         return y

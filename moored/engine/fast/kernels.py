@@ -9,6 +9,7 @@ rows and the draw have files of their own.
 # pyright: reportMissingImports=false, reportIndexIssue=false
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,10 +24,11 @@ from moored.engine.fast.draw_kernels import draw as draw
 from moored.engine.fast.norm_kernels import add_norm as add_norm
 from moored.engine.fast.norm_kernels import embed_norm as embed_norm
 from moored.engine.fast.rows import Rows
-from moored.engine.fast.tiles import AttentionTile, attention_tile, cells_at_once, tile_of
+from moored.engine.fast.tiles import AttentionTile, attention_tile, entry_tile, tile_of
 
 MOST_PARTS = 8
 """Of a product that `add_norm` adds up."""
+LOG2_E = math.log2(math.e)
 
 
 def linear(
@@ -206,6 +208,55 @@ def _absorb(
     keys,
     values,
     base,
+    first,
+    length,
+    position,
+    scale,
+    best,
+    total,
+    acc,
+    D: tl.constexpr,
+    N: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Take the cells from `first` to `length` of a slot into a running softmax, to the base 2.
+
+    Queries see cells <= their position; `IS_WHOLE`: all of them, in whole blocks.
+    """
+    d = tl.arange(0, D)
+    for at in range(first, length, N):
+        column = at + tl.arange(0, N)
+        exists = column < length
+        cell = base + column[:, None] * D + d[None, :]
+        if IS_WHOLE:
+            k = tl.load(keys + cell)
+        else:
+            k = tl.load(keys + cell, mask=exists[:, None], other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        if not IS_WHOLE:
+            seen = (column[None, :] <= position[:, None]) & exists[None, :]
+            scores = tl.where(seen, scores, -1e30)
+        peak = tl.maximum(best, tl.max(scores, axis=1))
+        shrink = tl.exp2(best - peak)
+        weight = tl.exp2(scores - peak[:, None])
+        total = total * shrink + tl.sum(weight, axis=1)
+        if IS_WHOLE:
+            v = tl.load(values + cell)
+        else:
+            v = tl.load(values + cell, mask=exists[:, None], other=0.0)
+        acc = acc * shrink[:, None] + tl.dot(weight.to(v.dtype), v, input_precision=PRECISION)
+        best = peak
+    return best, total, acc
+
+
+@triton.jit
+def _absorb_slot(
+    q,
+    keys,
+    values,
+    base,
+    seen,
     length,
     position,
     scale,
@@ -216,24 +267,16 @@ def _absorb(
     N: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Take `length` cells of a slot into a running softmax; queries see cells <= their position."""
-    d = tl.arange(0, D)
-    for at in range(0, length, N):
-        column = at + tl.arange(0, N)
-        exists = column < length
-        cell = base + column[:, None] * D + d[None, :]
-        k = tl.load(keys + cell, mask=exists[:, None], other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-        seen = (column[None, :] <= position[:, None]) & exists[None, :]
-        scores = tl.where(seen, scores, -1e30)
-        peak = tl.maximum(best, tl.max(scores, axis=1))
-        shrink = tl.exp(best - peak)
-        weight = tl.exp(scores - peak[:, None])
-        total = total * shrink + tl.sum(weight, axis=1)
-        v = tl.load(values + cell, mask=exists[:, None], other=0.0)
-        acc = acc * shrink[:, None] + tl.dot(weight.to(v.dtype), v, input_precision=PRECISION)
-        best = peak
-    return best, total, acc
+    """Take in `length` cells, of which all queries see the first `seen`."""
+    whole = seen // N * N
+    best, total, acc = _absorb(
+        q, keys, values, base, 0, whole, position, scale, best, total, acc,
+        D, N, True, PRECISION,
+    )  # fmt: skip
+    return _absorb(
+        q, keys, values, base, whole, length, position, scale, best, total, acc,
+        D, N, False, PRECISION,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -283,15 +326,15 @@ def _attend(
         acc = tl.zeros([M, D], tl.float32)
         base = (prefix_slot * KV + kv_head) * capacity * D
         everything = tl.full([M], 2147483647, tl.int32)
-        best, total, acc = _absorb(
-            q, keys, values, base, prefix_length, everything, scale, best, total, acc,
-            D, N, PRECISION,
+        best, total, acc = _absorb_slot(
+            q, keys, values, base, prefix_length, prefix_length, everything, scale,
+            best, total, acc, D, N, PRECISION,
         )  # fmt: skip
         base = (slot * KV + kv_head) * capacity * D
         length = before + tl.minimum(count, tile + TOKENS)
-        best, total, acc = _absorb(
-            q, keys, values, base, length, before + token, scale, best, total, acc,
-            D, N, PRECISION,
+        best, total, acc = _absorb_slot(
+            q, keys, values, base, before + tile + 1, length, before + token, scale,
+            best, total, acc, D, N, PRECISION,
         )  # fmt: skip
         o_at = ((start + token) * H + head) * D
         tl.store(out + o_at[:, None] + d[None, :], acc / total[:, None], mask=wanted[:, None])
@@ -321,7 +364,8 @@ def attend(
         return attend_one(qkv, keys, values, tables, norms, out, rows, num_heads, eps, scale, tile)
     _store(qkv, keys, values, tables, norms, rows, num_heads, eps)
     padded = triton.next_power_of_2(group)
-    tokens = max(1, 64 // padded)
+    tile = entry_tile(width, keys.element_size())
+    tokens = max(1, tile.queries // padded)
     _attend[(len(rows.slots), kv_heads, triton.cdiv(rows.max_count, tokens))](
         qkv,
         keys,
@@ -333,7 +377,7 @@ def attend(
         rows.befores,
         rows.prefix_slots,
         rows.prefix_lengths,
-        scale,
+        scale * LOG2_E,
         capacity,
         H=num_heads,
         KV=kv_heads,
@@ -342,10 +386,10 @@ def attend(
         GROUP_P=padded,
         TOKENS=tokens,
         M=max(16, triton.next_power_of_2(tokens * padded)),
-        N=cells_at_once(width, keys.element_size()),
+        N=tile.cells,
         PRECISION="ieee" if qkv.dtype == torch.float32 else "tf32",
-        num_warps=4,
-        num_stages=2,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
     )
     return out
 

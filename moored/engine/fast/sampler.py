@@ -304,8 +304,7 @@ class SlotSampler:
     def _enter(self, packed: torch.Tensor, shape: PassShape) -> None:
         entries = unpack_entries(packed, shape.rows)
         rows, ids = unpack_rows(packed[entries_size(shape.rows) :], shape)
-        hidden = self.decoder.forward(self.cache, ids, rows)
-        self.draw(hidden.index_select(0, entries.lasts), entries.drawn)
+        self.draw(self.decoder.forward(self.cache, ids, rows, entries.lasts), entries.drawn)
         self.state.enter(entries)
 
     def complete(

@@ -255,6 +255,40 @@ def test_sampling_goes_through_all_turns_and_counts_new_tokens(benchmark):
     assert found["turns 3"]["tokens"][0] >= 3 * script.TURNS
 
 
+class Scripted:
+    """A side whose replies are as long as asked, or 2 tokens."""
+
+    def __init__(self) -> None:
+        self.waiting, self.forgotten = [], []
+
+    def begin(self, most, stop):
+        pass
+
+    def submit(self, row, ids, seed, length):
+        self.waiting.append((row, np.zeros(length or 2, dtype=np.int64)))
+
+    def poll(self):
+        waiting, self.waiting = self.waiting, []
+        return waiting
+
+    def forget(self, row):
+        self.forgotten.append(row)
+
+    def end(self):
+        assert not self.waiting
+
+
+def test_one_side_writes_the_lengths_of_the_other(benchmark):
+    script = benchmark("vllm_sampling")
+    options = script.parse_arguments(["--shape", "toy", "--prompt-tokens", "8"])
+    side = Scripted()
+    first = script.write(side, "turns", 3, 1, options, 0)
+    assert set(first.values()) == {2} and len(first) == 3 * script.TURNS
+    assert sorted(side.forgotten) == [0, 1, 2]
+    wanted = {name: 1 + number % 7 for number, name in enumerate(first)}
+    assert script.write(Scripted(), "turns", 3, 1, options, 0, wanted) == wanted
+
+
 def test_a_decoding_step_is_timed_beside_its_bound(benchmark, tmp_path):
     out = tmp_path / "decode.json"
     decode = benchmark("decode")

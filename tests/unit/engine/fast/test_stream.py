@@ -292,9 +292,9 @@ def test_a_shared_first_prompt_is_computed_once(model, monkeypatch):
     monkeypatch.setattr(
         sampler.decoder,
         "forward",
-        lambda cache, ids, rows: (computed.append(rows.counts.tolist()), forward(cache, ids, rows))[
-            1
-        ],
+        lambda cache, ids, rows, wanted=None: (
+            computed.append(rows.counts.tolist()) or forward(cache, ids, rows, wanted)
+        ),
     )
     prompt = Prompt(np.arange(3, 23))
     requests = [Request(session=s, prompt=prompt, seed=s) for s in range(16)]
