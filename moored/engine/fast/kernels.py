@@ -18,13 +18,13 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from moored.engine.fast import decode_kernels, hopper_attention, hopper_products
+from moored.engine.fast import decode_kernels, gated_kernels, hopper_attention, hopper_products
 from moored.engine.fast.decode_kernels import has_copy_engine, overlap_options, wait_for_inputs
 from moored.engine.fast.draw_kernels import draw as draw
 from moored.engine.fast.norm_kernels import add_norm as add_norm
 from moored.engine.fast.norm_kernels import embed_norm as embed_norm
 from moored.engine.fast.rows import Rows
-from moored.engine.fast.tiles import AttentionTile, attention_tile, entry_tile, tile_of
+from moored.engine.fast.tiles import AttentionTile, attention_tile, entry_tile, gated_tile, tile_of
 
 MOST_PARTS = 8
 """Of a product that `add_norm` adds up."""
@@ -53,6 +53,9 @@ def _gated(y: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
     inner = _own_product(y, gate_up, None, gated=True)
     if inner is not None:
         return inner
+    tile = gated_tile(len(y), y.shape[1], y.dtype, copies=has_copy_engine(y.device))
+    if tile is not None:
+        return gated_kernels.gated_product(y, *gate_up.chunk(2), tile)
     made = F.linear(y, gate_up)
     return silu_mul(made, made.new_empty((len(made), made.shape[1] // 2)))
 

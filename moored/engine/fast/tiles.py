@@ -20,6 +20,8 @@ MAX_ELEMENTS = 5_000_000
 """Of a matrix with a kernel of its own: its lines, and its elements."""
 MAX_GATED_ELEMENTS = 2_000_000
 """Elements of both matrices of a gated product with a kernel of its own."""
+MANY_ROWS = 2048
+"""From here on gated units are one kernel on Hopper."""
 LONG = 4096
 """Columns from which on more programs share them."""
 FEW_PROGRAMS = 264
@@ -156,6 +158,29 @@ def attention_tile(
     if num_programs > FEW_PROGRAMS:
         return AttentionTile(cells=min(32, most), warps=1)
     return AttentionTile(cells=most, warps=2 if head_width <= 64 else 4)
+
+
+@dataclass(frozen=True, slots=True)
+class GatedTile:
+    """How gated units of many rows are divided among programs."""
+
+    rows: int = 128
+    lines: int = 128
+    """Of each of the two matrices."""
+    columns: int = 64
+    together: int = 32
+    """Tiles of rows that share weights."""
+    warps: int = 8
+    stages: int = 3
+
+
+def gated_tile(
+    num_rows: int, num_columns: int, dtype: torch.dtype, *, copies: bool
+) -> GatedTile | None:
+    """The tile of gated units of more rows than `tile_of` takes; None: the library is faster."""
+    if dtype != torch.bfloat16 or not copies or num_columns % 8 or num_rows < MANY_ROWS:
+        return None
+    return GatedTile()
 
 
 @dataclass(frozen=True, slots=True)
