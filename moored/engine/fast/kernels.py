@@ -55,7 +55,8 @@ def _gated(y: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
         return inner
     tile = gated_tile(len(y), y.shape[1], y.dtype, copies=has_copy_engine(y.device))
     if tile is not None:
-        return gated_kernels.gated_product(y, *gate_up.chunk(2), tile)
+        gate, up = gate_up.chunk(2)
+        return gated_kernels.gated_product(y, gate, up, tile)
     made = F.linear(y, gate_up)
     return silu_mul(made, made.new_empty((len(made), made.shape[1] // 2)))
 

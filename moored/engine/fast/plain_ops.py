@@ -168,7 +168,10 @@ def _find_prefixes(rows: Rows) -> Prefixes | None:
     has_prefix = rows.prefix_lengths > 0
     if not has_prefix.any():
         return None
-    slots, home = torch.unique(torch.where(has_prefix, rows.prefix_slots, -1), return_inverse=True)
+    # Some may see less of a prefix than others.
+    base = int(rows.prefix_lengths.max()) + 1
+    keys = rows.prefix_slots.long() * base + rows.prefix_lengths
+    kinds, home = torch.unique(torch.where(has_prefix, keys, -1), return_inverse=True)
     sizes = torch.bincount(home)
     size = int(sizes.max())
     order = torch.argsort(home, stable=True)
@@ -180,7 +183,7 @@ def _find_prefixes(rows: Rows) -> Prefixes | None:
     lengths = rows.prefix_lengths[members[:, 0]]
     beyond = torch.arange(int(lengths.max())) >= lengths[:, None]
     return Prefixes(
-        slots=_as_slice(slots.clamp(min=0)),
+        slots=_as_slice(kinds.clamp(min=0) // base),
         hidden=beyond[:, None, None],
         members=None if is_regular else members,
         homes=(home, place),

@@ -63,6 +63,8 @@ class Slots:
         self._free = list(range(num_rows))[::-1]
         self._free_shared = list(range(num_rows, self.idle))[::-1]
         self._users: Counter[int] = Counter()
+        self._prompts: dict[bytes, int] = {}
+        """Slot of each shared prompt, by its key."""
 
     @property
     def num_free(self) -> tuple[int, int]:
@@ -87,6 +89,7 @@ class Slots:
                 self._users[session.prefix] -= 1
                 if self._users[session.prefix] == 0:
                     self._free_shared.append(session.prefix)
+                    self._prompts = {k: s for k, s in self._prompts.items() if s != session.prefix}
 
     def place(
         self, requests: Sequence[Request], kept: Collection[int] = ()
@@ -111,20 +114,27 @@ class Slots:
             key = keys.get(request.session)
             if key in first:
                 owners.append(first[key])
-                self._open(request, jobs[first[key]].session.slot)
+                self._open(request, jobs[first[key]].session.slot, len(request.prompt.ids))
                 continue
             owners.append(len(jobs))
             if key is None:
                 session = self.sessions[request.session]
                 new = request.prompt.ids[len(session.ids) :]
                 jobs.append(Job(session, session.num_held, new))
+            elif key in self._prompts:
+                # Computed before; the last token once more, for the output behind it.
+                shared = len(request.prompt.ids) - 1
+                session = self._open(request, self._prompts[key], shared)
+                jobs.append(Job(session, 0, request.prompt.ids[shared:]))
             elif sharers[key] >= MIN_SHARERS and self._free_shared:
                 first[key] = len(jobs)
                 slot = self._free_shared.pop()
-                self._open(request, slot)
+                self._open(request, slot, len(request.prompt.ids))
                 jobs.append(Job(Session(slot, slot, 0, request.prompt.ids), 0, request.prompt.ids))
+                if len(request.prompt.ids) > 1:
+                    self._prompts[key] = slot
             else:
-                jobs.append(Job(self._open(request, None), 0, request.prompt.ids))
+                jobs.append(Job(self._open(request, None, 0), 0, request.prompt.ids))
         return jobs, owners
 
     def line_up(self, sessions: Sequence[Session]) -> tuple[dict[int, int], int]:
@@ -153,13 +163,12 @@ class Slots:
             at[here].move(there)
             at[there].move(here)
 
-    def _open(self, request: Request, prefix: int | None) -> Session:
-        slot, ids = self._free.pop(), request.prompt.ids
-        if prefix is None:
-            session = Session(slot, slot, 0, ids)
-        else:
+    def _open(self, request: Request, prefix: int | None, prefix_length: int) -> Session:
+        slot = self._free.pop()
+        if prefix is not None:
             self._users[prefix] += 1
-            session = Session(slot, prefix, len(ids), ids)
+        held_in = slot if prefix is None else prefix
+        session = Session(slot, held_in, prefix_length, request.prompt.ids)
         self.sessions[request.session] = session
         return session
 
