@@ -342,11 +342,11 @@ def main(words: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch)
             make_model(shape, folder, bf16=bf16)
-            figures[shape] = {
-                name: run_child(words, shape, name, folder, options.out) for name in options.engine
-            }
-        console.print(show(shape, figures[shape]))
-        write_record(options.out, machine, figures)
+            found = figures.setdefault(shape, {})
+            for name in options.engine:
+                found[name] = run_child(words, shape, name, folder, options.out)
+                write_record(options.out, machine, figures)
+        console.print(show(shape, found))
     show_machine(console, machine)
     return 0
 

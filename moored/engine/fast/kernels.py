@@ -24,7 +24,13 @@ from moored.engine.fast.draw_kernels import draw as draw
 from moored.engine.fast.norm_kernels import add_norm as add_norm
 from moored.engine.fast.norm_kernels import embed_norm as embed_norm
 from moored.engine.fast.rows import Rows
-from moored.engine.fast.tiles import AttentionTile, attention_tile, entry_tile, gated_tile, tile_of
+from moored.engine.fast.tiles import (
+    AttentionTile,
+    attention_tile,
+    cells_at_once,
+    gated_tile,
+    tile_of,
+)
 
 MOST_PARTS = 8
 """Of a product that `add_norm` adds up."""
@@ -368,8 +374,7 @@ def attend(
         return attend_one(qkv, keys, values, tables, norms, out, rows, num_heads, eps, scale, tile)
     _store(qkv, keys, values, tables, norms, rows, num_heads, eps)
     padded = triton.next_power_of_2(group)
-    tile = entry_tile(width, keys.element_size())
-    tokens = max(1, tile.queries // padded)
+    tokens = max(1, 64 // padded)
     _attend[(len(rows.slots), kv_heads, triton.cdiv(rows.max_count, tokens))](
         qkv,
         keys,
@@ -390,10 +395,10 @@ def attend(
         GROUP_P=padded,
         TOKENS=tokens,
         M=max(16, triton.next_power_of_2(tokens * padded)),
-        N=tile.cells,
+        N=cells_at_once(width, keys.element_size()),
         PRECISION="ieee" if qkv.dtype == torch.float32 else "tf32",
-        num_warps=tile.warps,
-        num_stages=tile.stages,
+        num_warps=4,
+        num_stages=2,
     )
     return out
 

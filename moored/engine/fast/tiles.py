@@ -183,22 +183,6 @@ def gated_tile(
     return GatedTile()
 
 
-@dataclass(frozen=True, slots=True)
-class EntryTile:
-    """How attention of several new tokens per row goes over the cells of a slot."""
-
-    queries: int
-    """Of all tokens and heads of a program."""
-    cells: int
-    warps: int
-    stages: int
-
-
-def entry_tile(head_width: int, element_size: int) -> EntryTile:
-    """The tile for rows that enter with several tokens."""
-    return EntryTile(64, cells_at_once(head_width, element_size), warps=4, stages=2)
-
-
 def cells_at_once(head_width: int, element_size: int) -> int:
     """Cells of a slot that attention loads at a time, 64 at most."""
     return min(64, BYTES_AT_ONCE // (head_width * element_size))

@@ -289,6 +289,14 @@ def test_one_side_writes_the_lengths_of_the_other(benchmark):
     assert script.write(Scripted(), "turns", 3, 1, options, 0, wanted) == wanted
 
 
+def test_reading_prompts_is_timed_with_and_without_the_outputs_of_all_tokens(benchmark, tmp_path):
+    out = tmp_path / "prompts.json"
+    words = "--device cpu --shape toy --prompts 3 --tokens 8 --before 4 --repeats 2 --profile"
+    assert benchmark("prompts").main([*words.split(), "--out", str(out)]) == 0
+    found = json.loads(out.read_text())["figures"]["toy"]
+    assert found.keys() == {"present_ms", "all_outputs_ms"} and min(found.values()) > 0.0
+
+
 def test_a_decoding_step_is_timed_beside_its_bound(benchmark, tmp_path):
     out = tmp_path / "decode.json"
     decode = benchmark("decode")
