@@ -149,6 +149,7 @@ class Steps:
                     episode.take(completion.token_ids, completion.logprobs)
                     if episode.num_turns == lengths.turns:
                         del by_session[session]
+                        stream.end([session])
                         continue
                     episode.see(self._random_ids(lengths.observation))
                     stream.submit(episode.request())

@@ -9,7 +9,8 @@ replies end at the end-of-sequence token, after 60 tokens on average and 400 at 
 groups of 16 share a prompt, and five such replies follow one another with 50 tokens between them;
 a row goes on as soon as its reply is there. Tokens per second count new tokens and the whole time.
 The longest reply decides how many steps there are, so both sides write the same lengths: vLLM ends
-each reply where moored's, which comes first, has ended. With `--engine vllm` it draws its own.
+each reply where moored's, which always comes first, has ended (`same_lengths` in the file). With
+`--engine vllm` alone it draws its own.
 
 vLLM runs at its best as far as is known: CUDA graphs for up to as many rows as are asked for, its
 engine in a process of its own with asynchronous scheduling, prefix caching, no detokenizing.
@@ -264,6 +265,7 @@ def run_side(options: argparse.Namespace) -> dict[str, Any]:
                     "seconds": seconds[1:],
                     "tokens": tokens[1:],
                     "longest": longest[1:],
+                    "same_lengths": forced is not None,
                     "first_s": seconds[0],
                 }
                 if options.child is not None:  # a child that is stopped has not worked for nothing
@@ -343,7 +345,7 @@ def main(words: Sequence[str] | None = None) -> int:
             folder = Path(scratch)
             make_model(shape, folder, bf16=bf16)
             found = figures.setdefault(shape, {})
-            for name in options.engine:
+            for name in (each for each in SIDES if each in options.engine):
                 found[name] = run_child(words, shape, name, folder, options.out)
                 write_record(options.out, machine, figures)
         console.print(show(shape, found))

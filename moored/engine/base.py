@@ -108,7 +108,8 @@ class Stream(Protocol):
     def end(self, sessions: Sequence[int]) -> None:
         """These sessions have their last reply: what is kept for them can go.
 
-        A class that derives from this one and keeps nothing need not define it.
+        Others may be waiting for its room. A class that derives from this one and keeps nothing
+        need not define it.
         """
 
     def close(self) -> None:
@@ -135,7 +136,7 @@ def write_replies(
 def write_all(
     stream: Stream, requests: Sequence[Request], *, keeps: bool = True
 ) -> list[Completion]:
-    """One completion for each request, in order; the stream stays open, and `keeps` sessions."""
+    """One completion for each request, in order; the stream stays open; `keeps`: sessions too."""
     for request in requests:
         stream.submit(request)
     found: dict[int, Completion] = {}
@@ -182,9 +183,14 @@ class LockstepStream(Stream):
         sessions = (request.session for request in requests)
         return list(zip(sessions, completions, strict=True))
 
+    def end(self, sessions: Sequence[int]) -> None:
+        if sessions:
+            self._sampler.end_sessions(sessions)
+            self._sessions.difference_update(sessions)
+
     def close(self) -> None:
         self._waiting.clear()
-        self._sampler.end_sessions(sorted(self._sessions))
+        self.end(sorted(self._sessions))
 
 
 class Scorer(Protocol):

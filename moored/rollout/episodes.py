@@ -218,6 +218,7 @@ class _Rollout:
             episode = self.episodes[session]
             if completion.finish_reason is FinishReason.ERROR:
                 episode.lose_reply(completion.error)
+                self.stream.end([session])
                 continue
             text = self.renderer.decode(completion.token_ids)
             episode.reply = completion, text, self.renderer.spans(completion.token_ids, text)

@@ -1,7 +1,7 @@
 """Gated units of many rows on Hopper: both products and the gate in one kernel.
 
-The library would write what both products give, and another kernel read it to write half as much:
-as long as a tenth of the products. Programs go from tile to tile; tiles of rows that lie
+The library would write what both products give, and another kernel read it to write half as much,
+which takes a tenth as long as the products. Programs go from tile to tile; tiles of rows that lie
 together share weights in the second-level cache.
 """
 

@@ -59,7 +59,8 @@ def _gated(y: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
     inner = _own_product(y, gate_up, None, gated=True)
     if inner is not None:
         return inner
-    tile = gated_tile(len(y), y.shape[1], y.dtype, copies=has_copy_engine(y.device))
+    lines, columns = gate_up.shape
+    tile = gated_tile(len(y), lines, columns, y.dtype, copies=has_copy_engine(y.device))
     if tile is not None:
         gate, up = gate_up.chunk(2)
         return gated_kernels.gated_product(y, gate, up, tile)

@@ -123,7 +123,7 @@ class SlotSampler:
         check_fast_params(params)
         if not self.is_cuda:
             return write_batch(self, requests, params)
-        stream = SlotStream(self, params)
+        stream = SlotStream(self, params, come_back=False)
         try:
             return write_all(stream, requests)
         except BaseException:

@@ -36,6 +36,8 @@ FEWEST_STEPS, MOST_STEPS = 8, 32
 """Decoding steps of a chunk. A row that ended idles until the end of the chunk after its own."""
 PREFILL_TOKENS = 32768
 """Bound on the tokens of one forward pass."""
+PATIENCE_S = 1.0
+"""How long nothing is written before episodes whose environments are busy lose their slots."""
 
 
 @dataclass(slots=True, eq=False)
@@ -64,7 +66,10 @@ class SlotStream(Stream):
 
     is_lockstep = False
 
-    def __init__(self, sampler: SlotSampler, params: SamplingParams) -> None:
+    def __init__(
+        self, sampler: SlotSampler, params: SamplingParams, *, come_back: bool = True
+    ) -> None:
+        """`come_back`: sessions may go on with another request."""
         check_fast_params(params)
         self._sampler = sampler
         self._params = params
@@ -74,7 +79,9 @@ class SlotStream(Stream):
         self._chunk: _Chunk | None = None
         self._num_steps = FEWEST_STEPS
         self._sessions: set[int] = set()
-        """Submitted, and not ended since."""
+        """Submitted, and not ended since; they may come back."""
+        self._come_back = come_back
+        self._stuck_since_s: float | None = None
 
     @property
     def is_writing(self) -> bool:
@@ -97,9 +104,12 @@ class SlotStream(Stream):
         self._sampler.claim(self, self._params)
         start = time.monotonic()
         while True:
-            has_entered = self._admit()
+            has_entered = self._admit(may_wait=wait_s is not None)
             previous, self._chunk = self._chunk, self._launch(has_entered)
-            assert previous or self._chunk, "replies are under way, but nothing is left to compute"
+            if previous is None and self._chunk is None:
+                assert wait_s is not None, "replies are under way, but nothing is computed"
+                time.sleep(min(wait_s, PATIENCE_S))
+                return []
             finished = self._finish(previous)
             if finished or (wait_s is not None and time.monotonic() - start >= wait_s):
                 return finished
@@ -117,8 +127,9 @@ class SlotStream(Stream):
         self._under_way.clear()
         self._lanes, self._chunk = [], None
         self._sampler.end_sessions(sorted(self._sessions))
+        self._sessions.clear()
 
-    def _admit(self) -> bool:
+    def _admit(self, *, may_wait: bool) -> bool:
         """Enqueue the entry of rows that wait, as many as there are slots for."""
         if not self._queue:
             return False
@@ -127,7 +138,7 @@ class SlotStream(Stream):
         if self._sampler.reserve(len(self._sessions), longest, self._params):
             slots = self._sampler.slots
             self._start_over()
-        requests, kept = self._choose()
+        requests, kept = self._choose(may_wait=may_wait)
         if not requests:
             return False
         jobs, owners = slots.place(requests, kept)
@@ -143,22 +154,33 @@ class SlotStream(Stream):
             first += len(part)
         return True
 
-    def _choose(self) -> tuple[list[Request], set[int]]:
+    def _choose(self, *, may_wait: bool) -> tuple[list[Request], set[int]]:
         """Who of the queue enters now, and which sessions keep their slots.
 
-        Sessions that have a slot go first. New ones get those that no session of this stream has:
-        the slot of one whose environment is still busy would cost its whole dialogue, computed
-        again. Only when nothing else can be written do they get such slots too.
+        Sessions that go on from what their slot holds are first. Others get slots that no session
+        of this stream needs: to take that of one whose environment is still busy costs its whole
+        dialogue, computed again. They get such slots too when nothing has been written for so long
+        that waiting costs more, or at once where nobody could submit anything meanwhile.
         """
         slots = self._sampler.slots
         known, new = [], deque[Request]()
         for request in self._queue:
             (known if slots.knows(request) else new).append(request)
-        kept = slots.sessions.keys() & self._sessions if known or any(self._lanes) else set()
+        kept = (slots.sessions.keys() & self._sessions) - {request.session for request in new}
+        if known or any(self._lanes) or len(kept) < slots.num_rows:
+            self._stuck_since_s = None
+        elif not may_wait or self._is_out_of_patience():
+            kept = set()
         num_new = min(len(new), slots.num_rows - len(kept))
         chosen = known + [new.popleft() for _ in range(num_new)]
         self._queue = new
         return chosen, kept
+
+    def _is_out_of_patience(self) -> bool:
+        now_s = time.monotonic()
+        if self._stuck_since_s is None:
+            self._stuck_since_s = now_s
+        return now_s - self._stuck_since_s >= PATIENCE_S
 
     def _start_over(self) -> None:
         """The slots were made anew: what was being written is written again, from its prompt."""
@@ -233,6 +255,8 @@ class SlotStream(Stream):
             row.is_done, row.session.is_writing = True, False
             self._lanes[row.lane] = None
             self._under_way.discard(row.request.session)
+            if not self._come_back:
+                self._sessions.discard(row.request.session)
         lanes = [lane for lane, _ in ended]
         lengths = counts[lanes].tolist()
         # Copied: the memory of the fetch is used again.

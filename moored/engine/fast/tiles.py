@@ -175,10 +175,15 @@ class GatedTile:
 
 
 def gated_tile(
-    num_rows: int, num_columns: int, dtype: torch.dtype, *, copies: bool
+    num_rows: int, num_lines: int, num_columns: int, dtype: torch.dtype, *, copies: bool
 ) -> GatedTile | None:
-    """The tile of gated units of more rows than `tile_of` takes; None: the library is faster."""
-    if dtype != torch.bfloat16 or not copies or num_columns % 8 or num_rows < MANY_ROWS:
+    """The tile of gated units of more rows than `tile_of` takes; None: left to the library.
+
+    `num_lines` of both matrices.
+    """
+    # The copy engine reads lines of weights, and writes lines of outputs.
+    is_aligned = num_columns % 8 == 0 and num_lines // 2 % 8 == 0
+    if dtype != torch.bfloat16 or not copies or not is_aligned or num_rows < MANY_ROWS:
         return None
     return GatedTile()
 

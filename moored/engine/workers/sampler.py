@@ -44,7 +44,7 @@ class Places:
 
     def forget(self, sessions: Sequence[int]) -> list[list[int]]:
         """The sessions of each rank; one that never got a reply is on none."""
-        known = [session for session in sessions if session in self._rank_of]
+        known = [session for session in dict.fromkeys(sessions) if session in self._rank_of]
         return deal(known, [self._rank_of.pop(session) for session in known], self._size)
 
 

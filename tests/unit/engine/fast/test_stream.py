@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from moored.engine.base import Request, SamplingParams, write_replies
+from moored.engine.base import Request, SamplingParams, write_all, write_replies
 from moored.engine.fast import stream as slot_stream
 from moored.engine.fast.capture import Fetch
 from moored.engine.fast.sampler import SlotSampler
@@ -159,6 +159,61 @@ def test_new_sessions_get_the_slots_of_waiting_ones_when_nothing_else_is_written
         found |= {(session, 0): reply for session, reply in stream.poll()}
     assert_same(found, expected)
     assert sorted(sampler.slots.sessions) == [2, 3]
+
+
+def test_sessions_keep_their_slots_while_their_environments_take_a_moment(model, monkeypatch):
+    sampler = make_sampler(model)
+    monkeypatch.setattr(sampler, "_max_rows", lambda *_: 2)
+    stream = sampler.stream(PARAMS)
+    for session, prompt in enumerate(first_prompts(3)):
+        stream.submit(Request(session=session, prompt=prompt, seed=session))
+    found = []
+    while len(found) < 2:
+        found += stream.poll(wait_s=0.0)
+    for _ in range(3):
+        assert stream.poll(wait_s=0.0) == []
+    assert sorted(sampler.slots.sessions) == [0, 1]
+    monkeypatch.setattr(slot_stream, "PATIENCE_S", 0.0)
+    while len(found) < 3:
+        found += stream.poll(wait_s=0.0)
+    assert 2 in sampler.slots.sessions
+    stream.close()
+
+
+def test_a_session_that_comes_back_with_another_prompt_does_not_wait_for_the_others(model):
+    sampler = make_sampler(model)
+    stream = sampler.stream(SamplingParams(max_tokens=120, stop_ids=STOPS))
+    for session, prompt in enumerate(first_prompts(8)):
+        stream.submit(Request(session=session, prompt=prompt, seed=session))
+    (session, _), *others = stream.poll()
+    assert sampler.slots.num_rows == 8 and len(others) < 7
+    stream.submit(Request(session=session, prompt=Prompt(np.arange(30, 40)), seed=1))
+    stream.poll(wait_s=0.0)
+    assert sampler.slots.sessions[session].is_writing
+    stream.close()
+
+
+def test_a_batch_that_waits_for_slots_goes_on_as_rows_end(model, monkeypatch):
+    steps = []
+
+    def count(sampler):
+        monkeypatch.setattr(sampler, "_max_rows", lambda *_: 2)
+        advance = sampler.advance
+        steps.append(0)
+
+        def counted(num_rows, num_steps):
+            steps[-1] += num_steps
+            advance(num_rows, num_steps)
+
+        monkeypatch.setattr(sampler, "advance", counted)
+        return sampler
+
+    requests = [Request(session=s, prompt=p, seed=s) for s, p in enumerate(first_prompts(12))]
+    stream = slot_stream.SlotStream(count(make_sampler(model)), PARAMS, come_back=False)
+    kept = write_all(stream, requests)
+    ended = write_replies(count(make_sampler(model)), requests, PARAMS)
+    assert_same(dict(enumerate(kept)), dict(enumerate(ended)))
+    assert steps[0] == steps[1]
 
 
 def test_a_session_cannot_end_before_its_reply(model):

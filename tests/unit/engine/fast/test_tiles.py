@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from moored.engine.fast.tiles import attention_tile, tile_of
+from moored.engine.fast.tiles import MANY_ROWS, GatedTile, attention_tile, gated_tile, tile_of
 
 QKV, OUT, DOWN = (1152, 896), (896, 896), (896, 4864)
 """Matrices of 0.5 B."""
@@ -98,6 +98,16 @@ def test_products_that_do_not_suit_the_copy_engine_are_left_to_the_library():
     # Lines of 2,052 numbers do not begin at multiples of 16 bytes.
     assert tile_of(128, 2048, 2052, torch.bfloat16, most_parts=8, copies=True) is None
     assert tile_of(129, 22016, 2048, torch.bfloat16, gated=True, copies=True) is None
+
+
+def test_gated_units_of_many_rows_are_one_kernel_where_lines_are_aligned():
+    half, single = torch.bfloat16, torch.float32
+    assert gated_tile(MANY_ROWS, 2 * 1536, 576, half, copies=True) == GatedTile()
+    assert gated_tile(MANY_ROWS - 1, 2 * 1536, 576, half, copies=True) is None
+    assert gated_tile(MANY_ROWS, 2 * 1540, 576, half, copies=True) is None  # lines of outputs
+    assert gated_tile(MANY_ROWS, 2 * 1536, 580, half, copies=True) is None  # lines of weights
+    assert gated_tile(MANY_ROWS, 2 * 1536, 576, half, copies=False) is None
+    assert gated_tile(MANY_ROWS, 2 * 1536, 576, single, copies=True) is None
 
 
 def test_programs_of_early_attention_share_the_cells_of_few_rows():
