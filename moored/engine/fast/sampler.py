@@ -50,6 +50,9 @@ MIN_ROWS = 8
 """Rows of the smallest CUDA graph."""
 CACHE_SHARE = 0.6
 """Share of the free GPU memory that the cache may take."""
+SPARE = 1.1
+"""How many times the rows of that share a lent cache may have when it comes back: what was recorded
+takes memory too, and must not be recorded again for it."""
 STEPS_PER_GRAPH = 8
 """Decoding steps that the host launches at once."""
 
@@ -94,6 +97,8 @@ class SlotSampler:
         self._pool: Any = None
         self.lends = lends and has_fixed_memory(self.device)
         self._memory: FixedMemory | None = None
+        self._held_beside = 0
+        """What others held when it was last seen that the cache leaves them enough."""
         self.uploads = HostBuffers(self.device, num_buffers=4)
         # A stream reads what a chunk of steps has written while the next chunk is under way.
         self._fetched = HostBuffers(self.device, num_buffers=2)
@@ -175,6 +180,7 @@ class SlotSampler:
         self.decoder.set_capacity(capacity)
         shape = self.decoder.cache_shape(num_slots, capacity)
         self._memory = FixedMemory(shape, self.decoder.dtype, self.device)
+        self._held_beside = self._count_held()
         return self._memory.tensor
 
     @property
@@ -198,13 +204,26 @@ class SlotSampler:
             torch.cuda.empty_cache()
 
     def _take_back(self) -> None:
-        """After a `release` with `lends`: use the memory of the cache again, or what is left."""
+        """After a `release` with `lends`: use the memory of the cache again, unless it is too much.
+
+        The first cache is made before the first update, which makes the moments of the optimiser.
+        """
         if self._memory is None or self._memory.is_there:
             return
+        held = self._count_held()
+        if held > self._held_beside:
+            self._held_beside = held
+            if self.slots.num_rows > SPARE * self._max_rows(self._capacity):
+                self._free()
+                return
         try:
             self._memory.take()
         except torch.OutOfMemoryError:
             self._free()
+
+    def _count_held(self) -> int:
+        """Bytes of torch's on the GPU; the cache is none of them."""
+        return torch.cuda.memory_allocated(self.device) if self.is_cuda else 0
 
     def _free(self) -> None:
         if self.is_cuda:

@@ -167,10 +167,11 @@ class SlotStream(Stream):
         for request in self._queue:
             (known if slots.knows(request) else new).append(request)
         kept = (slots.sessions.keys() & self._sessions) - {request.session for request in new}
-        if known or any(self._lanes) or len(kept) < slots.num_rows:
+        is_stuck = not known and not any(self._lanes) and len(kept) == slots.num_rows
+        if is_stuck and (not may_wait or self._is_out_of_patience()):
+            is_stuck, kept = False, set()
+        if not is_stuck:
             self._stuck_since_s = None
-        elif not may_wait or self._is_out_of_patience():
-            kept = set()
         num_new = min(len(new), slots.num_rows - len(kept))
         chosen = known + [new.popleft() for _ in range(num_new)]
         self._queue = new

@@ -180,6 +180,36 @@ def test_sessions_keep_their_slots_while_their_environments_take_a_moment(model,
     stream.close()
 
 
+def test_patience_begins_anew_with_every_wait(model, monkeypatch):
+    now_s = [0.0]
+    monkeypatch.setattr(slot_stream.time, "monotonic", lambda: now_s[0])
+    sampler = make_sampler(model)
+    monkeypatch.setattr(sampler, "_max_rows", lambda *_: 2)
+    stream = sampler.stream(PARAMS)
+    prompts = first_prompts(6)
+
+    def replies(num: int) -> set[int]:
+        found: set[int] = set()
+        while len(found) < num:
+            found |= {session for session, _ in stream.poll(wait_s=0.0)}
+        return found
+
+    def submit(*sessions: int) -> None:
+        for session in sessions:
+            stream.submit(Request(session=session, prompt=prompts[session], seed=session))
+
+    submit(0, 1, 2, 3)
+    assert replies(2) == {0, 1} and stream.poll(wait_s=0.0) == []
+    now_s[0] += slot_stream.PATIENCE_S
+    assert replies(2) == {2, 3}
+    now_s[0] += 60.0  # nothing waits meanwhile
+    submit(4, 5)
+    assert stream.poll(wait_s=0.0) == [] and sorted(sampler.slots.sessions) == [2, 3]
+    now_s[0] += slot_stream.PATIENCE_S
+    assert replies(2) == {4, 5}
+    stream.close()
+
+
 def test_a_session_that_comes_back_with_another_prompt_does_not_wait_for_the_others(model):
     sampler = make_sampler(model)
     stream = sampler.stream(SamplingParams(max_tokens=120, stop_ids=STOPS))
@@ -566,6 +596,36 @@ def test_a_sampler_that_lent_its_memory_writes_the_same_replies(model, monkeypat
         assert np.array_equal(one.token_ids, other.token_ids)
     assert (sampler.cache is cache) is has_room
     assert (sampler._graphs == graphs) is (has_room or not graphs)
+
+
+@pytest.mark.parametrize(("rows_that_fit", "num_slots"), [(3, 3), (15, 16), (20, 16)])
+def test_a_cache_that_came_before_the_moments_of_the_optimiser_leaves_room_for_others(
+    model, monkeypatch, rows_that_fit, num_slots
+):
+    monkeypatch.setattr("moored.engine.fast.sampler.FixedMemory", LentTensor)
+    sampler = make_sampler(model)
+    sampler.lends = True
+    held, most = [100], [16]
+    monkeypatch.setattr(sampler, "_count_held", lambda: held[0])
+    monkeypatch.setattr(sampler, "_max_rows", lambda *_: most[0])
+    requests = [Request(session=i, prompt=p, seed=i) for i, p in enumerate(first_prompts(16))]
+    write_replies(sampler, requests, PARAMS)
+    first = sampler.cache
+    assert sampler.slots.num_rows == 16
+    sampler.release()
+    held[0], most[0] = (
+        300,
+        rows_that_fit,
+    )  # after the first update; 15 rows are within the tolerance
+    write_replies(sampler, requests, PARAMS)
+    assert sampler.slots.num_rows == num_slots
+    assert (sampler.cache is first) is (num_slots == 16)
+    kept = sampler.cache
+    for _ in range(2):  # nobody holds more than at the last look: nothing is made anew
+        sampler.release()
+        most[0] = 1
+        write_replies(sampler, requests, PARAMS)
+        assert sampler.cache is kept
 
 
 def test_a_sampler_on_a_gpu_lends_its_cache_and_keeps_what_it_recorded(model):
