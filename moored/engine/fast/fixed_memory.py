@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import weakref
 from collections.abc import Sequence
 from functools import cache
 
@@ -60,6 +61,9 @@ class FixedMemory:
         self._address = ctypes.c_uint64()
         self.is_there = False
         _call("cuMemAddressReserve", ctypes.byref(self._address), self._size, ZERO, ZERO, ZERO)
+        self._when_forgotten = weakref.finalize(self, _drop, self._address, self._size, device)
+        # A process that ends gives all of it back anyway, and may have lost its driver by then.
+        self._when_forgotten.atexit = False
         try:
             self._map()
             flat = torch.as_tensor(_Bytes(self._address.value, asked), device=device)
@@ -87,6 +91,7 @@ class FixedMemory:
 
     def close(self) -> None:
         """Give the address back too; the tensor must be gone."""
+        self._when_forgotten.detach()
         self.give_back()
         _call("cuMemAddressFree", self._address, self._size)
 
@@ -99,7 +104,11 @@ class FixedMemory:
             _call("cuMemRelease", handle)
         self.is_there = True
         rights = ctypes.byref(_Access(self._location, READ_AND_WRITE))
-        _call("cuMemSetAccess", self._address, self._size, rights, ctypes.c_size_t(1))
+        try:
+            _call("cuMemSetAccess", self._address, self._size, rights, ctypes.c_size_t(1))
+        except BaseException:
+            self.give_back()
+            raise
 
     def _create(self) -> ctypes.c_uint64:
         handle, properties = ctypes.c_uint64(), ctypes.byref(self._properties)
@@ -109,6 +118,13 @@ class FixedMemory:
             torch.cuda.empty_cache()
             _call("cuMemCreate", ctypes.byref(handle), self._size, properties, ZERO)
         return handle
+
+
+def _drop(address: ctypes.c_uint64, size: ctypes.c_size_t, device: torch.device) -> None:
+    """Free memory that nobody has closed; where none is mapped, the driver says no to the first."""
+    torch.cuda.synchronize(device)
+    for name in ("cuMemUnmap", "cuMemAddressFree"):
+        getattr(_driver(), name)(address, size)
 
 
 def has_fixed_memory(device: torch.device) -> bool:

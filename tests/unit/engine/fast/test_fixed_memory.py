@@ -2,17 +2,90 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 
+from moored.engine.fast import fixed_memory
 from moored.engine.fast.capture import capture
 from moored.engine.fast.fixed_memory import FixedMemory, has_fixed_memory
+from moored.errors import MooredError
 
 GIB = 2**30
 
 
 def test_a_processor_has_no_fixed_memory():
     assert not has_fixed_memory(torch.device("cpu"))
+
+
+class FakeDriver:
+    """CUDA's driver as far as it counts: what is reserved and mapped. `refused` is said no to."""
+
+    def __init__(self) -> None:
+        self.num_reserved = self.num_mapped = 0
+        self.refused = ""
+
+    def __getattr__(self, name):
+        def call(*arguments):
+            if name == self.refused or (name == "cuMemUnmap" and not self.num_mapped):
+                return 1
+            if name == "cuMemGetAllocationGranularity":
+                arguments[0]._obj.value = 2 << 20
+            self.num_reserved += {"cuMemAddressReserve": 1, "cuMemAddressFree": -1}.get(name, 0)
+            self.num_mapped += {"cuMemMap": 1, "cuMemUnmap": -1}.get(name, 0)
+            return 0
+
+        return call
+
+
+@pytest.fixture
+def driver(monkeypatch) -> FakeDriver:
+    driver = FakeDriver()
+    monkeypatch.setattr(fixed_memory, "_driver", lambda: driver)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
+    monkeypatch.setattr(torch, "as_tensor", lambda *_, **__: torch.zeros(30, dtype=torch.uint8))
+    return driver
+
+
+def small_memory() -> FixedMemory:
+    return FixedMemory((3, 5), torch.bfloat16, torch.device("cuda", 0))
+
+
+@pytest.mark.parametrize("is_lent", [False, True])
+def test_memory_that_nobody_closed_is_freed_with_its_owner(driver, is_lent):
+    memory = small_memory()
+    if is_lent:
+        memory.give_back()
+    assert (driver.num_reserved, driver.num_mapped) == (1, int(not is_lent))
+    del memory
+    gc.collect()
+    assert (driver.num_reserved, driver.num_mapped) == (0, 0)
+
+
+def test_memory_that_was_closed_is_not_freed_twice(driver):
+    memory = small_memory()
+    memory.close()
+    other = small_memory()
+    del memory
+    gc.collect()
+    assert (driver.num_reserved, driver.num_mapped) == (1, 1)
+    other.close()
+
+
+@pytest.mark.parametrize("call", ["cuMemCreate", "cuMemMap", "cuMemSetAccess"])
+def test_memory_that_cannot_be_used_is_not_there(driver, call):
+    memory = small_memory()
+    memory.give_back()
+    driver.refused = call
+    with pytest.raises(MooredError, match=call):
+        memory.take()
+    assert not memory.is_there and not driver.num_mapped
+    with pytest.raises(MooredError, match=call):
+        small_memory()
+    gc.collect()
+    assert driver.num_reserved == 1
+    memory.close()
 
 
 @pytest.fixture
