@@ -91,10 +91,14 @@ def plan_memory(
     elif is_recorded:
         asked = tokens
     scoring = _scoring(setup, min(asked, whole), given)
+    kept, steps = (cache if is_kept else {}), {}
+    if is_kept and setup.shape.num_parameters >= given.released_from:
+        # Large models lend the memory of keys and values to updates, and keep what is recorded.
+        steps = {RECORDED_STEPS: recorded_steps_bytes(setup, given)}
     phases = {
-        "rollout": {**sampling, **recorded},
-        "scoring": {**(cache if is_kept else {}), **scoring, **recorded},
-        "update": {**_left_by_sampler(setup, cache, given), **update},
+        "rollout": {**sampling, **recorded, **steps},
+        "scoring": {**kept, **scoring, **recorded, **steps},
+        "update": {**(steps or kept), **update},
     }
     host = _state_bytes(setup, given) * (setup.policy_trained + setup.critic_trained)
     return Memory(
@@ -164,15 +168,6 @@ def _rollout(setup: Setup, rows: int, given: MemoryCoefficients) -> Parts:
         "activations": tokens * prefill_bytes(shape, bf16=setup.bf16),
         "logits": rows * shape.vocabulary * 4,
     }
-
-
-def _left_by_sampler(setup: Setup, cache: Parts, given: MemoryCoefficients) -> Parts:
-    """Large models lend the memory of their keys and values to updates, and keep recorded steps."""
-    if not setup.has_fast_sampler or setup.samples_elsewhere or setup.vllm_share:
-        return {}
-    if setup.shape.num_parameters < given.released_from:
-        return cache
-    return {RECORDED_STEPS: recorded_steps_bytes(setup, given)}
 
 
 def recorded_steps_bytes(setup: Setup, given: MemoryCoefficients) -> int:
