@@ -92,7 +92,9 @@ def check_same(mine: Any, own: Any) -> None:
     for name, grad in own[1].items():
         assert (grad is None) == (mine[1][name] is None), name
         if grad is not None:
-            torch.testing.assert_close(mine[1][name], grad, rtol=1e-4, atol=1e-5)
+            # Small entries are what is left of large ones: they are as exact as the largest.
+            largest = float(grad.abs().max())
+            torch.testing.assert_close(mine[1][name], grad, rtol=1e-4, atol=1e-5 * max(1, largest))
 
 
 @pytest.mark.parametrize("kind", KINDS)
