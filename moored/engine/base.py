@@ -184,13 +184,16 @@ class LockstepStream(Stream):
         return list(zip(sessions, completions, strict=True))
 
     def end(self, sessions: Sequence[int]) -> None:
-        if sessions:
-            self._sampler.end_sessions(sessions)
-            self._sessions.difference_update(sessions)
+        # An episode whose environment failed at once was never submitted.
+        known = [session for session in sessions if session in self._sessions]
+        if known:
+            self._sampler.end_sessions(known)
+            self._sessions.difference_update(known)
 
     def close(self) -> None:
         self._waiting.clear()
-        self.end(sorted(self._sessions))
+        self._sampler.end_sessions(sorted(self._sessions))
+        self._sessions.clear()
 
 
 class Scorer(Protocol):

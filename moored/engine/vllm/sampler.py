@@ -77,6 +77,8 @@ class VllmSampler:
         """Prompt tokens so far whose keys and values were there already."""
         self._streams = self.is_cuda if streams is None else streams
         self._owners: dict[str, tuple[VllmStream, int]] = {}
+        self._sessions: set[int] = set()
+        """Of streams in lockstep, whose sessions may come back."""
         self._num_requests = 0
         self._vllm_params: Any = import_vllm().SamplingParams
         self._has_own_group = not torch.distributed.is_initialized()
@@ -104,11 +106,13 @@ class VllmSampler:
     def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Completion]:
         """One completion for each request, in order; prefixes stay cached."""
         check_requests(requests, params)
+        self._sessions.update(request.session for request in requests)
         return write_all(VllmStream(self, params), requests)
 
     def end_sessions(self, sessions: Sequence[int]) -> None:
-        """Empty the cache, unless another stream uses it: a resumed run starts without one too."""
-        if not self._owners:
+        """Empty the cache once nobody uses it any more: a resumed run starts without one too."""
+        self._sessions.difference_update(sessions)
+        if not self._owners and not self._sessions:
             self._engine.reset_prefix_cache()
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
@@ -131,6 +135,7 @@ class VllmSampler:
                 given = {"weights_iterator": iter(weights)}
                 self._engine.collective_rpc("reload_weights", kwargs=given)
         self._engine.reset_prefix_cache()
+        self._sessions.clear()
         self.version = version
 
     def enter(self, stream: VllmStream, request: Request, params: SamplingParams) -> str:

@@ -115,6 +115,18 @@ def test_on_a_cpu_replies_come_in_lockstep_and_the_cache_is_emptied_at_the_end(l
     assert engine.calls == ["reset"]
 
 
+def test_the_cache_stays_while_other_dialogues_go_on(llm):
+    sampler, engine = make_sampler()
+    stream = sampler.stream(PARAMS)
+    for session in (1, 2, 3):
+        stream.submit(request(session, 20, session))
+    stream.poll()
+    stream.end([1])
+    assert engine.calls == []
+    stream.end([2, 3])
+    assert engine.calls == ["reset"]
+
+
 def test_closing_a_stream_drops_what_is_under_way_and_leaves_others(llm):
     sampler, engine = make_sampler(streams=True)
     first, second = sampler.stream(PARAMS), sampler.stream(PARAMS)
