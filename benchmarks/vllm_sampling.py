@@ -4,13 +4,16 @@
       [--lengths equal geometric turns] [--engine moored vllm] [--out FILE]
 
 Random weights, log-probabilities of the sampled tokens, temperature 1. `equal`: another prompt of
-`--prompt-tokens` for each row and exactly `--new-tokens` new ones. `geometric`: the same prompts,
+`--prompt-tokens` for each row and exactly `--new-tokens` new ones. `geometric`: likewise,
 replies end at the end-of-sequence token, after 60 tokens on average and 400 at most. `turns`:
 groups of 16 share a prompt, and five such replies follow one another with 50 tokens between them;
 a row goes on as soon as its reply is there. Tokens per second count new tokens and the whole time.
 The longest reply decides how many steps there are, so both sides write the same lengths: vLLM ends
 each reply where moored's, which always comes first, has ended (`same_lengths` in the file). With
 `--engine vllm` alone it draws its own.
+
+moored records the steps of a number of rows when it first has it, and vLLM all of them at its start:
+with lengths that vary it takes some calls of `--warm-up` until all have been there.
 
 vLLM runs at its best as far as is known: CUDA graphs for up to as many rows as are asked for, its
 engine in a process of its own with asynchronous scheduling, prefix caching, no detokenizing.
@@ -68,7 +71,7 @@ class MooredSide:
     def prepare(self, context: int) -> None:
         """Rows have slots of this size, so each case gets a sampler with what it needs."""
         if context != self._context:
-            self._sampler = None
+            self._sampler = self._stream = None
             self._context, self._sampler = context, self._make(max_context=context, shares=True)
 
     def begin(self, most: int, stop: int | None) -> None:
@@ -248,7 +251,7 @@ def run_side(options: argparse.Namespace) -> dict[str, Any]:
             side.prepare(longest_context(lengths, options))
             for rows in options.rows:
                 seconds, tokens, longest = [], [], []
-                for number in range(1 + options.repeats):
+                for number in range(options.warm_up + options.repeats):
                     case = f"{lengths} {rows} {number}"
                     forced = drawn.get(case) if name == "vllm" else None
                     begin = time.perf_counter()
@@ -259,14 +262,15 @@ def run_side(options: argparse.Namespace) -> dict[str, Any]:
                     if name == "moored":
                         drawn[case] = written
                         drawn_file.write_text(json.dumps(drawn))
-                rates = [t / s for t, s in zip(tokens[1:], seconds[1:], strict=True)]
+                first = options.warm_up
+                rates = [t / s for t, s in zip(tokens[first:], seconds[first:], strict=True)]
                 figures[f"{lengths} {rows}"] = {
                     "tokens_per_s": median(rates),
-                    "seconds": seconds[1:],
-                    "tokens": tokens[1:],
-                    "longest": longest[1:],
+                    "seconds": seconds[first:],
+                    "tokens": tokens[first:],
+                    "longest": longest[first:],
                     "same_lengths": forced is not None,
-                    "first_s": seconds[0],
+                    "warm_up_s": seconds[:first],
                 }
                 if options.child is not None:  # a child that is stopped has not worked for nothing
                     options.child.write_text(json.dumps(figures))
@@ -323,6 +327,9 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--prompt-tokens", type=int, default=512)
     parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument(
+        "--warm-up", type=int, default=3, help="calls before those that count: lengths vary"
+    )
     parser.add_argument("--vllm-in-process", action="store_true")
     parser.add_argument("--eager", action="store_true", help="vLLM without CUDA graphs")
     parser.add_argument("--model-folder", type=Path, help=argparse.SUPPRESS)
