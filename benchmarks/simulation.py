@@ -32,8 +32,9 @@ from moored.plan.simulation import Outcome, Scenario, simulate
 
 WORKERS = (10, 100, 300, 1000, 3000, 10000)
 WORKERS_PER_REPLICA = 64
-STEP_S, ROW_S = 1.84e-3, 14.9e-6
-"""Decoding of 3 B on an H200: 3.74 ms at 128 rows and 17.06 ms at 1,024 (sizes_h200.json)."""
+STEP_S, ROW_S = 1.91e-3, 10.3e-6
+"""Decoding of 3 B on an H200: 2.08 ms at 16 rows and 3.23 ms at 128 (decode_h200.json). A replica
+has 64 rows, where these give 2.57 ms and 2.55 were measured."""
 TURNS_PER_EPISODE = 4901 / 1008
 DRIVER_TURN_S = TURNS_PER_EPISODE / (TURNS_PER_EPISODE + 0.5) / DRIVER_TURNS_PER_S
 """Of 1,008 episodes of Sokoban (driver.json); environments are part of it. The seconds that were
