@@ -12,8 +12,8 @@ The longest reply decides how many steps there are, so both sides write the same
 each reply where moored's, which always comes first, has ended (`same_lengths` in the file). With
 `--engine vllm` alone it draws its own.
 
-moored records the steps of a number of rows when it first has it, and vLLM all of them at its start:
-with lengths that vary it takes some calls of `--warm-up` until all have been there.
+moored records the steps of a number of rows when it first has that many, vLLM all of them when it
+starts: where lengths vary it takes a few calls (`--warm-up`) until all numbers have come.
 
 vLLM runs at its best as far as is known: CUDA graphs for up to as many rows as are asked for, its
 engine in a process of its own with asynchronous scheduling, prefix caching, no detokenizing.
