@@ -192,8 +192,7 @@ class LockstepStream(Stream):
 
     def close(self) -> None:
         self._waiting.clear()
-        self._sampler.end_sessions(sorted(self._sessions))
-        self._sessions.clear()
+        self.end(sorted(self._sessions))
 
 
 class Scorer(Protocol):
