@@ -353,7 +353,27 @@ class Config(Options):
 def expand_env(value: object) -> object:
     """`env: sokoban`, `env: {name: sokoban}` and `env: [sokoban, bandit]` are short forms."""
     items = value if isinstance(value, list) else [value]
-    return [{"name": item} if isinstance(item, str) else item for item in items]
+    return [_expand_one(item) for item in items]
+
+
+def _expand_one(item: object) -> object:
+    """YAML reads the name `2048` as a number."""
+    if isinstance(item, EnvConfig):
+        return item
+    if isinstance(item, Mapping):
+        return {**item, "name": _as_name(item["name"])} if "name" in item else item
+    name = _as_name(item)
+    if isinstance(name, str) and name:
+        return {"name": name}
+    got = "nothing" if item in (None, "") else repr(item)
+    raise ConfigError(
+        f"an environment is a name, or a mapping with name, weight and options, but {got} was "
+        f"given; write env=sokoban, for example (`moored envs` lists the names)"
+    )
+
+
+def _as_name(value: object) -> object:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def load_config(
@@ -368,11 +388,12 @@ def load_options(
 ) -> OptionsT:
     """Build a whole configuration of some kind from a YAML file or mapping and overrides."""
     data = dict(source) if isinstance(source, Mapping) else read_yaml(source)
-    command = data.pop("command", kind.command)
+    command = data.pop("command", _command_of(data, kind))
     if command != kind.command:
+        given = "this configuration" if isinstance(source, Mapping) else repr(str(source))
         raise ConfigError(
-            f"{str(source)!r} belongs to a run of `moored {command}`, not of `moored "
-            f"{kind.command}`; its model is in the folder `model` beside it"
+            f"{given} belongs to a run of `moored {command}`, not of `moored {kind.command}`; the "
+            f"model of that run is in the folder `model` beside its config.yaml"
         )
     defaults = kind.model_construct().model_dump(mode="json")
     for override in overrides:
@@ -386,6 +407,12 @@ def load_options(
         return kind.model_validate(data)
     except ValidationError as error:
         raise ConfigError("\n".join(explain(item) for item in error.errors())) from None
+
+
+def _command_of(data: Mapping[str, object], kind: type[Options]) -> str:
+    """Of a file that names none: `train`, whose files do not, where only that has its sections."""
+    own = Config.model_fields.keys() - kind.model_fields.keys()
+    return Config.command if len(own & data.keys()) > 1 else kind.command
 
 
 def dump_config(config: Config) -> str:

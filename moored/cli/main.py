@@ -81,6 +81,7 @@ for _name, _command in {
 
 def main() -> None:
     """Entry point: run a command; errors the user can fix become one line and exit code 2."""
+    _print_question_marks()
     _let_import_from_here()
     try:
         app(prog_name="moored")
@@ -93,6 +94,17 @@ def main() -> None:
             raise
         print(f"moored: {explained}", file=sys.stderr)
         raise SystemExit(2) from None
+
+
+def _print_question_marks() -> None:
+    """For characters that the encoding of the output lacks, instead of a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        # Not there when a caller has put a stream of its own in their place, or closed them.
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            # Where its file was exchanged for a pipe, it raises after it has done so.
+            with suppress(OSError):
+                reconfigure(errors="replace")
 
 
 def _let_import_from_here() -> None:

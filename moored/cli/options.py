@@ -86,7 +86,31 @@ def read_config(words: Sequence[str]) -> Config:
     from moored.presets import read_presets
 
     presets, overrides = split_words(words)
-    return with_rates(load_config(read_presets(presets), overrides))
+    _check_presets(presets)
+    config = load_config(read_presets(presets), overrides)
+    _check_model_is_no_preset(config.model)
+    return with_rates(config)
+
+
+def _check_presets(words: Sequence[str]) -> None:
+    """Say how the name of an environment or a model is written where a preset is expected."""
+    from moored.envs import ENVIRONMENTS
+    from moored.models.load import embedded_models
+    from moored.presets import preset_names
+
+    kinds = dict.fromkeys(ENVIRONMENTS, ("an environment", "env"))
+    kinds |= dict.fromkeys([*embedded_models(), "smollm2"], ("a model", "model"))
+    for word in words:
+        if word in kinds and word not in preset_names() and not Path(word).exists():
+            what, option = kinds[word]
+            raise ConfigError(f"{word!r} is {what}, not a preset; write {option}={word}")
+
+
+def _check_model_is_no_preset(model: str) -> None:
+    from moored.presets import preset_kinds
+
+    if preset_kinds().get(model) == "model" and not Path(model).exists():
+        raise ConfigError(f"model {model!r} is a preset; write {model} without model=")
 
 
 def check_config(config: Config) -> None:

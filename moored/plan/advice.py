@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from pydantic import ValidationError
+
 from moored.config import Config
 from moored.errors import MooredError
 from moored.plan.gpus import GIB, Gpu
@@ -18,6 +20,11 @@ MARGIN = 0.1
 """`train` refuses what is over by more, because plans are not exact."""
 LORA_RANK = 64
 """The paper's."""
+SMALL_LORA_RANK = 8
+NOTHING_HELPS = (
+    "none of the changes that `moored plan` tries makes it fit; take a smaller model or a larger "
+    "GPU"
+)
 
 Options = Mapping[str, object]
 """Values by dotted name."""
@@ -35,8 +42,7 @@ class Advice:
     peak_gib: float
 
     def text(self) -> str:
-        words = " ".join(f"{name}={_value(value)}" for name, value in self.options.items())
-        return f"{words} ({self.peak_gib:.1f} GiB: {self.why})"
+        return f"{words_of(self.options)} ({self.peak_gib:.1f} GiB: {self.why})"
 
 
 def advice(found: Plan) -> list[Advice]:
@@ -46,7 +52,7 @@ def advice(found: Plan) -> list[Advice]:
     """
     if found.fits:
         return []
-    changes = list(_changes(found))
+    changes = [change for change in _changes(found) if _changed(found, [change]) is not None]
     singles = [_try(found, [change]) for change in changes]
     helpful = [single for single in singles if single is not None]
     return helpful or _together(found, changes)
@@ -67,7 +73,7 @@ def _together(found: Plan, changes: Sequence[Change]) -> list[Advice]:
 
 def _changes(found: Plan) -> Iterator[Change]:
     """Options and what they cost, from what changes no result to what trains something else."""
-    setup, config = found.setup, found.config
+    setup = found.setup
     tokens = _smaller_batch(found)
     if tokens is not None:
         yield {"engine.micro_batch_tokens": tokens}, "smaller matrices, a little slower"
@@ -79,13 +85,23 @@ def _changes(found: Plan) -> Iterator[Change]:
         yield {"optimizer.kind": "adamw_8bit"}, "moments of the optimiser are rounded"
     if setup.has_reference and not setup.lora_rank:
         yield {"algorithm.kl_coef": 0.0}, "no KL to the first policy"
+    yield from _less_training(found)
+
+
+def _less_training(found: Plan) -> Iterator[Change]:
+    """What trains something else, or on less."""
+    setup, config = found.setup, found.config
     if not setup.lora_rank:
         yield {"optimizer.lora_rank": LORA_RANK}, "only adapters are trained"
+    elif setup.lora_rank > SMALL_LORA_RANK:
+        yield {"optimizer.lora_rank": SMALL_LORA_RANK}, "smaller adapters"
     if setup.has_critic and config.rollout.group_size > 1:
         # By itself the name would turn KL on.
         options = {"algorithm.name": "grpo", "algorithm.kl_coef": config.algorithm.kl_coef}
         own = {"algorithm.advantage": None} if config.algorithm.advantage else {}
         yield options | own, "no critic"
+    if setup.num_groups > 1:
+        yield {"rollout.num_groups": -(-setup.num_groups // 2)}, "fewer prompts in a step"
     if setup.max_context > BATCH_SIZES[-1]:
         yield {"rollout.max_context": BATCH_SIZES[-1]}, "longer episodes are cut off"
 
@@ -101,22 +117,35 @@ def _smaller_batch(found: Plan) -> int | None:
 
 
 def _try(found: Plan, changes: Sequence[Change]) -> Advice | None:
-    """What changes come to together; None where they do not fit."""
-    options = {name: value for own, _ in changes for name, value in own.items()}
-    planned = plan(with_options(found.config, options), found.setup.shape, found.gpu)
-    if not planned.fits:
+    """What changes come to together; None where they do not fit or are refused."""
+    config = _changed(found, changes)
+    planned = None if config is None else plan(config, found.setup.shape, found.gpu)
+    if planned is None or not planned.fits:
         return None
     why = "; ".join(why for _, why in changes)
-    return Advice(options=options, why=why, peak_gib=planned.memory.peak_bytes / GIB)
+    peak_gib = planned.memory.peak_bytes / GIB
+    return Advice(options=_options_of(changes), why=why, peak_gib=peak_gib)
+
+
+def _options_of(changes: Sequence[Change]) -> Options:
+    return {name: value for own, _ in changes for name, value in own.items()}
+
+
+def _changed(found: Plan, changes: Sequence[Change]) -> Config | None:
+    """None where the configuration refuses the changes."""
+    try:
+        return with_options(found.config, _options_of(changes))
+    except ValidationError:
+        return None
 
 
 def with_options(config: Config, options: Options) -> Config:
-    """The configuration with other values for some `section.option`."""
+    """The configuration with other values for some `section.option`; raises what it refuses."""
+    data = config.model_dump()
     for name, value in options.items():
         section, _, option = name.partition(".")
-        changed = getattr(config, section).model_copy(update={option: value})
-        config = config.model_copy(update={section: changed})
-    return config
+        data[section][option] = value
+    return Config.model_validate(data)
 
 
 def _value(value: object) -> str:
@@ -136,12 +165,17 @@ def verdict(found: Plan) -> str:
     return f"does not fit: {peak}, {100 * found.over:.0f} % more than the {has}"
 
 
+def words_of(options: Options) -> str:
+    """As they are written on the command line."""
+    return " ".join(f"{name}={_value(value)}" for name, value in options.items())
+
+
 def remedy(found: Plan) -> str:
     """What to do about a plan that does not fit, in one sentence."""
     pieces = advice(found)
     if pieces:
         return "set " + ", or ".join(piece.text() for piece in pieces)
-    return "no option makes it fit; take a smaller model or a larger GPU"
+    return NOTHING_HELPS
 
 
 def refuse_what_cannot_fit(config: Config, gpu: Gpu) -> None:

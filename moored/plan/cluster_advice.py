@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from pydantic import ValidationError
 
 from moored.errors import MooredError
-from moored.plan.advice import LORA_RANK, Options, with_options
+from moored.plan.advice import LORA_RANK, Options, with_options, words_of
 from moored.plan.cluster import plan_cluster
 from moored.plan.layouts import ClusterPlan
+from moored.plan.links import MOST_GPUS
 
 NODES = (*range(2, 17), 24, 32, 48, 64, 96, 128)
 """Sizes of larger clusters that are looked at, in nodes."""
+PARTS = 16
+"""Parts of a node that are looked at, at most about so many."""
 
 
 def cluster_remedy(found: ClusterPlan) -> str:
@@ -20,10 +26,9 @@ def cluster_remedy(found: ClusterPlan) -> str:
         free = replace(found, samplers=None, ways=None)
         if _fits(free):
             pieces.append("leave out --samplers and --tensor-parallel, to have the split chosen")
-    num_gpus = smallest_cluster(found)
-    if num_gpus is not None:
-        more = "" if _fits(found, num_gpus) else f" with rollout.num_groups={num_gpus}"
-        pieces.append(f"give it {num_gpus} GPUs (--gpus {num_gpus}){more}")
+    larger = smallest_cluster(found)
+    if larger is not None:
+        pieces.append(_larger_text(found, larger))
     if not found.setup.lora_rank and _fits(found, options={"optimizer.lora_rank": LORA_RANK}):
         pieces.append(f"set optimizer.lora_rank={LORA_RANK} (only adapters are trained)")
     if pieces:
@@ -31,26 +36,54 @@ def cluster_remedy(found: ClusterPlan) -> str:
     return "neither more GPUs of this kind nor adapters help; take a smaller model or larger GPUs"
 
 
-def smallest_cluster(found: ClusterPlan) -> int | None:
-    """GPUs of the smallest cluster of the same kind that fits, with a group for each if need be.
+@dataclass(frozen=True, slots=True)
+class Larger:
+    """A cluster that fits, and the options that it needs for that."""
+
+    num_gpus: int
+    options: Options
+
+
+def smallest_cluster(found: ClusterPlan) -> Larger | None:
+    """The smallest cluster of the same kind that fits, with a group for each GPU if need be.
 
     From one node on it has whole nodes.
     """
     node, own = found.cluster.gpus_per_node, found.cluster.num_gpus
-    sizes = [*range(1, node + 1), *(node * number for number in NODES)]
-    for num_gpus in sizes:
-        if num_gpus < own:
-            continue
-        groups = max(num_gpus, found.setup.num_groups)
-        if _fits(found, num_gpus, {"rollout.num_groups": groups}):
-            return num_gpus
+    part = max(1, node // PARTS)
+    sizes = {own, *range(part, node + 1, part), *(node * number for number in NODES)}
+    for num_gpus in sorted(size for size in sizes if own <= size <= MOST_GPUS):
+        for options in _more_groups(found, num_gpus):
+            if _fits(found, num_gpus, options):
+                return Larger(num_gpus, options)
     return None
+
+
+def _more_groups(found: ClusterPlan, num_gpus: int) -> Iterator[Options]:
+    """None, then a group for each GPU, with a reasoning for each where the configuration asks."""
+    yield {}
+    if num_gpus <= found.setup.num_groups:
+        return
+    groups: Options = {"rollout.num_groups": num_gpus}
+    try:
+        with_options(found.config, groups)
+    except ValidationError:
+        groups = {**groups, "collapse.num_pairs": num_gpus}
+    yield groups
+
+
+def _larger_text(found: ClusterPlan, larger: Larger) -> str:
+    words = words_of(larger.options)
+    if larger.num_gpus == found.cluster.num_gpus:
+        return f"set {words}"
+    more = f" with {words}" if words else ""
+    return f"give it {larger.num_gpus} GPUs (--gpus {larger.num_gpus}){more}"
 
 
 def _fits(found: ClusterPlan, num_gpus: int | None = None, options: Options | None = None) -> bool:
     cluster = replace(found.cluster, num_gpus=num_gpus or found.cluster.num_gpus)
-    config = with_options(found.config, options or {})
     try:
+        config = with_options(found.config, options or {})
         planned = plan_cluster(
             config,
             found.setup.shape,
@@ -59,7 +92,7 @@ def _fits(found: ClusterPlan, num_gpus: int | None = None, options: Options | No
             samplers=found.samplers,
             ways=found.ways,
         )
-    except MooredError:
-        # So few GPUs for the samplers that were given.
+    except (MooredError, ValidationError):
+        # So few GPUs for the samplers that were given, or options that do not go together.
         return False
     return planned.fits

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from dataclasses import dataclass, replace
 
-from moored.errors import MooredError, close_match_hint
+from moored.errors import MooredError
 
 GIB = 2**30
+FIGURES = {
+    "memory_gib": ("--memory-gib", 0.1, 10_000.0),
+    "tflops": ("--tflops", 0.1, 1_000_000.0),
+    "bandwidth_tbs": ("--bandwidth", 0.001, 10_000.0),
+}
+"""The option that sets a figure of a GPU, and the least and most that it may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +91,27 @@ def find_gpu(
     """A GPU by name; given figures replace those of the table, or describe one it does not have."""
     given = {"memory_gib": memory_gib, "tflops": tflops, "bandwidth_tbs": bandwidth_tbs}
     for what, value in given.items():
-        if value is not None and not 0.0 < value < float("inf"):
-            raise MooredError(f"{what} of GPU {name!r} must be a number above 0, got {value}")
+        if value is not None:
+            check_figure(*FIGURES[what], value)
     known = known_gpu(name)
     if known is not None:
         return replace(known, **{key: value for key, value in given.items() if value is not None})
     if memory_gib is None or tflops is None or bandwidth_tbs is None:
         raise MooredError(
-            f"GPU {name!r} is not in the table ({close_match_hint(name.lower(), GPUS)}); give its "
+            f"GPU {name!r} is not in the table ({_name_hint(name.lower())}); give its "
             f"--memory-gib, --tflops (dense bfloat16) and --bandwidth (TB/s)"
         )
     return Gpu(name, memory_gib, tflops, bandwidth_tbs)
+
+
+def check_figure(option: str, least: float, most: float, value: float) -> None:
+    """Raise where no GPU and no cluster can have this; `option` is how it was given."""
+    if not least <= value <= most:
+        raise MooredError(f"{option} must be from {least:,g} to {most:,.15g}, got {value:,.15g}")
+
+
+def _name_hint(name: str) -> str:
+    """What was meant by a typo; v100 is none of h100, so the first letter counts."""
+    alike = [known for known in GPUS if known[:1] == name[:1]]
+    close = difflib.get_close_matches(name, alike, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(sorted(GPUS))}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from moored.errors import MooredError
-from moored.plan.gpus import Gpu
+from moored.plan.gpus import Gpu, check_figure
 
 NODE_GBS: dict[str, float] = {
     "b200": 900.0,
@@ -29,6 +29,9 @@ NETWORK_GBITS_PER_GPU = 400.0
 LINK_SHARE = 0.8
 """Of the data sheet's bandwidth. On H100 copies between two GPUs of a node reached 376 to 380 of
 450 GB/s (github.com/NVIDIA/nccl, issue 1264)."""
+MOST_GPUS = 16_384
+MOST_GPUS_PER_NODE = 128
+"""More are taken for a mistake: plans would take minutes. Llama 3 was trained on 16,384 GPUs."""
 NODE_LATENCY_S = 20e-6
 """Of a collective within a node: an assumption."""
 NETWORK_LATENCY_S = 50e-6
@@ -89,12 +92,11 @@ def make_cluster(
     network_gbits: float | None = None,
 ) -> Cluster:
     """A cluster with the links of its GPUs' data sheets, unless others are given."""
-    for what, value in {"--gpus": num_gpus, "--gpus-per-node": gpus_per_node}.items():
-        if value < 1:
-            raise MooredError(f"{what} must be at least 1, got {value}")
+    check_figure("--gpus", 1, MOST_GPUS, num_gpus)
+    check_figure("--gpus-per-node", 1, MOST_GPUS_PER_NODE, gpus_per_node)
     for what, value in {"--nvlink": node_gbs, "--network": network_gbits}.items():
-        if value is not None and not 0.0 < value < float("inf"):
-            raise MooredError(f"{what} must be a number above 0, got {value}")
+        if value is not None:
+            check_figure(what, 0.01, 1_000_000.0, value)
     if gpu.tflops is None or gpu.bandwidth_tbs is None:
         raise MooredError(
             f"the rates of {gpu.name} are not known; name a GPU of the table with --gpu, or give "

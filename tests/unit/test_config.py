@@ -5,11 +5,14 @@ from __future__ import annotations
 import inspect
 
 import pytest
+import yaml
 
 from moored.algo import bilevel_gae, clip_loss, kl_estimate, loss_scale, select_groups, value_loss
 from moored.config import Config, FilterConfig, dump_config, load_config
+from moored.config_text import read_yaml
 from moored.diagnostics import ZScoreEMA, first_turn_pairs, information
 from moored.errors import ConfigError
+from moored.sft.options import load_sft_config
 
 
 def error_of(*overrides: str, source=None) -> str:
@@ -74,6 +77,31 @@ def test_one_environment_may_be_written_short(short):
     assert [e.name for e in load_config(None, [f"env={short}"]).env] == ["bandit"]
 
 
+@pytest.mark.parametrize("short", ["2048", "[2048]", "{name: 2048}", "[{name: 2048}]"])
+def test_an_environment_may_be_called_a_number(short):
+    assert [e.name for e in load_config(None, [f"env={short}"]).env] == ["2048"]
+    assert [e.name for e in load_sft_config({}, [f"env={short}"]).env] == ["2048"]
+
+
+def test_an_override_may_change_an_environment_called_a_number():
+    config = load_config({"env": [2048, "sudoku"]}, ["env.0.weight=2"])
+    assert [(e.name, e.weight) for e in config.env] == [("2048", 2.0), ("sudoku", 1.0)]
+
+
+def test_a_file_of_another_command_is_named_in_one_short_sentence(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump({"command": "sft", "env": ["sudoku"]}))
+    said = "belongs to a run of `moored sft`, not of `moored train`; the model of that run is in"
+    assert error_of(source=file).startswith(f"{str(file)!r} {said}")
+    assert error_of(source=read_yaml(file)).startswith(f"this configuration {said}")
+    file.write_text(dump_config(load_config()))
+    for source in (file, read_yaml(file)):
+        with pytest.raises(ConfigError) as refused:
+            load_sft_config(source)
+        assert "belongs to a run of `moored train`, not of `moored sft`" in str(refused.value)
+        assert "\n" not in str(refused.value)
+
+
 def test_the_dump_reads_back_to_the_same_configuration(tmp_path):
     config = load_config(None, ["env=[{name: sokoban, options: {boxes: 2}}]", "filter.value=0.8"])
     file = tmp_path / "config.yaml"
@@ -108,8 +136,9 @@ def test_the_dump_reads_back_to_the_same_configuration(tmp_path):
         ("rollout.temperature=.inf", ["rollout.temperature = inf", "finite number"]),
         ("optimizer.lr=.inf", ["optimizer.lr = inf", "finite number"]),
         ("env=[{name: sokoban, options: [1]}]", ["env.0.options = [1]", "valid dictionary"]),
-        ("env=[{name: 2048}]", ["env.0.name = 2048", "valid string"]),
-        ("env=[7]", ["env.0 = 7", "valid dictionary or instance of EnvConfig"]),
+        ("env=", ["an environment is a name", "nothing was given; write env=sokoban"]),
+        ("env=null", ["nothing was given; write env=sokoban"]),
+        ("env=[true]", ["env: an environment is a name", "but True was given"]),
         ("filter.value", ["section.option=value"]),
         ("=3", ["section.option=value"]),
         ("filter.value=[", ["filter.value=[", "YAML"]),

@@ -142,6 +142,26 @@ def test_help_names_the_commands(monkeypatch, capsys) -> None:
     assert all(f"  {command} " in out for command in ("train", "play", "check-env", "config"))
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+@pytest.mark.parametrize("args", [["sft", "--help"], ["envs"]])
+def test_an_encoding_without_some_characters_is_no_traceback(args, encoding) -> None:
+    command = [sys.executable, "-c", "from moored.cli.main import main; main()", *args]
+    environ = os.environ | {"PYTHONIOENCODING": encoding}
+    result = subprocess.run(command, capture_output=True, env=environ)
+    assert b"Traceback" not in result.stderr
+    assert result.returncode in (0, 2) and result.stdout + result.stderr
+
+
+def test_output_may_go_to_a_stream_of_the_callers_own(monkeypatch) -> None:
+    class Kept(list[str]):
+        write, flush = list.append, staticmethod(lambda: None)
+
+    kept = Kept()
+    monkeypatch.setattr(sys, "stdout", kept)
+    assert run(monkeypatch, "--version") == 0
+    assert "".join(kept) == f"moored {__version__}\n"
+
+
 def test_summaries_of_commands_fit_into_help_of_80_columns() -> None:
     # Two columns of margin, the longest name (serve-search), two more, and those that help keeps.
     room = 80 - len("  serve-search  ") - 4

@@ -79,8 +79,23 @@ def test_what_does_not_fit_has_advice_and_exit_code_1(run):
     code, out, _ = run("plan", "sokoban", "ppo", "qwen2.5-7b", "--gpu", "a10g")
     assert (code, out.splitlines()[-1]) == (
         1,
-        "  no option makes it fit; take a smaller model or a larger GPU",
+        "  none of the changes that `moored plan` tries makes it fit; take a smaller model or a "
+        "larger GPU",
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nano"], "'nano' is a model, not a preset; write model=nano"),
+        (["sokoban", "sudoku"], "'sudoku' is an environment, not a preset; write env=sudoku"),
+        (["model=qwen2.5-0.5b"], "is a preset; write qwen2.5-0.5b without model="),
+    ],
+)
+def test_a_word_of_another_kind_is_told_how_it_is_written(run, words, said):
+    code, out, error = run("plan", *words)
+    assert (code, out, error.count("\n")) == (2, "", 1)
+    assert said in error
 
 
 def test_json_has_the_same_numbers(run):
@@ -207,7 +222,7 @@ def test_the_gpu_here_is_the_default(run, monkeypatch):
     [
         (["--gpu", "h2000"], "GPU 'h2000' is not in the table (did you mean 'h200'?); give its "),
         (["--memory-gib", "48"], "describe a GPU together; give all three, or name one with --gpu"),
-        (["--gpu", "h200", "--tflops", "0"], "tflops of GPU 'h200' must be a number above 0"),
+        (["--gpu", "h200", "--tflops", "0"], "--tflops must be from 0.1 to 1,000,000, got 0"),
         (["model=org/unknown"], "'org/unknown' is not in the table, and plans download nothing"),
         (["model=nanoo"], "neither embedded nor a folder; did you mean 'nano'?"),
         (["engine.device=cpu"], "engine.device is cpu, and plans are made for GPUs; leave it out"),
@@ -336,7 +351,7 @@ def test_a_cluster_that_is_too_small_has_a_remedy_and_exit_code_1(run):
         (["--network", "100"], "--network describes a cluster; give the number of GPUs too"),
         (["--gpus", "8", "--samplers", "8"], "--samplers must leave GPUs to learners: from 1 to 7"),
         (["--gpus", "8", "--tensor-parallel", "3"], "must divide the 4 heads of the model, got 3"),
-        (["--gpus", "8", "--nvlink", "-1"], "--nvlink must be a number above 0, got -1.0"),
+        (["--gpus", "8", "--nvlink", "-1"], "--nvlink must be from 0.01 to 1,000,000, got -1"),
         (["--gpus", "8", "engine.device=cpu"], "engine.device is cpu, and plans are made for GPUs"),
         (["engine.kind=ray"], "engine.kind = ray runs on several GPUs; say how many: --gpus 8"),
         (["engine.kind=torchrun"], "runs on several GPUs; say how many: --gpus 8"),

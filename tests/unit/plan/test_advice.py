@@ -80,7 +80,26 @@ def test_where_nothing_helps_the_gpu_is_too_small():
     found = planned(gpu="a10g")
     assert not found.fits
     assert advice(found) == []
-    assert remedy(found) == "no option makes it fit; take a smaller model or a larger GPU"
+    assert remedy(found) == (
+        "none of the changes that `moored plan` tries makes it fit; take a smaller model or a "
+        "larger GPU"
+    )
+
+
+def test_smaller_adapters_and_fewer_prompts_are_tried():
+    found = planned("optimizer.lora_rank=64", preset="qwen2.5-3b", gpu="a10g")
+    assert {"optimizer.lora_rank": 8} in [dict(piece.options) for piece in advice(found)]
+    words = ["algorithm.name=grpo", "engine.dtype=float32"]
+    found = planned(*words, preset="qwen2.5-0.5b", gpu="rtx-4090")
+    assert {"rollout.num_groups": 4} in [dict(piece.options) for piece in advice(found)]
+
+
+def test_what_the_configuration_refuses_is_not_advised():
+    """Four groups would leave two of six buckets of the gradients empty."""
+    words = ["algorithm.name=grpo", "engine.dtype=float32", "gradients.every=1"]
+    found = planned(*words, preset="qwen2.5-0.5b", gpu="rtx-4090")
+    assert advice(found)
+    assert not any("rollout.num_groups" in piece.options for piece in advice(found))
 
 
 def test_what_clearly_cannot_fit_is_refused_with_the_advice():

@@ -35,6 +35,16 @@ def test_where_groups_are_too_few_for_the_learners_it_says_how_many():
     assert planned("meta-llama/Llama-3.1-70B", num_gpus, groups).fits
 
 
+def test_a_cluster_that_is_large_enough_is_given_groups_and_not_the_same_gpus():
+    found = planned("Qwen/Qwen2.5-72B", 128, "algorithm.name=ppo", "rollout.num_groups=8")
+    assert not found.fits
+    first = cluster_remedy(found).split(", or ")[0]
+    assert first == "set rollout.num_groups=128 collapse.num_pairs=128"
+    options = first.split()[1:]
+    # `planned` reads them as a command does, so the configuration takes them.
+    assert planned("Qwen/Qwen2.5-72B", 128, "algorithm.name=ppo", *options).fits
+
+
 def test_a_split_that_does_not_fit_is_not_answered_with_the_same_gpus():
     # Seven of eight GPUs sample, and 7 B need more than one to learn on.
     found = planned("Qwen/Qwen2.5-7B", 8, ways=7)

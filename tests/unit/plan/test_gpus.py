@@ -41,10 +41,20 @@ def test_a_gpu_that_is_not_known_asks_for_its_figures():
     )
 
 
-@pytest.mark.parametrize("wrong", [0.0, -1.0, float("inf"), float("nan")])
-def test_figures_must_be_numbers_above_0(wrong):
-    with pytest.raises(MooredError, match="memory_gib of GPU 'h200' must be a number above 0"):
-        find_gpu("h200", memory_gib=wrong)
+def test_only_a_typo_is_corrected():
+    # Another family, not a typo of h100.
+    with pytest.raises(MooredError, match=r"'v100' is not in the table \(choose one of a100-40, "):
+        find_gpu("v100")
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, 1e-10, 1e300, float("inf"), float("nan")])
+@pytest.mark.parametrize(
+    ("figure", "option"),
+    [("memory_gib", "--memory-gib"), ("tflops", "--tflops"), ("bandwidth_tbs", "--bandwidth")],
+)
+def test_figures_must_be_those_of_a_gpu(figure, option, wrong):
+    with pytest.raises(MooredError, match=f"^{option} must be from 0.* to .*, got "):
+        find_gpu("h200", **{figure: wrong})
 
 
 def test_memory_is_in_gibibytes():

@@ -42,10 +42,11 @@ def test_a_slow_network_bounds_what_leaves_a_node():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"num_gpus": 0}, "--gpus must be at least 1, got 0"),
-        ({"gpus_per_node": 0}, "--gpus-per-node must be at least 1, got 0"),
-        ({"node_gbs": 0.0}, "--nvlink must be a number above 0, got 0.0"),
-        ({"network_gbits": float("nan")}, "--network must be a number above 0, got nan"),
+        ({"num_gpus": 0}, "--gpus must be from 1 to 16,384, got 0"),
+        ({"num_gpus": 10**10}, "--gpus must be from 1 to 16,384, got 10,000,000,000"),
+        ({"gpus_per_node": 0}, "--gpus-per-node must be from 1 to 128, got 0"),
+        ({"node_gbs": 0.0}, "--nvlink must be from 0.01 to 1,000,000, got 0"),
+        ({"network_gbits": float("nan")}, "--network must be from 0.01 to 1,000,000, got nan"),
         ({"gpu": Gpu("odd", 20.0)}, "the rates of odd are not known; name a GPU of the table"),
     ],
 )
