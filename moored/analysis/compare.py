@@ -21,6 +21,8 @@ from moored.runlog.log import read_records
 LAST = 10
 """Steps at either end of a run that are averaged, unless told otherwise."""
 STEP_FIGURES = {
+    "training loss": "train/loss",
+    "held-out loss": "evaluation/loss",
     "success": "rollout/success_rate",
     "reward": "rollout/reward_mean",
     "well-formed replies": "rollout/validity_rate",

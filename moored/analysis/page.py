@@ -92,10 +92,11 @@ def _head(diagnosis: Diagnosis, files: Sequence[str]) -> dict[str, object]:
     found = headline(diagnosis)
     looks = [look for series in diagnosis.series for look in series.looks]
     steps = sorted({step for look in looks for step in look.steps})
+    num_looks = "1 look" if len(looks) == 1 else f"{len(looks)} looks"
     more = f" and {len(files) - MOST_FILES} more" if len(files) > MOST_FILES else ""
     facts = {
         "files": ", ".join(files[:MOST_FILES]) + more,
-        "steps": f"{steps[0]} to {steps[-1]}, {len(looks)} looks" if len(steps) > 1 else "",
+        "steps": f"{steps[0]} to {steps[-1]}, {num_looks}" if len(steps) > 1 else "",
         "step": str(steps[0]) if len(steps) == 1 else "",
     }
     return {

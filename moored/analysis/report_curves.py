@@ -31,10 +31,11 @@ MEASURED = {
 
 
 def dynamics(run: RunData) -> Section:
-    """How the run went: success, reward, input dependence, form, filter, time."""
+    """How the run went: loss, success, reward, input dependence, form, filter, time."""
     curves, alarm = step_curves(run.steps), run.alarm_step
     window = max(len(run.steps) // WINDOWS, 1)
     figures = [
+        *_step_figure("loss", "Loss", curves, ("training loss", "held-out loss"), alarm),
         *_step_figure("success", "Success", curves, ("success", "validation success"), alarm),
         *_step_figure("reward", "Reward", curves, ("reward",), alarm),
         *_look_figures(run, alarm),
@@ -51,16 +52,21 @@ def dynamics(run: RunData) -> Section:
     means = "" if window < 2 else f" Faint lines are single steps, strong ones means over {window}."
     marked = "" if alarm is None else f" The dashed red line is the alarm of step {alarm}."
     cut = about_cuts(drawn.chart for drawn in figures)
-    text = f"Bands are 95 % intervals over prompts.{cut}{means}{marked}"
+    bands = "" if run.diagnosis is None else "Bands are 95 % intervals over prompts."
+    text = f"{bands}{cut}{means}{marked}".lstrip()
     return Section(title="Over the steps", text=text, figures=tuple(figures))
 
 
 AXES = {
+    "training loss": "nats per reply token",
+    "held-out loss": "nats per reply token",
     "reward": "mean over trajectories",
     "reply tokens": "tokens",
     "reward variance": "mean over groups",
 }
 """Of curves that are not shares."""
+RARE = ("validation", "held-out")
+"""How the names of curves begin that are measured now and then only."""
 
 
 def _step_figure(
@@ -73,7 +79,7 @@ def _step_figure(
     lines = [
         line
         for style, name in enumerate(known)
-        for line in _lines(name, curves[name], style, is_rare=name.startswith("validation"))
+        for line in _lines(name, curves[name], style, is_rare=name.startswith(RARE))
     ]
     axis = AXES.get(known[0])
     chart = line_chart(

@@ -27,6 +27,8 @@ from moored.types import ScoreMatrix
 Points = tuple[list[int], list[float]]
 """Steps, and a number at each."""
 STEP_CURVES = {
+    "training loss": "train/loss",
+    "held-out loss": "evaluation/loss",
     "success": "rollout/success_rate",
     "validation success": "evaluation/success_rate",
     "reward": "rollout/reward_mean",
@@ -42,6 +44,10 @@ WORTH_CAPTION = (
     "Inside prompts: above 0 where replies whose reasoning depends more on their prompt earn more."
 )
 """Of the correlation of gain and reward: the name of its curve, and what stands at its figure."""
+TOTAL = "step_s"
+"""Key of a record that holds the whole step, in the log of a warm start."""
+THE_REST = "the rest"
+"""Phase of what is left of a total; in a warm start mostly the evaluation."""
 MOST_POINTS = 500
 """Of a curve; longer ones are averaged down, since a screen shows no more."""
 Found = TypeVar("Found")
@@ -148,12 +154,22 @@ def _worths(look: Mapping[str, Any]) -> dict[str, float]:
 
 
 def phase_seconds(timing: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Seconds of each phase, one number for each record; 0 where a step had no such phase."""
+    """Seconds of each phase, one number for each record; 0 where a step had no such phase.
+
+    Where the whole step was measured too, what its phases leave of it is a phase of its own.
+    """
     keys = dict.fromkeys(key for record in timing for key in record if key.endswith("_s"))
-    return {
+    has_total = keys.pop(TOTAL, TOTAL) is None
+    seconds = {
         key.removesuffix("_s").replace("_", " "): [_or_zero(record.get(key)) for record in timing]
         for key in keys
     }
+    if has_total:
+        known = [math.fsum(_or_zero(record.get(key)) for key in keys) for record in timing]
+        totals = [_or_zero(record.get(TOTAL)) for record in timing]
+        rest = [max(total - part, 0.0) for total, part in zip(totals, known, strict=True)]
+        seconds[THE_REST] = rest
+    return seconds
 
 
 def points(records: Sequence[Mapping[str, Any]], key: str) -> Points:

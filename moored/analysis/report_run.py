@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from moored.analysis.compare_text import option_cell
 from moored.analysis.diagnosis import Look, Series
 from moored.analysis.figures import (
     Bars,
@@ -69,6 +70,8 @@ def report_of_run(path: Path, about: About) -> Report:
 
 
 def _headline(run: RunData) -> Finding:
+    if run.options.get("command") == "sft":
+        return Finding("Warm start, which has no verdict")
     if run.diagnosis is None:
         return Finding("No verdict: input dependence was not measured")
     found, alarm = headline(run.diagnosis), run.alarm_step
@@ -120,8 +123,8 @@ def _notes(run: RunData) -> Iterable[Finding]:
         yield Finding(text, Kind.WARNING)
     for change in run.changes:
         text = (
-            f"{change.name} was changed from {change.old} to {change.new} when the run was resumed "
-            f"after step {change.step}."
+            f"{change.name} was changed from {option_cell(change.old)} to "
+            f"{option_cell(change.new)} when the run was resumed after step {change.step}."
         )
         yield Finding(text, Kind.WARNING)
     for problem in run.problems:

@@ -56,6 +56,8 @@ MOST_SEED_LINES = 12
 NAMED_OPTIONS = 3
 """An arm is called by the options that differ, up to this many."""
 FIGURES = {
+    "training loss": ("Training loss", "nats per reply token"),
+    "held-out loss": ("Held-out loss", "nats per reply token"),
     "success": ("Success", "share"),
     "validation success": ("Validation success", "share"),
     "reward": ("Reward", "mean over trajectories"),
@@ -75,7 +77,10 @@ UNLIMITED = (-math.inf, math.inf)
 SHARE = (0.0, 1.0)
 LIMITS = {"share": SHARE, "share of groups": SHARE, "correlation": (-1.0, 1.0)}
 """Axis -> what a figure, and so its band, cannot go beyond."""
-NEVER_NEGATIVE = ("H(Z|X)", "reply tokens", "reward variance", "seconds")
+NEVER_NEGATIVE = (
+    *("training loss", "held-out loss"),
+    *("H(Z|X)", "reply tokens", "reward variance", "seconds"),
+)
 """Figures whose bands end at 0."""
 
 Curves = Mapping[str, Points]

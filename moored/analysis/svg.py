@@ -20,6 +20,8 @@ SHADES = 9
 """Colours of a heat map, classes h0 to h8; h4 is zero."""
 LETTER = 5.6
 """Width of a small letter."""
+NAME_ROOM = 32
+"""Of a plane, above the highest look and below the lowest: names of regimes and of looks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,9 @@ def plane(looks: Sequence[Placed], cuts: Cuts | None) -> Markup:
     x_axis = Axis(0.0, 1.1 * max(*entropies, 1.5 * cuts.entropy if cuts else 0.1), LEFT, RIGHT)
     top = max(*mis, 2 * cuts.mi if cuts else 0.05, 0.01)
     low = min(*mis, cuts.mi if cuts else 0.0, 0.0)
-    y_axis = Axis(low - 0.2 * top, 1.12 * top, BOTTOM, TOP)
+    # So that neither looks nor their names stand on the names of the regimes.
+    room = NAME_ROOM / (BOTTOM - TOP - 2 * NAME_ROOM) * (top - low)
+    y_axis = Axis(low - room, top + room, BOTTOM, TOP)
     drawn = [_frame(x_axis, y_axis, "H(Z|X), nats per token", whole=False)]
     if cuts is not None:
         drawn.append(_regimes(x_axis(cuts.entropy), y_axis(cuts.mi)))

@@ -96,7 +96,9 @@ def steps_done(last: int) -> str:
 
 def steps_left(first: int, last: int) -> str:
     """The same while some are left."""
-    return f"steps: {last}" if first == 1 else f"steps: {first} to {last}, going on with the run"
+    if first == 1:
+        return f"steps: {last}"
+    return f"steps: {last if first == last else f'{first} to {last}'}, going on with the run"
 
 
 class StepProgress(StepBar):

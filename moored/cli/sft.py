@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
@@ -73,7 +73,7 @@ def sft_command(
             lambda: (
                 _start(words, run)
                 if resume is None
-                else _resume(words, resume, run, console, as_json=as_json)
+                else _resume_or_stop(stop, words, resume, run, console, as_json=as_json)
             ),
         )
         _run_loop(made, stop, console, as_json=as_json)
@@ -85,7 +85,7 @@ def _start(words: Sequence[str], folder: Path | None) -> SftRun:
     config = read_sft_config(words)
     if folder is not None:
         check_folder(folder)
-    config = _checked(config)
+    config = _checked(config, probe=True)
     with new_folder(folder, f"sft-{Path(config.model).name}") as path:
         # Only now, because they import torch.
         from moored.sft.loop import build_sft, start_sft
@@ -95,9 +95,31 @@ def _start(words: Sequence[str], folder: Path | None) -> SftRun:
     return made
 
 
+def _resume_or_stop(
+    stop: StopRequest,
+    words: Sequence[str],
+    folder: Path,
+    other: Path | None,
+    console: Console,
+    *,
+    as_json: bool,
+) -> SftRun:
+    """What `_resume` returns; Ctrl-C while it works ends the command, and the run can go on."""
+    try:
+        return _resume(words, folder, other, console, as_json=as_json)
+    except KeyboardInterrupt:
+        typer.echo(f"stopped while the run was loaded; {_how_to_go_on(folder)}", err=True)
+        raise typer.Exit(stop.exit_code) from None
+
+
+def _how_to_go_on(folder: Path) -> str:
+    return f"go on with: {typed_command()} sft --resume {quote(str(folder))}"
+
+
 def _resume(
     words: Sequence[str], folder: Path, other: Path | None, console: Console, *, as_json: bool
 ) -> SftRun:
+    from moored.analysis.compare_text import option_cell
     from moored.runlog.log import check_folder
     from moored.sft.changes import changes_since
     from moored.sft.options import load_sft_config
@@ -120,7 +142,8 @@ def _resume(
         where = NO_CHECKPOINT if is_first else f"going on after step {made.next_step - 1}"
         print_line(console, f"{where}; {counted(num_lost, 'logged step')} done again")
     for name, change in changes.items():
-        print_line(console, f"changed: {name} from {change.old} to {change.new}")
+        old, new = (option_cell(value) for value in change.values())
+        print_line(console, f"changed: {name} from {old} to {new}")
     return made
 
 
@@ -178,15 +201,21 @@ def read_sft_config(words: Sequence[str]) -> SftConfig:
     return load_sft_config(data, overrides)
 
 
-def _checked(config: SftConfig) -> SftConfig:
-    """Refuse what cannot run, as far as that is known without importing torch."""
+def _checked(config: SftConfig, *, probe: bool = False) -> SftConfig:
+    """Refuse what cannot run, as far as that is known without importing torch.
+
+    `probe` also tries the oracles, and warns of those that teach nothing.
+    """
     from moored.models.load import check_model_name
     from moored.sft.options import settle
-    from moored.sft.source import open_source
+    from moored.sft.source import OracleSource, open_source
 
     check_model_name(config.model)
     config = settle(config)
-    open_source(config).close()
+    with closing(open_source(config)) as source:
+        warnings = source.probe() if probe and isinstance(source, OracleSource) else []
+    for text in warnings:
+        typer.echo(f"moored: {text}", err=True)
     return config
 
 
@@ -214,7 +243,7 @@ def _run_loop(run: SftRun, stop: StopRequest, console: Console, *, as_json: bool
     result = summarize(run.log.path, run.next_step - 1, reason)
     _print_result(result, console, as_json=as_json)
     if is_cut or (stop.is_made and run.next_step <= run.config.num_steps):
-        print_line(console, f"go on with: {typed_command()} sft --resume {quote(result.run)}")
+        print_line(console, _how_to_go_on(Path(result.run)))
         raise typer.Exit(stop.exit_code)
 
 
@@ -223,8 +252,22 @@ def _print_result(result: SftSummary, console: Console, *, as_json: bool) -> Non
     from moored.cli.sft_progress import comparison_lines
 
     print_line(console, "\n".join([result.reason, *comparison_lines(result)]))
+    measured = _last_measured(Path(result.run))
+    if result.after is not None and measured != result.steps:
+        print_line(console, f"after: measured at step {measured}, the last time before the end")
     if result.model is not None:
         print_line(console, f"model: {result.model}")
     print_line(console, f"run directory: {result.run}")
     if as_json:
         print(json.dumps(asdict(result), indent=2))
+
+
+def _last_measured(folder: Path) -> int:
+    """The step after which the model was measured last; 0 where that was before the first."""
+    from moored.cli.sft_progress import MEASURED
+    from moored.runlog.log import read_records
+
+    records = [r for r in read_records(folder) if any(name in r for name in MEASURED)]
+    step = records[-1]["step"] if records else 0
+    assert isinstance(step, int)
+    return step

@@ -112,13 +112,15 @@ def _resume(words: Sequence[str], folder: Path, other: Path | None) -> Run:
     _check_goes_on(folder, config)
     check_config(config)
     _check_machine(config)
+    from moored.analysis.compare_text import option_cell
     from moored.train import build_run, resume
 
     made = build_run(config, folder, resume=True)
     with _closed_on_error(made):
         resume(made, command=_command())
     for name, change in changes.items():
-        print(f"changed: {name} from {change.old} to {change.new}")
+        old, new = (option_cell(value) for value in change.values())
+        print(f"changed: {name} from {old} to {new}")
     return made
 
 

@@ -380,7 +380,9 @@ class _Warnings:
         for (env, _), found in self.alike.items():
             num_more = len(found) - MOST_ALIKE
             if num_more > 0:
-                logger.warning("%s, %d more episodes like these: %s", env, num_more, found[-1])
+                episodes = "episode" if num_more == 1 else "episodes"
+                what = f"{num_more} more {episodes} like these"
+                logger.warning("%s, %s: %s", env, what, found[-1])
 
 
 def _release(episodes: Iterable[_Episode], pool: EnvCalls[Any]) -> None:

@@ -14,6 +14,7 @@ from typing import Literal
 
 from moored.envs.base import Environment
 from moored.envs.teaching import Guesses, Reasons, Spoils
+from moored.errors import EnvError
 from moored.reply import format_reply
 from moored.sft.boilerplate import write_boilerplate
 from moored.types import Message
@@ -51,6 +52,8 @@ class Episode:
     is_valid: bool
     """The environment could read every reply."""
     success: bool
+    reward: float = 0.0
+    """Sum over its turns."""
 
 
 def play(
@@ -66,41 +69,62 @@ def play(
     Where neither the oracle nor a guess has an answer, it ends with the last reply there was.
     """
     messages = env.reset(task_seed, episode_seed=rng.getrandbits(31))
-    is_valid, success, num_turns = True, False, 0
+    is_valid, success, num_turns, reward = True, False, 0, 0.0
     while (reply := write_reply(env, kind, noise, rng)) is not None:
         messages.append(Message("assistant", reply))
         result = env.step(reply)
         is_valid, success = is_valid and result.is_valid, result.success
-        num_turns += 1
+        num_turns, reward = num_turns + 1, reward + result.reward
         if result.is_over or num_turns >= env.max_turns:
             break
         messages.append(Message("user", result.observation))
     else:
         messages = messages[:-1]
-    return Episode(tuple(messages), is_valid, success)
+    return Episode(tuple(messages), is_valid, success, reward)
 
 
 def write_reply(env: Environment, kind: Kind, noise: float, rng: random.Random) -> str | None:
     """One reply to the state that the environment is in; None where no answer is known."""
     if kind == "plain":
         reasoning = write_boilerplate(rng)
-        answer = env.guess(rng) if isinstance(env, Guesses) else env.oracle()
+        answer = _guess(env, rng) if isinstance(env, Guesses) else answer_of(env)
         return format_reply(reasoning, answer) if answer else None
-    answer = env.oracle()
+    answer = answer_of(env)
     if not answer:
         if not isinstance(env, Guesses):
             return None
-        answer = env.guess(rng)
+        answer = _guess(env, rng)
     elif kind == "noised":
         answer = spoil(env, answer, noise, rng)
-    facts = env.reasoning(answer, rng) if isinstance(env, Reasons) else write_boilerplate(rng)
-    return format_reply(facts, answer)
+    if not isinstance(env, Reasons):
+        return format_reply(write_boilerplate(rng), answer)
+    return format_reply(_text("reasoning", env.reasoning(answer, rng)), answer)
+
+
+def answer_of(env: Environment) -> str:
+    """What the oracle answers; empty where it knows no answer."""
+    answer = env.oracle()
+    return "" if answer is None else _text("oracle", answer)
+
+
+def _guess(env: Guesses, rng: random.Random) -> str:
+    return _text("guess", env.guess(rng))
+
+
+def _text(method: str, value: object) -> str:
+    """The value, which an environment's own method returned and should be a text."""
+    if isinstance(value, str):
+        return value
+    kind = type(value).__name__
+    raise EnvError(
+        f"{method}() must return a text, got {repr(value)[:80]} of type {kind}; return a str"
+    )
 
 
 def spoil(env: Environment, answer: str, noise: float, rng: random.Random) -> str:
     """The answer with mistakes, as far as the environment knows how to make them."""
     if isinstance(env, Spoils):
-        return env.spoil(answer, noise, rng)
+        return _text("spoil", env.spoil(answer, noise, rng))
     if isinstance(env, Guesses) and rng.random() < noise:
-        return env.guess(rng)
+        return _guess(env, rng)
     return answer

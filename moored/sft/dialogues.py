@@ -1,5 +1,7 @@
 """Dialogues of a file: JSON lines with `messages`, or with `prompt` and `completion`.
 
+The latter are two texts, or two lists of messages.
+
 Each dialogue is an optional system message, then user and assistant in turns. What follows the last
 reply is left out.
 """
@@ -21,6 +23,15 @@ REMEDY = (
     'write one JSON object per line: {"messages": [{"role": "user", "content": "…"}, '
     '{"role": "assistant", "content": "…"}]}'
 )
+
+KINDS = {
+    type(None): "null",
+    bool: "true or false",
+    str: "a text",
+    list: "a list",
+    dict: "an object",
+}
+"""What a value of JSON is called; the others are numbers."""
 
 
 def read_dialogues(file: str | Path) -> list[Dialogue]:
@@ -73,7 +84,7 @@ def _read_line(line: str, where: str) -> Dialogue:
     try:
         data = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise MooredError(f"{where} is not JSON ({error}); {REMEDY}") from error
+        raise MooredError(f"{where} is not JSON ({_reason(error)}); {REMEDY}") from error
     messages = [_message(item, where) for item in _items(data, where)]
     while messages and messages[-1].role != "assistant":
         messages.pop()
@@ -94,19 +105,46 @@ def _read_line(line: str, where: str) -> Dialogue:
     return tuple(messages)
 
 
+def _reason(error: Exception) -> str:
+    """What is wrong, with the column; the line in this text is always the first."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} at column {error.colno}"
+    return str(error)
+
+
 def _items(data: object, where: str) -> list[object]:
     if not isinstance(data, Mapping):
-        raise MooredError(f"{where} holds a {type(data).__name__}; {REMEDY}")
-    if isinstance(data.get("messages"), list):
-        return data["messages"]
-    prompt, completion = data.get("prompt"), data.get("completion")
-    if isinstance(prompt, str) and isinstance(completion, str):
-        pair = (("user", prompt), ("assistant", completion))
-        return [{"role": role, "content": text} for role, text in pair]
+        raise MooredError(f"{where} holds {_kind(data)}, not an object; {REMEDY}")
+    messages = data.get("messages")
+    if isinstance(messages, list):
+        return messages
+    # A table that has columns for both kinds of lines fills the other with null.
+    if "prompt" in data and "completion" in data:
+        return _pair(data["prompt"], data["completion"], where)
+    if "messages" in data:
+        raise MooredError(f"{where}: `messages` must be a list, got {_kind(messages)}; {REMEDY}")
     known = ", ".join(map(str, data)) or "no keys"
     raise MooredError(
         f"{where} has neither `messages` nor `prompt` and `completion` (it has {known}); {REMEDY}"
     )
+
+
+def _pair(prompt: object, completion: object, where: str) -> list[object]:
+    """A question and its reply: two texts, or two lists of messages."""
+    if isinstance(prompt, str) and isinstance(completion, str):
+        texts = (("user", prompt), ("assistant", completion))
+        return [{"role": role, "content": text} for role, text in texts]
+    if isinstance(prompt, list) and isinstance(completion, list):
+        return [*prompt, *completion]
+    raise MooredError(
+        f"{where}: `prompt` and `completion` must be two texts or two lists of messages, got "
+        f"{_kind(prompt)} and {_kind(completion)}; {REMEDY}"
+    )
+
+
+def _kind(value: object) -> str:
+    """What JSON calls it."""
+    return KINDS.get(type(value), "a number")
 
 
 def _message(item: object, where: str) -> Message:

@@ -6,6 +6,7 @@ ends with the same weights as one that was not.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -35,6 +36,7 @@ from moored.sft.samples import (
     Lessons,
     OwnLessons,
     ReplyRenderer,
+    about_context,
     encode,
     next_batch,
     weighted,
@@ -44,6 +46,8 @@ from moored.types import ScoreRequest
 
 LOGGED = ("entropy", "grad_norm", "lr")
 """Statistics of an update besides the loss; others compare with an older policy."""
+
+logger = logging.getLogger(__name__)
 
 
 @runtime_checkable
@@ -139,12 +143,16 @@ def _open_lessons(config: SftConfig, source: Source, renderer: ReplyRenderer) ->
 
 def _check_context(config: SftConfig, engine: Engine) -> None:
     """The models whose context is known only once they are loaded."""
-    longest = engine.position_limit if isinstance(engine, KnowsPositions) else None
+    longest = _longest(engine)
     if longest is not None and (config.max_context or 0) > longest:
         raise ConfigError(
             f"max_context = {config.max_context} is longer than the {longest} tokens that model "
             f"{config.model!r} was made for; set it to {longest} or less"
         )
+
+
+def _longest(engine: Engine) -> int | None:
+    return engine.position_limit if isinstance(engine, KnowsPositions) else None
 
 
 def start_sft(run: SftRun) -> None:
@@ -233,6 +241,7 @@ def sft_step(run: SftRun, step: int) -> SftRecord:
         run.next_index,
         batch_tokens=config.batch_tokens,
         max_context=run.max_context,
+        limit=_longest(run.engine),
     )
     seconds["dialogues_s"] = time.perf_counter() - begin
     factor = lr_factor(
@@ -276,7 +285,14 @@ def measure(run: SftRun) -> dict[str, float]:
     """Held-out loss, and validity and success on validation tasks, as far as asked for."""
     metrics: dict[str, float] = {}
     if run.source.num_held_out:
-        metrics["evaluation/loss"] = held_out_loss(run)
+        loss = held_out_loss(run)
+        if math.isnan(loss):
+            logger.warning(
+                "there is no held-out loss: no reply of the held-out dialogues fits into %s",
+                about_context(run.max_context, _longest(run.engine)),
+            )
+        else:
+            metrics["evaluation/loss"] = loss
     if run.config.env and run.config.evaluation.num_tasks:
         config, see = engine_config(run.config), run.on_replies
         found = evaluate(run.engine, run.mix, config, pool=run.pool, on_replies=see)
@@ -285,7 +301,10 @@ def measure(run: SftRun) -> dict[str, float]:
 
 
 def held_out_loss(run: SftRun) -> float:
-    """Mean negative log-probability of the reply tokens of dialogues that are not learnt from."""
+    """Mean negative log-probability of the reply tokens of dialogues that are not learnt from.
+
+    NaN where none of them fits into the context.
+    """
     dialogues = map(run.source.held_out, range(run.source.num_held_out))
     samples = [s for d in dialogues for s in encode(run.renderer, d, run.max_context)]
     if not samples:

@@ -151,8 +151,18 @@ class Batch:
         return sum(map(_length, self.samples))
 
 
-def next_batch(lessons: Lessons, first: int, *, batch_tokens: int, max_context: int) -> Batch:
-    """Dialogues from number `first` on, as many as fit into `batch_tokens`, at least one."""
+def next_batch(
+    lessons: Lessons,
+    first: int,
+    *,
+    batch_tokens: int,
+    max_context: int,
+    limit: int | None = None,
+) -> Batch:
+    """Dialogues from number `first` on, as many as fit into `batch_tokens`, at least one.
+
+    `limit` is the longest context that the model was made for, if that is known.
+    """
     samples: list[Sample] = []
     index, used, num_cut, num_skipped = first, 0, 0, 0
     while True:
@@ -166,12 +176,23 @@ def next_batch(lessons: Lessons, first: int, *, batch_tokens: int, max_context: 
         if num_skipped == MOST_TOO_LONG:
             raise MooredError(
                 f"not even the first reply of {MOST_TOO_LONG} dialogues in a row fits into "
-                f"max_context = {max_context} tokens; raise it, or choose shorter dialogues"
+                f"{about_context(max_context, limit)}"
             )
         samples, used, index = [*samples, *found], used + size, index + 1
         if used >= batch_tokens:
             break
     return Batch(samples, index, index - first, num_cut)
+
+
+def about_context(max_context: int, limit: int | None) -> str:
+    """The context that is too short, and what to do: the model may not allow a longer one."""
+    if limit is not None and max_context >= limit:
+        return (
+            f"max_context = {max_context} tokens, the most that the model was made for; choose "
+            f"shorter dialogues, or another model"
+        )
+    most = "" if limit is None else f" (to {limit} at most)"
+    return f"max_context = {max_context} tokens; raise it{most}, or choose shorter dialogues"
 
 
 def encode(renderer: ReplyRenderer, dialogue: Sequence[Message], max_context: int) -> list[Sample]:

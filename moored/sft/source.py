@@ -5,6 +5,7 @@ so that a resumed run goes on with the dialogue after the last one it learnt.
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import lru_cache
@@ -15,10 +16,16 @@ import numpy as np
 from moored.config import EnvConfig
 from moored.envs.base import SPLIT_SEEDS, Environment, Split
 from moored.envs.mix import EnvMix, in_a_sentence, open_env
+from moored.envs.teaching import Guesses
 from moored.errors import ConfigError, EnvError
-from moored.sft.demonstrations import Episode, TraceMix, play
+from moored.sft.demonstrations import Episode, Kind, TraceMix, play
 from moored.sft.dialogues import Dialogue, hold_out, read_dialogues
 from moored.sft.options import SftConfig
+
+PROBED = 8
+"""Tasks of an environment that its oracle is tried on before a run, where they are quick."""
+PROBE_S = 1.0
+"""After so long, no further task is tried."""
 
 
 class Source(Protocol):
@@ -89,12 +96,51 @@ class OracleSource:
         entry = self._mix.index_of_group(index, seed=self._seed)
         traces = self._traces[entry]
         kind, task_seed = traces.draw(rng), rng.choice(SPLIT_SEEDS[split])
+        return self._play(entry, task_seed, rng, kind)
+
+    def probe(self) -> list[str]:
+        """Play a few train tasks of each environment; a sentence for each oracle that fails them.
+
+        Raises where one cannot be played, so that this is known before a model is loaded.
+        """
+        warnings = (self._probe_one(entry) for entry in range(len(self._envs)))
+        return [text for text in warnings if text]
+
+    def _probe_one(self, entry: int) -> str:
+        rng, begin = random.Random(f"sft {self._seed} probe"), time.perf_counter()
+        in_use: list[Kind] = [k for k, share in self._traces[entry].shares.items() if share > 0]
+        for kind in in_use:
+            self._play(entry, rng.choice(SPLIT_SEEDS["train"]), rng, kind)
+        if in_use == ["plain"] and isinstance(self._envs[entry], Guesses):
+            return ""  # guesses need not be right
+        found: list[Episode] = []
+        while len(found) < PROBED and (not found or time.perf_counter() - begin < PROBE_S):
+            found.append(self._play(entry, rng.choice(SPLIT_SEEDS["train"]), rng, "grounded"))
+        tasks = "the task" if len(found) == 1 else f"all {len(found)} tasks"
+        name = self._mix.names[entry]
+        if not any(episode.is_valid for episode in found):
+            return (
+                f"the oracle of environment {name!r} wrote replies that the environment calls "
+                f"invalid in {tasks} that it was tried on, and the model will learn to write such "
+                f"replies; correct oracle(), or what step() accepts"
+            )
+        if not any(episode.success or episode.reward > 0 for episode in found):
+            return (
+                f"the oracle of environment {name!r} earned nothing in {tasks} that it was tried "
+                f"on, and nor will a model that learns from it; correct oracle(), or the reward "
+                f"of step()"
+            )
+        return ""
+
+    def _play(self, entry: int, task_seed: int, rng: random.Random, kind: Kind) -> Episode:
+        noise = self._traces[entry].noise
         try:
-            return play(self._envs[entry], task_seed, rng, kind=kind, noise=traces.noise)
+            return play(self._envs[entry], task_seed, rng, kind=kind, noise=noise)
         except (Exception, SystemExit) as error:
+            why = str(error) if isinstance(error, EnvError) else f"{type(error).__name__}: {error}"
             raise EnvError(
                 f"environment {self._mix.names[entry]!r} failed while its oracle played task "
-                f"{task_seed}: {type(error).__name__}: {error}"
+                f"{task_seed}: {why}"
             ) from error
 
     def close(self) -> None:
@@ -103,12 +149,19 @@ class OracleSource:
 
 def check_oracle(name: str, env: Environment) -> None:
     """Refuse an environment that knows no good answer for its first task."""
+    answer: object
     with in_a_sentence(name):
         env.reset(0)
         try:
             answer, why = env.oracle(), "it gives no answer to task 0"
         except (EnvError, NotImplementedError) as error:
             answer, why = "", str(error) or "it is not implemented"
+    if answer is not None and not isinstance(answer, str):
+        kind = type(answer).__name__
+        raise EnvError(
+            f"oracle() of environment {name!r} must return a text, got {repr(answer)[:80]} of type "
+            f"{kind}; return a str"
+        )
     if not answer:
         raise ConfigError(
             f"environment {name!r} has no oracle to learn from ({why}); give dialogues=FILE, or "

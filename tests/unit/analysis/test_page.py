@@ -127,6 +127,13 @@ def shown(value: float) -> str:
     return f"{value:.3f}".replace("-0.000", "0.000")
 
 
+def test_one_look_of_many_steps_is_one_look(collapsing):
+    (series,) = collapsing.series
+    pooled = replace(series.looks[0], steps=tuple(range(1, 7)))
+    page = Page(render(with_series(collapsing, looks=(pooled,), turns=(), alarm=None)))
+    assert "1 to 6, 1 look" in page.texts
+
+
 def test_figures_of_the_page_are_those_of_the_json(collapsing):
     page, whole = Page(render(collapsing)), json.loads(json.dumps(collapsing.to_dict()))
     (stored,) = whole["environments"]
@@ -271,13 +278,19 @@ def test_plane_cuts_stand_where_regimes_change_and_points_have_the_verdict():
         Placed(1.0, 0.0, "bad", "c"),
     ]
     drawn = plane(looks, Cuts(entropy=0.6, mi=0.1))
-    # x runs from 0 to 1.1 * 1.2; y from -0.2 * 0.5 to 1.12 * 0.5.
+    # x runs from 0 to 1.1 * 1.2; y from 0 to 0.5, and 32 of 172 pixels more at either end.
     x = LEFT + 0.6 / 1.32 * (RIGHT - LEFT)
-    y = BOTTOM + (0.1 + 0.1) / 0.66 * (TOP - BOTTOM)
+    y = BOTTOM - 32 - 0.1 / 0.5 * (172 - 2 * 32)
     assert f'd="M{LEFT} {y:.1f}H{RIGHT}M{x:.1f} {TOP}V{BOTTOM}"' in drawn
     assert re.findall(r'circle class="([a-z ]+)"', drawn) == ["good start", "warning", "bad"]
     for regime in Regime:
         assert regime.replace("_", " ") in drawn
+    # The names of looks stand between those of the regimes, which are 9 pixels high.
+    names = [text.replace("_", " ") for text in (Regime.DIVERSE, Regime.TEMPLATE_COLLAPSE)]
+    heights = {
+        text: float(height) for height, text in re.findall(r' y="([\d.]+)"[^>]*>([a-z ]+)<', drawn)
+    }
+    assert heights["start"] - 9 > heights[names[0]] and heights["end"] < heights[names[1]] - 9
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,17 @@ def test_a_run_without_looks_says_whether_none_was_asked_for_or_none_could_be_ma
     )
 
 
+def test_a_warm_start_is_not_told_to_use_options_that_it_does_not_have(tmp_path):
+    log = RunLog(tmp_path / "run")
+    log.write_config("command: sft\nmodel: nano\n")
+    with pytest.raises(MooredError) as caught:
+        why_no_looks(log.path)
+    said = str(caught.value)
+    assert "is a warm start" in said and f"`moored report {log.path}`" in said
+    assert f"`moored eval {log.path}/model`" in said
+    assert "collapse.every" not in said and "log.rollouts_every" not in said
+
+
 def test_looks_at_single_turns_alone_are_not_blamed_on_the_replies(tmp_path):
     report = information([[-1.0, -2.0], [-2.0, -1.0]], [0, 1], [1, 1], permutations=0)
     make_run(tmp_path / "run", ({"turn_1": report.to_dict()}, {"turn_2": "too few"}))

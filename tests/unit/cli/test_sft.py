@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 
 from moored.cli.main import main
 from moored.cli.sft_progress import SftSummary, comparison_lines
+from moored.errors import ConfigError
 from tests.warm import run_warm
 
 ROOT = Path(__file__).parents[3]
@@ -24,6 +27,8 @@ finally:
 """
 TINY = ["env=bandit", "batch_tokens=512", "checkpoint_every=2", "evaluation.num_dialogues=2"]
 TINY += ["evaluation.num_tasks=2", "evaluation.max_response_tokens=8"]
+
+COUNTING = "{name: tests.unit.sft.lessons:Counting, options: {method: reasoning}}"
 
 
 @pytest.fixture
@@ -57,6 +62,7 @@ def command(tmp_path, monkeypatch, capsys):
         (["nano", "env=bandit", "max_context=4096"], "longer than the 2048 tokens that model"),
         (["nano", "env=bandit", "num_step=3"], "unknown option 'num_step'"),
         (["nano", "env=tests.unit.sft.lessons:Mute"], "has no oracle to learn from (mute: no"),
+        (["nano", f"env={COUNTING}"], "reasoning() must return a text, got 7 of type int; return"),
         (["none.yaml"], "cannot read configuration 'none.yaml'"),
         (["--resume", "none"], "'none' is not a run directory: it has no config.yaml"),
         (["num_steps=3", "--resume", "none"], "'none' is not a run directory: it has no config"),
@@ -167,3 +173,44 @@ def test_a_run_whose_checkpoints_were_deleted_does_not_begin_again_without_a_wor
     code, shown, _ = command("--resume", "r")
     assert code == 0 and "all 2 steps done" in shown
     assert "no checkpoint was found, so the run begins again; 2 logged steps done again\n" in shown
+
+
+def test_an_oracle_that_teaches_nothing_is_named_in_one_line(command, monkeypatch):
+    pytest.importorskip("transformers")
+
+    def build(config, path):
+        raise ConfigError("as far as this goes")
+
+    monkeypatch.setattr("moored.sft.loop.build_sft", build)
+    code, shown, said = command("nano", "env=tests.unit.sft.lessons:Useless")
+    assert code == 2 and shown == "" and said.count("\n") == 2
+    assert said.startswith("moored: the oracle of environment 'tests.unit.sft.lessons:Useless' ear")
+
+
+def test_a_run_says_at_which_step_it_was_measured_last_and_how_it_goes_on(command, monkeypatch):
+    pytest.importorskip("transformers")
+    from moored.sft import loop
+
+    def stop(run, step):
+        if step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return do_step(run, step)
+
+    do_step = loop.sft_step
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "sft_step", stop)
+        code, shown, _ = command("nano", *TINY, "num_steps=4", "evaluation.every=2", "--run", "r")
+    assert code == 143 and "stopped on request after step 3\n" in shown
+    assert "after: measured at step 2, the last time before the end\n" in shown
+
+    def interrupt(*_, **__):
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "build_sft", interrupt)
+        code, shown, said = command("--resume", "r")
+    assert code == 130 and shown == ""
+    assert said == "stopped while the run was loaded; go on with: moored sft --resume r\n"
+    code, shown, _ = command("--resume", "r", "workers=0")
+    assert code == 0 and "changed: workers from null to 0\n" in shown
+    assert "after: measured" not in shown

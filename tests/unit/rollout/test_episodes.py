@@ -328,6 +328,10 @@ def test_what_many_episodes_have_to_say_is_said_a_few_times_and_counted(renderer
         "walk task 2, episode 0, turn 0: the environment raised OSError: another",
         "walk, 59 more episodes like these: the environment raised OSError: no answer for 2",
     ]
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, logger="moored.rollout.episodes"):
+        play(tasks_of(Gone, [1], 5), FakeSampler(renderer, say("on")))
+    assert caplog.records[-1].getMessage().startswith("walk, 1 more episode like these: the")
 
 
 def test_an_episode_that_ends_in_an_error_did_not_succeed(renderer):

@@ -67,6 +67,30 @@ class Taught(Copy):
         return rng.choice(LETTERS)
 
 
+class Counting(Taught):
+    """One of its methods returns a number instead of a text."""
+
+    name: ClassVar[str] = "counting"
+
+    def __init__(self, *, method: str) -> None:
+        super().__init__()
+        setattr(self, method, lambda *_: 7)
+
+
+class Useless(Copy):
+    """Its oracle answers what is never right, or never even valid."""
+
+    name: ClassVar[str] = "useless"
+
+    def __init__(self, *, answer: str = "") -> None:
+        super().__init__()
+        self._answer = answer
+
+    def oracle(self) -> str:
+        wrong = LETTERS[(LETTERS.index(self._letter) + 1) % len(LETTERS)]
+        return self._answer or wrong
+
+
 class Slow(Copy):
     """Takes its time, so that a run can be stopped in the middle."""
 

@@ -31,6 +31,8 @@ BUILT_IN = (
     "2048",
 )
 
+GROUNDED = TraceMix()
+
 
 def replies(episode) -> list[str]:
     return [message.text for message in episode.messages if message.role == "assistant"]
@@ -160,6 +162,46 @@ def test_an_environment_that_fails_is_named_with_its_task():
         r"RuntimeError: the board is gone",
         str(caught.value),
     )
+
+
+def probe(name: str, traces: TraceMix = GROUNDED, **options) -> list[str]:
+    spec = EnvConfig(name=name, options=options)
+    source = OracleSource([spec], [traces], num_held_out=0, seed=0)
+    try:
+        return source.probe()
+    finally:
+        source.close()
+
+
+@pytest.mark.parametrize(
+    ("method", "traces"),
+    [
+        ("oracle", TraceMix()),
+        ("reasoning", TraceMix()),
+        ("guess", TraceMix(grounded=0.0)),
+        ("spoil", TraceMix(noised=0.1)),
+    ],
+)
+def test_a_method_that_returns_no_text_is_named(method, traces):
+    with pytest.raises(EnvError) as caught:
+        probe("tests.unit.sft.lessons:Counting", traces, method=method)
+    said = str(caught.value)
+    assert "environment 'tests.unit.sft.lessons:Counting'" in said and f"{method}()" in said
+    assert said.endswith("must return a text, got 7 of type int; return a str")
+
+
+@pytest.mark.parametrize("name", [*BUILT_IN, "search", "webshop", "tests.unit.sft.lessons:Slow"])
+def test_an_oracle_that_is_any_good_is_not_warned_of(name):
+    assert probe(name, TraceMix(grounded=0.5, noised=0.5)) == []
+
+
+def test_an_oracle_that_teaches_nothing_is_warned_of():
+    name = "tests.unit.sft.lessons:Useless"
+    (wrong,), (invalid,) = probe(name), probe(name, answer="E")
+    assert wrong.startswith(f"the oracle of environment {name!r} earned nothing in all 8 tasks")
+    assert "wrote replies that the environment calls invalid in all 8 tasks" in invalid
+    # Without a guess, the oracle answers in plain replies too.
+    assert probe(name, TraceMix(grounded=0.0)) == [wrong]
 
 
 @pytest.mark.parametrize("name", ["search", "webshop"])

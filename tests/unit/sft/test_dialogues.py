@@ -39,9 +39,17 @@ def test_messages_and_pairs_of_prompt_and_completion_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("{", "line 2 is not JSON"),
+        ('{"a": 1} x', "line 2 is not JSON (Extra data at column 10); write one JSON object"),
         ("[" * 100_000, "line 2 is not JSON (maximum recursion depth exceeded"),
-        ([1], "line 2 holds a list"),
+        ([1], "line 2 holds a list, not an object; write one"),
+        ("null", "line 2 holds null, not"),
+        ('"abc"', "line 2 holds a text, not"),
+        ("3", "line 2 holds a number, not"),
+        ({"messages": "abc"}, "line 2: `messages` must be a list, got a text; write one"),
+        ({"messages": None}, "line 2: `messages` must be a list, got null; write one"),
+        ({"prompt": "q", "completion": PAIR[1:]}, "of messages, got a text and a list; write"),
+        ({"prompt": "q", "completion": None}, "must be two texts or two lists of messages, got a"),
+        ({"prompt": "q"}, "has neither `messages` nor `prompt` and `completion` (it has prompt)"),
         ({"text": "a"}, "has neither `messages` nor `prompt` and `completion` (it has text)"),
         ({"messages": PAIR[:1]}, "line 2 has no reply to learn"),
         ({"messages": []}, "line 2 has no reply to learn"),
@@ -58,6 +66,16 @@ def test_a_line_that_is_no_dialogue_is_named(tmp_path, line, why):
     with pytest.raises(MooredError) as caught:
         read_dialogues(write(tmp_path, {"messages": PAIR}, line))
     assert why in str(caught.value) and "dialogues.jsonl" in str(caught.value)
+
+
+def test_prompt_and_completion_may_be_lists_of_messages(tmp_path):
+    system = {"role": "system", "content": "s"}
+    lines = [{"messages": [system, *PAIR]}, {"prompt": [system, PAIR[0]], "completion": PAIR[1:]}]
+    first, second = read_dialogues(write(tmp_path, *lines))
+    assert first == second and len(second) == 3
+    # A column that a table has for other lines.
+    file = write(tmp_path, {"messages": None, "prompt": "p", "completion": "c"})
+    assert [message.text for message in read_dialogues(file)[0]] == ["p", "c"]
 
 
 def test_a_question_without_text_may_have_a_reply(tmp_path):

@@ -18,7 +18,7 @@ from safetensors.torch import load_file  # noqa: E402
 
 from moored.engine.local.engine import LocalEngine  # noqa: E402
 from moored.sft.ahead import LessonsAhead  # noqa: E402
-from moored.sft.loop import build_sft, resume_sft, run_sft, start_sft  # noqa: E402
+from moored.sft.loop import build_sft, measure, resume_sft, run_sft, start_sft  # noqa: E402
 
 LESSONS = "tests.unit.sft.lessons"
 SMALL = {"num_tasks": 8, "num_dialogues": 4, "max_response_tokens": 16}
@@ -180,6 +180,25 @@ def test_dialogues_of_a_file_are_learnt_and_tried_on_an_environment(tiny_folder,
     assert "evaluation/success_rate" in last
     run_to_end(options(tiny_folder, dialogues=str(file), env=[]), tmp_path / "alone")
     assert "evaluation/success_rate" not in records_of(tmp_path / "alone")[-1]
+
+
+def test_held_out_dialogues_that_are_too_long_are_named_instead_of_a_loss(
+    tiny_folder, tmp_path, caplog
+):
+    file = tmp_path / "dialogues.jsonl"
+    rows = [{"prompt": f"Letter {x}.", "completion": f"Letter {x}." * 40} for x in "ABCD"]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    small = {"num_dialogues": 4, "max_response_tokens": 16}
+    config = options(tiny_folder, dialogues=str(file), env=[], max_context=64, evaluation=small)
+    run = build_sft(config, tmp_path / "run")
+    with caplog.at_level("WARNING", logger="moored.sft.loop"):
+        assert measure(run) == {}
+    run.close()
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said == (
+        "there is no held-out loss: no reply of the held-out dialogues fits into max_context = "
+        "64 tokens; raise it (to 512 at most), or choose shorter dialogues"
+    )
 
 
 def test_a_run_does_not_go_on_with_a_file_that_was_edited(tiny_folder, tmp_path):

@@ -133,5 +133,12 @@ def test_dialogues_that_are_too_long_are_counted_and_too_many_of_them_refused(re
     lessons = OwnLessons(source, renderer, 40)
     batch = next_batch(lessons, 0, batch_tokens=100, max_context=40)
     assert (batch.num_dialogues, batch.num_cut) == (3, 2)
-    with pytest.raises(MooredError, match="not even the first reply of 100 dialogues in a row"):
-        next_batch(OwnLessons(source, renderer, 20), 0, batch_tokens=100, max_context=20)
+    short = OwnLessons(source, renderer, 20)
+    for limit, remedy in (
+        (None, "20 tokens; raise it, or choose shorter dialogues"),
+        (30, r"20 tokens; raise it \(to 30 at most\), or choose shorter dialogues"),
+        (20, "20 tokens, the most that the model was made for; choose shorter dialogues"),
+    ):
+        said = f"not even the first reply of 100 dialogues in a row fits into .* = {remedy}"
+        with pytest.raises(MooredError, match=said):
+            next_batch(short, 0, batch_tokens=100, max_context=20, limit=limit)
