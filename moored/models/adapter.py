@@ -10,17 +10,21 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from moored.errors import MooredError
-from moored.models.folder import read_header
+from moored.models.folder import has_model_weights, read_header
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 """What PEFT puts before the names of the base's modules."""
+HEAD = "lm_head"
+"""The output layer, which is not in the files of a base whose embedding is tied to it."""
 
 
 def is_adapter(folder: Path) -> bool:
     """True for a folder that holds an adapter and no model of its own."""
-    return (folder / CONFIG).is_file() and not (folder / "config.json").is_file()
+    if not (folder / CONFIG).is_file():
+        return False
+    return not (folder / "config.json").is_file() or not has_model_weights(folder)
 
 
 def base_name(folder: Path) -> str:
@@ -41,7 +45,7 @@ def base_name(folder: Path) -> str:
 def check_adapter(folder: Path, base: Path | None) -> None:
     """Refuse damaged weights, and a base (a folder, or None where unknown) of other shapes."""
     try:
-        shapes = _shapes(folder / WEIGHTS)
+        _shapes(folder / WEIGHTS)
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise MooredError(
             f"adapter {str(folder)!r}: {WEIGHTS} is missing or damaged ({error}); copy or download "
@@ -52,8 +56,19 @@ def check_adapter(folder: Path, base: Path | None) -> None:
     known: dict[str, tuple[int, ...]] = {}
     for file in sorted(base.glob("*.safetensors")):
         known |= _shapes(file)
-    for module, wanted in _adapted(shapes).items():
-        found = known.get(f"{module}.weight")
+    # Of weights in other formats the shapes are known once they are loaded.
+    if known:
+        check_fit(folder, base, known)
+
+
+def check_fit(folder: Path, base: Path, known: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuse a base whose weights, shapes by name, are not those that the adapter changes."""
+    for module, wanted in _adapted(_shapes(folder / WEIGHTS)).items():
+        # Files of a base may lack the name of the whole (`transformer.`) before those of layers.
+        names = (f"{module}.weight", f"{module.partition('.')[2]}.weight")
+        found = next((known[name] for name in names if name in known), None)
+        if found is None and module == HEAD:
+            continue
         if found is None or sorted(found) != sorted(wanted):
             has = "has no such weights" if found is None else f"has {_text(found)}"
             raise MooredError(

@@ -24,6 +24,13 @@ def check_model_folder(folder: Path, name: str) -> None:
     if not (folder / "config.json").is_file():
         raise MooredError(f"model folder {name!r} {_without_config(folder)}")
     read_json(folder / "config.json", name)
+    if (folder / "adapter_config.json").is_file():
+        # transformers would put the adapter into the model while it loads.
+        raise MooredError(
+            f"model folder {name!r} holds both a whole model and an adapter "
+            f"(adapter_config.json); move the adapter's files into a folder of their own, or "
+            f"delete them where they are merged into the model already"
+        )
     files = _weight_files(folder, name)
     for file in files:
         _check_whole(file, name)
@@ -32,6 +39,12 @@ def check_model_folder(folder: Path, name: str) -> None:
             f"model folder {name!r} holds no tokenizer (tokenizer.json); save it there too, with "
             f"tokenizer.save_pretrained({name!r})"
         )
+
+
+def has_model_weights(folder: Path) -> bool:
+    """True where weights of a model lie, or the index of such; an adapter's do not count."""
+    index = (folder / "model.safetensors.index.json").is_file()
+    return index or bool(_full_weights(folder)) or any(folder.glob("pytorch_model*.bin"))
 
 
 def read_description(folder: Path) -> dict[str, Any]:
@@ -107,12 +120,17 @@ def _weight_files(folder: Path, name: str) -> list[Path]:
                 f"{missing[0]!r} among them; copy or download it again"
             )
         return [folder / file for file in wanted]
-    files = sorted(folder.glob("*.safetensors"))
+    files = _full_weights(folder)
     if not files and not any(folder.glob("pytorch_model*.bin")):
         raise MooredError(
             f"model folder {name!r} holds no weights (model.safetensors); copy or download it again"
         )
     return files
+
+
+def _full_weights(folder: Path) -> list[Path]:
+    files = sorted(folder.glob("*.safetensors"))
+    return [file for file in files if not file.name.startswith("adapter_")]
 
 
 def _check_whole(file: Path, name: str) -> None:

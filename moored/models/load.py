@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moored.errors import MooredError, close_match_hint, require_packages
-from moored.models.adapter import base_name, check_adapter, is_adapter
+from moored.models.adapter import base_name, check_adapter, check_fit, is_adapter
 from moored.models.folder import check_model_folder, has_plain_tokenizer, read_description
 from moored.models.hub import downloaded_folder, hub_answers
 from moored.models.lengths import position_limit as position_limit
 from moored.models.lengths import sliding_window
+from moored.models.merge import merge_adapter
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +40,14 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
+    _tokenizer: PreTrainedTokenizerBase
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Refused where ids are missing in the embedding; the weights alone are of use even so."""
+        embedding: Any = self.model.get_input_embeddings()
+        _check_ids(self._tokenizer, embedding.weight.shape[0], str(self.model.name_or_path))
+        return self._tokenizer
 
 
 def embedded_models() -> dict[str, Path]:
@@ -98,19 +106,7 @@ def check_model_name(name: str) -> None:
         return
     source = embedded_models().get(name) or Path(name)
     if source.is_dir() and is_adapter(source):
-        require_packages("a LoRA adapter", ("peft",))
-        base = base_name(source)
-        folder = embedded_models().get(base) or Path(base)
-        if is_adapter(folder):
-            raise MooredError(
-                f"the base of adapter {name!r}, {base!r}, is itself an adapter; "
-                f"merge that one first"
-            )
-        try:
-            check_model_name(base)
-        except MooredError as error:
-            raise MooredError(f"the base of adapter {name!r} cannot be used: {error}") from error
-        check_adapter(source, folder if folder.is_dir() else None)
+        _check_adapter_pair(source, name)
     elif source.is_dir():
         check_model_folder(source, name)
     elif source.exists():
@@ -122,7 +118,28 @@ def check_model_name(name: str) -> None:
             f"give a folder in Hugging Face format, or a hub id such as org/name)"
         )
     elif not _may_be_hub_id(name):
-        raise MooredError(f"there is no folder {name!r}; {_neighbour_hint(source)}")
+        hint = _neighbour_hint(source)
+        if _looks_like_hub_id(name):
+            hint += (
+                f" (for {name} of the hub, start in a folder that holds no {str(source.parent)!r})"
+            )
+        raise MooredError(f"there is no folder {name!r}; {hint}")
+
+
+def _check_adapter_pair(source: Path, name: str) -> None:
+    """Refuse an adapter that is damaged, or whose base is missing or another model."""
+    require_packages("a LoRA adapter", ("peft",))
+    base = base_name(source)
+    folder = embedded_models().get(base) or Path(base)
+    if is_adapter(folder):
+        raise MooredError(
+            f"the base of adapter {name!r}, {base!r}, is itself an adapter; merge that one first"
+        )
+    try:
+        check_model_name(base)
+    except MooredError as error:
+        raise _base_error(name, error) from error
+    check_adapter(source, folder if folder.is_dir() else None)
 
 
 def _neighbour_hint(path: Path) -> str:
@@ -146,6 +163,16 @@ def _has_description(folder: Path) -> bool:
 
 
 def _may_be_hub_id(name: str) -> bool:
+    """True unless a folder is meant: beside models, or with a name much like this one."""
+    if not _looks_like_hub_id(name):
+        return False
+    beside = list(Path(name).parent.glob("*/"))
+    hint = close_match_hint(Path(name).name, (folder.name for folder in beside))
+    is_meant = hint.startswith("did you mean") or any(map(_has_description, beside))
+    return not is_meant or downloaded_folder(name) is not None
+
+
+def _looks_like_hub_id(name: str) -> bool:
     """`org/name`, unless that is clearly meant as a path: `./x`, `runs/x`, a folder of runs."""
     first = Path(name).parts[0]
     is_path = name.startswith((".", "/", "~")) or first == "runs"
@@ -180,14 +207,38 @@ def load_model(name: str, device: torch.device, *, exact: bool = True) -> Loaded
             local_files_only=only_files,
             output_loading_info=True,
         )
-    missing = sorted(info["missing_keys"])
+    _check_whole(name, model, info["missing_keys"])
+    return LoadedModel(model.to(device), tokenizer)
+
+
+def _check_whole(name: str, model: Any, missing_keys: Iterable[str]) -> None:
+    """Refuse a model with weights that no file had, or with an adapter still in it."""
+    missing = sorted(missing_keys)
     if missing:
         # transformers would draw them at random and only warn.
         raise MooredError(
             f"the weights of model {name!r} lack {len(missing)} tensors that its config.json asks "
             f"for, {missing[0]!r} among them; give a whole causal language model"
         )
-    return LoadedModel(model.to(device), tokenizer)
+    if getattr(model, "peft_config", None):
+        raise MooredError(
+            f"model {name!r} has LoRA adapter files on the hub, which cannot be merged from there; "
+            f"download it, and give the folder of its adapter"
+        )
+
+
+def _check_ids(tokenizer: Any, num_rows: int, name: str) -> None:
+    """Refuse a tokenizer with ids that the embedding of the model has no rows for."""
+    # Added tokens may lie beyond it, as that of images does in text-only models of Gemma 3: nothing
+    # is read as them.
+    ids, added = tokenizer.get_vocab().values(), set(tokenizer.get_added_vocab().values())
+    if any(i >= num_rows for i in ids if i not in added):
+        num_ids = 1 + max(ids)
+        raise MooredError(
+            f"the tokenizer of model {name!r} has {num_ids:,} ids, but the embedding of the model "
+            f"has only {num_rows:,} rows; give the tokenizer that the model was trained with, or "
+            f"enlarge the model with resize_token_embeddings({num_ids}) and save it again"
+        )
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
@@ -232,13 +283,22 @@ def _smollm_tokenizer() -> PreTrainedTokenizerBase:
 
 def _load_adapted(folder: Path, device: torch.device, *, exact: bool) -> LoadedModel:
     """The base of an adapter, with the adapter merged into its weights."""
-    from peft import PeftModel
-
-    base = load_model(base_name(folder), device, exact=exact)
+    name = base_name(folder)
+    try:
+        base = load_model(name, device, exact=exact)
+    except MooredError as error:
+        raise _base_error(str(folder), error) from error
+    files = weights_folder(str(folder))
+    if not any(files.glob("*.safetensors")):
+        # No headers told the shapes before.
+        shapes = {key: tuple(tensor.shape) for key, tensor in base.model.state_dict().items()}
+        check_fit(folder, files, shapes)
     with quiet_loading(), explained_loading(str(folder), is_local=True):
-        merged = PeftModel.from_pretrained(base.model, str(folder)).merge_and_unload()  # pyright: ignore[reportCallIssue]
-    # peft froze them for the adapter's sake.
-    return LoadedModel(merged.requires_grad_(True), base.tokenizer)
+        return LoadedModel(merge_adapter(base.model, folder, name), base.tokenizer)
+
+
+def _base_error(name: str, error: MooredError) -> MooredError:
+    return MooredError(f"the base of adapter {name!r} cannot be used: {error}")
 
 
 @contextmanager
@@ -355,7 +415,22 @@ def pick_device(name: str) -> torch.device:
         raise MooredError(f"unknown device {name!r}; use auto, cpu or cuda") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise MooredError("engine.device is cuda, but no GPU is visible; use cpu or auto")
+    if device.type not in ("cpu", "cuda"):
+        _check_usable(device)
     return device
+
+
+def _check_usable(device: torch.device) -> None:
+    """Refuse what torch knows by name, but cannot compute on here."""
+    import torch
+
+    try:
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, ValueError, AssertionError, ImportError) as error:
+        raise MooredError(
+            f"engine.device is {device.type}, which torch cannot use on this machine; use auto, "
+            f"cpu or cuda"
+        ) from error
 
 
 def uses_bf16(dtype: str, device: torch.device) -> bool:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
+import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from moored.errors import MooredError
 from moored.models.load import check_model_name, embedded_models, load_model, weights_folder
@@ -13,6 +17,7 @@ from moored.models.rates import count_parameters
 
 torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")
+transformers = pytest.importorskip("transformers")
 
 CPU = torch.device("cpu")
 
@@ -20,12 +25,31 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory) -> Path:
     """A random LoRA adapter of `nano`."""
-    folder = tmp_path_factory.mktemp("adapter")
+    return make_adapter(tmp_path_factory.mktemp("adapter"), "nano", ["q_proj", "down_proj"])
+
+
+def make_adapter(folder: Path, base: str, targets: list[str], **options: object) -> Path:
     torch.manual_seed(0)
-    lora = peft.LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
-    peft.get_peft_model(load_model("nano", CPU).model, lora).save_pretrained(folder)
-    name_base(folder, "nano")
+    lora = peft.LoraConfig(r=4, target_modules=targets, init_lora_weights=False, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        peft.get_peft_model(load_model(base, CPU).model, lora).save_pretrained(folder)
+    name_base(folder, base)
     return folder
+
+
+def changed_nano(folder: Path, **values: object) -> str:
+    """A random model like `nano`, with other values in its configuration."""
+    shutil.copytree(embedded_models()["nano"], folder)
+    config = transformers.AutoConfig.from_pretrained(folder, **values)
+    torch.manual_seed(0)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return str(folder)
+
+
+def logits(model: Any) -> Any:
+    with torch.no_grad():
+        return model.eval()(input_ids=torch.arange(8)[None]).logits
 
 
 def name_base(folder: Path, base: str | None) -> None:
@@ -92,3 +116,134 @@ def test_damaged_weights_are_refused(adapter, tmp_path):
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(MooredError, match=r"adapter_model\.safetensors is missing or damaged"):
         check_model_name(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("targets", "options"),
+    [
+        (["q_proj", "embed_tokens"], {}),
+        (["lm_head"], {}),
+        (["q_proj"], {"modules_to_save": ["lm_head"]}),
+        (["q_proj"], {"modules_to_save": ["embed_tokens"]}),
+    ],
+)
+def test_an_adapter_of_a_tied_embedding_is_refused(tmp_path, targets, options, recwarn):
+    folder = make_adapter(tmp_path, "nano", targets, **options)
+    with pytest.raises(MooredError, match="its base 'nano' has one weight for both") as raised:
+        load_model(str(folder), CPU)
+    assert "\n" not in str(raised.value)
+    assert not [str(warning.message) for warning in recwarn if warning.category is UserWarning]
+
+
+@pytest.mark.parametrize(
+    ("is_tied", "targets", "options"),
+    [
+        (False, ["q_proj", "embed_tokens"], {}),
+        (False, ["lm_head"], {}),
+        (False, ["q_proj"], {"modules_to_save": ["lm_head"]}),
+        (True, ["q_proj"], {"trainable_token_indices": [3, 5]}),
+        (True, ["q_proj"], {"modules_to_save": ["norm"]}),
+        (True, ["q_proj"], {"use_dora": True}),
+    ],
+)
+def test_a_merged_model_computes_what_base_and_adapter_do(tmp_path, is_tied, targets, options):
+    base = changed_nano(tmp_path / "base", tie_word_embeddings=is_tied)
+    folder = make_adapter(tmp_path / "adapter", base, targets, **options)
+    own = peft.PeftModel.from_pretrained(load_model(base, CPU).model, folder)
+    merged: Any = load_model(str(folder), CPU).model
+    ends = (merged.get_input_embeddings().weight, merged.get_output_embeddings().weight)
+    assert (ends[0] is ends[1]) == is_tied
+    assert not torch.allclose(logits(merged), logits(load_model(base, CPU).model), atol=1e-3)
+    torch.testing.assert_close(logits(merged), logits(own), rtol=1e-4, atol=1e-4)
+
+
+def test_a_whole_model_beside_an_adapter_is_refused(adapter, tmp_path):
+    shutil.copytree(embedded_models()["nano"], tmp_path, dirs_exist_ok=True)
+    copied(adapter, tmp_path, "nano")
+    with pytest.raises(
+        MooredError, match=r"both a whole model and an adapter .*; move the adapter"
+    ):
+        check_model_name(str(tmp_path))
+
+
+def test_an_adapter_that_comes_with_config_and_tokenizer_is_an_adapter(adapter, tmp_path):
+    copied(adapter, tmp_path, "nano")
+    for file in embedded_models()["nano"].iterdir():
+        if file.suffix in (".json", ".jinja"):
+            shutil.copy(file, tmp_path)
+    folders = (str(tmp_path), str(adapter))
+    both = [load_model(folder, CPU).model.state_dict() for folder in folders]
+    assert all(torch.equal(tensor, both[1][name]) for name, tensor in both[0].items())
+
+
+def test_weights_of_an_adapter_are_no_weights_of_a_model(adapter, tmp_path):
+    shutil.copytree(embedded_models()["nano"], tmp_path, dirs_exist_ok=True)
+    (tmp_path / "model.safetensors").unlink()
+    shutil.copy(adapter / "adapter_model.safetensors", tmp_path)
+    with pytest.raises(MooredError, match="holds no weights"):
+        check_model_name(str(tmp_path))
+
+
+def test_a_base_with_more_layers_is_refused(adapter, tmp_path, recwarn):
+    base = changed_nano(tmp_path / "base", num_hidden_layers=6)
+    (tmp_path / "adapter").mkdir()
+    folder = copied(adapter, tmp_path / "adapter", base)
+    with pytest.raises(MooredError, match=r"does not fit its base .* as if the base had more"):
+        load_model(str(folder), CPU)
+    assert not [str(warning.message) for warning in recwarn if warning.category is UserWarning]
+
+
+def test_an_adapter_with_a_larger_vocabulary_is_refused(tmp_path):
+    base = changed_nano(tmp_path / "base", vocab_size=1030)
+    folder = make_adapter(tmp_path / "adapter", base, ["q_proj"], modules_to_save=["lm_head"])
+    name_base(folder, "nano")
+    with pytest.raises(MooredError, match=r"'lm_head.*' has another shape in each, as after addin"):
+        load_model(str(folder), CPU)
+
+
+def test_learned_prompts_are_refused(tmp_path):
+    prompts = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    model = peft.get_peft_model(load_model("nano", CPU).model, prompts)
+    model.save_pretrained(tmp_path)
+    name_base(tmp_path, "nano")
+    with pytest.raises(
+        MooredError, match=r"cannot be merged into the weights .* give a LoRA adapt"
+    ):
+        load_model(str(tmp_path), CPU)
+
+
+@pytest.mark.parametrize("num_layers", [5, 4])
+def test_a_base_in_the_format_of_torch_is_compared_once_it_is_loaded(adapter, tmp_path, num_layers):
+    base = Path(changed_nano(tmp_path / "base", num_hidden_layers=num_layers))
+    weights = load_file(base / "model.safetensors")
+    torch.save(weights, base / "pytorch_model.bin")
+    (base / "model.safetensors").unlink()
+    (tmp_path / "adapter").mkdir()
+    folder = str(copied(adapter, tmp_path / "adapter", str(base)))
+    if num_layers == 5:
+        assert load_model(folder, CPU)
+        return
+    with pytest.raises(MooredError, match=r"it adapts 'model.layers.4\..*base has no such weights"):
+        load_model(folder, CPU)
+
+
+def test_a_base_whose_files_name_layers_without_the_whole_is_accepted(tmp_path):
+    config = transformers.GPT2Config(vocab_size=1024, n_embd=16, n_layer=1, n_head=2, n_positions=8)
+    base = Path(shutil.copytree(embedded_models()["nano"], tmp_path / "base"))
+    model = transformers.GPT2LMHeadModel(config)
+    model.save_pretrained(base)
+    short = {name: tensor.contiguous() for name, tensor in model.transformer.state_dict().items()}
+    save_file(short, base / "model.safetensors", metadata={"format": "pt"})
+    folder = make_adapter(tmp_path / "adapter", str(base), ["c_attn"], fan_in_fan_out=True)
+    assert load_model(str(folder), CPU)
+
+
+def test_a_base_that_is_gone_is_named_with_its_adapter(adapter, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m" / "own").mkdir(parents=True)
+    copied(adapter, tmp_path / "m" / "own", "m/gone")
+    with pytest.raises(
+        MooredError, match=r"base of adapter 'm/own' .* no folder 'm/gone'"
+    ) as raised:
+        load_model("m/own", CPU)
+    assert "huggingface.co" not in str(raised.value)

@@ -12,7 +12,13 @@ import torch
 
 from moored.errors import MooredError
 from moored.models.folder import has_plain_tokenizer, read_header
-from moored.models.load import check_model_name, embedded_models, load_model, load_tokenizer
+from moored.models.load import (
+    check_model_name,
+    embedded_models,
+    load_model,
+    load_tokenizer,
+    pick_device,
+)
 from moored.rollout.render import Renderer
 
 
@@ -104,6 +110,7 @@ def test_a_run_directory_in_place_of_a_model_names_the_model_of_the_run(tmp_path
         ("runs/nope", "there is no folder 'runs/nope'; 'runs' does not exist either"),
         ("mine/bettle", "there is no folder 'mine/bettle'; did you mean 'bottle'"),
         ("mine/xyz", "there is no folder 'mine/xyz'; 'mine' holds no folder of a model"),
+        ("plain/tinny", "no folder 'plain/tinny'; did you mean 'tiny'.*start in a folder that hol"),
         ("a/b/c", "there is no folder 'a/b/c'; 'a/b' does not exist either"),
         ("notes.txt", "model 'notes.txt' is a file; give the folder it lies in"),
     ],
@@ -113,6 +120,7 @@ def test_a_misspelt_folder_is_not_looked_for_on_the_hub(tmp_path, monkeypatch, n
     (tmp_path / "notes.txt").write_text("x")
     (tmp_path / "mine" / "bottle").mkdir(parents=True)
     (tmp_path / "mine" / "bottle" / "config.yaml").write_text("seed: 0\n")
+    (tmp_path / "plain" / "tiny").mkdir(parents=True)
     with pytest.raises(MooredError, match=message):
         check_model_name(name)
 
@@ -120,6 +128,55 @@ def test_a_misspelt_folder_is_not_looked_for_on_the_hub(tmp_path, monkeypatch, n
 def test_a_hub_id_passes_without_a_look_at_the_network(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     check_model_name("Qwen/Qwen2.5-0.5B-Instruct")
+
+
+def test_a_hub_id_that_was_downloaded_passes_beside_a_folder_of_its_first_part(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "Qwen").mkdir()
+    check_model_name("Qwen/Qwen2.5-0.5B-Instruct")
+    (tmp_path / "Qwen" / "Qwen2.5-1.5B-Instruct").mkdir()
+    with pytest.raises(MooredError, match="there is no folder 'Qwen/Qwen2"):
+        check_model_name("Qwen/Qwen2.5-0.5B-Instruct")
+    monkeypatch.setattr("moored.models.load.downloaded_folder", lambda name: tmp_path)
+    check_model_name("Qwen/Qwen2.5-0.5B-Instruct")
+
+
+def test_a_tokenizer_with_more_ids_than_the_embedding_has_rows_is_refused(folder):
+    model = load_model(str(folder), torch.device("cpu")).model
+    model.resize_token_embeddings(100)
+    model.save_pretrained(folder)
+    message = "has 1,024 ids, but the embedding of the model has only 100 rows; give the tokenizer"
+    loaded = load_model(str(folder), torch.device("cpu"))
+    with pytest.raises(MooredError, match=message):
+        _ = loaded.tokenizer
+
+
+def test_a_tokenizer_with_fewer_ids_than_rows_passes(folder):
+    model = load_model(str(folder), torch.device("cpu")).model
+    model.resize_token_embeddings(1030)
+    model.save_pretrained(folder)
+    loaded = load_model(str(folder), torch.device("cpu"))
+    assert len(loaded.tokenizer) == 1024
+    assert loaded.model.config.vocab_size == 1030
+
+
+def test_an_unknown_token_that_the_tokenizer_adds_itself_needs_no_row(folder):
+    tokenizer = load_tokenizer(str(folder))
+    tokenizer.add_special_tokens({"unk_token": "<unknown>"})
+    tokenizer.save_pretrained(folder)
+    assert len(load_model(str(folder), torch.device("cpu")).tokenizer) == 1025
+
+
+@pytest.mark.parametrize("name", ["mps", "xpu", "meta"])
+def test_a_device_that_torch_lacks_here_is_refused(name, monkeypatch):
+    def fail(*args: object, **options: object) -> torch.Tensor:
+        raise RuntimeError(f"PyTorch is not linked with support for {name} devices")
+
+    monkeypatch.setattr(torch, "zeros", fail)
+    with pytest.raises(MooredError, match=f"engine.device is {name}, which torch cannot use"):
+        pick_device(name)
 
 
 @pytest.mark.parametrize(
