@@ -40,14 +40,7 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     model: PreTrainedModel
-    _tokenizer: PreTrainedTokenizerBase
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """Refused where ids are missing in the embedding; the weights alone are of use even so."""
-        embedding: Any = self.model.get_input_embeddings()
-        _check_ids(self._tokenizer, embedding.weight.shape[0], str(self.model.name_or_path))
-        return self._tokenizer
+    tokenizer: PreTrainedTokenizerBase
 
 
 def embedded_models() -> dict[str, Path]:
@@ -224,20 +217,6 @@ def _check_whole(name: str, model: Any, missing_keys: Iterable[str]) -> None:
         raise MooredError(
             f"model {name!r} has LoRA adapter files on the hub, which cannot be merged from there; "
             f"download it, and give the folder of its adapter"
-        )
-
-
-def _check_ids(tokenizer: Any, num_rows: int, name: str) -> None:
-    """Refuse a tokenizer with ids that the embedding of the model has no rows for."""
-    # Added tokens may lie beyond it, as that of images does in text-only models of Gemma 3: nothing
-    # is read as them.
-    ids, added = tokenizer.get_vocab().values(), set(tokenizer.get_added_vocab().values())
-    if any(i >= num_rows for i in ids if i not in added):
-        num_ids = 1 + max(ids)
-        raise MooredError(
-            f"the tokenizer of model {name!r} has {num_ids:,} ids, but the embedding of the model "
-            f"has only {num_rows:,} rows; give the tokenizer that the model was trained with, or "
-            f"enlarge the model with resize_token_embeddings({num_ids}) and save it again"
         )
 
 

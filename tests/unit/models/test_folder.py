@@ -143,32 +143,6 @@ def test_a_hub_id_that_was_downloaded_passes_beside_a_folder_of_its_first_part(
     check_model_name("Qwen/Qwen2.5-0.5B-Instruct")
 
 
-def test_a_tokenizer_with_more_ids_than_the_embedding_has_rows_is_refused(folder):
-    model = load_model(str(folder), torch.device("cpu")).model
-    model.resize_token_embeddings(100)
-    model.save_pretrained(folder)
-    message = "has 1,024 ids, but the embedding of the model has only 100 rows; give the tokenizer"
-    loaded = load_model(str(folder), torch.device("cpu"))
-    with pytest.raises(MooredError, match=message):
-        _ = loaded.tokenizer
-
-
-def test_a_tokenizer_with_fewer_ids_than_rows_passes(folder):
-    model = load_model(str(folder), torch.device("cpu")).model
-    model.resize_token_embeddings(1030)
-    model.save_pretrained(folder)
-    loaded = load_model(str(folder), torch.device("cpu"))
-    assert len(loaded.tokenizer) == 1024
-    assert loaded.model.config.vocab_size == 1030
-
-
-def test_an_unknown_token_that_the_tokenizer_adds_itself_needs_no_row(folder):
-    tokenizer = load_tokenizer(str(folder))
-    tokenizer.add_special_tokens({"unk_token": "<unknown>"})
-    tokenizer.save_pretrained(folder)
-    assert len(load_model(str(folder), torch.device("cpu")).tokenizer) == 1025
-
-
 @pytest.mark.parametrize("name", ["mps", "xpu", "meta"])
 def test_a_device_that_torch_lacks_here_is_refused(name, monkeypatch):
     def fail(*args: object, **options: object) -> torch.Tensor:

@@ -125,6 +125,7 @@ def test_what_is_here_of_a_model_comes_before_the_table(tmp_path, no_downloads):
     (tmp_path / "adapter_config.json").write_text(json.dumps(adapter))
     assert position_limit(description_of(str(tmp_path))) == 40960
     (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 512}))
+    (tmp_path / "model.safetensors").touch()  # with weights of its own it is no adapter
     assert description_of(str(tmp_path)) == {"max_position_embeddings": 512}
     assert position_limit(description_of("smollm2")) == 8192
     assert description_of("org/name") == {}
