@@ -12,8 +12,9 @@ The longest reply decides how many steps there are, so both sides write the same
 each reply where moored's, which always comes first, has ended (`same_lengths` in the file). With
 `--engine vllm` alone it draws its own.
 
-moored records the steps of a number of rows when it first has that many, vLLM all of them when it
-starts: where lengths vary it takes a few calls (`--warm-up`) until all numbers have come.
+moored records the steps of a number of rows when it first has that many: where lengths vary it
+takes a few calls (`--warm-up`) until all numbers have come. vLLM, which records all when it starts,
+has the last of these calls to warm up.
 
 vLLM runs at its best as far as is known: CUDA graphs for up to as many rows as are asked for, its
 engine in a process of its own with asynchronous scheduling, prefix caching, no detokenizing.
@@ -251,7 +252,9 @@ def run_side(options: argparse.Namespace) -> dict[str, Any]:
             side.prepare(longest_context(lengths, options))
             for rows in options.rows:
                 seconds, tokens, longest = [], [], []
-                for number in range(options.warm_up + options.repeats):
+                first = options.warm_up
+                begin_at = 0 if name == "moored" else max(0, first - 1)
+                for number in range(begin_at, first + options.repeats):
                     case = f"{lengths} {rows} {number}"
                     forced = drawn.get(case) if name == "vllm" else None
                     begin = time.perf_counter()
@@ -262,15 +265,15 @@ def run_side(options: argparse.Namespace) -> dict[str, Any]:
                     if name == "moored":
                         drawn[case] = written
                         drawn_file.write_text(json.dumps(drawn))
-                first = options.warm_up
-                rates = [t / s for t, s in zip(tokens[first:], seconds[first:], strict=True)]
+                warm = len(seconds) - options.repeats
+                rates = [t / s for t, s in zip(tokens[warm:], seconds[warm:], strict=True)]
                 figures[f"{lengths} {rows}"] = {
                     "tokens_per_s": median(rates),
-                    "seconds": seconds[first:],
-                    "tokens": tokens[first:],
-                    "longest": longest[first:],
+                    "seconds": seconds[warm:],
+                    "tokens": tokens[warm:],
+                    "longest": longest[warm:],
                     "same_lengths": forced is not None,
-                    "warm_up_s": seconds[:first],
+                    "warm_up_s": seconds[:warm],
                 }
                 if options.child is not None:  # a child that is stopped has not worked for nothing
                     options.child.write_text(json.dumps(figures))

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from moored.engine.fast.buckets import bucket
+from moored.engine.fast.buckets import bucket, tile_bucket
 from moored.errors import MooredError
 from moored.plan.activations import (
     backward_work_bytes,
@@ -245,7 +245,7 @@ def _rows_that_fit(setup: Setup, free: int, given: MemoryCoefficients) -> int:
     """As `SlotSampler` finds it; the plain sampler takes all rows."""
     if not setup.has_fast_sampler:
         return setup.most_rows
-    wanted = bucket(setup.most_rows, given.min_rows)
+    wanted = tile_bucket(setup.most_rows, given.min_rows)
     slots = int(given.cache_share * free) // _slot_bytes(setup)
     most = slots * given.min_sharers // (given.min_sharers + 1) - 1
     return min(wanted, max(1, most))

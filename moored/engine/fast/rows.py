@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from moored.engine.base import Request, SamplingParams, check_params
-from moored.engine.fast.buckets import bucket, power_bucket
+from moored.engine.fast.buckets import power_bucket, tile_bucket
 from moored.engine.fast.slots import Job, Session
 from moored.errors import MooredError
 from moored.types import Completion, FinishReason
@@ -77,7 +77,9 @@ def padded_shape(num_tokens: int, num_rows: int, max_count: int) -> PassShape:
     if num_tokens >= MAX_RECORDED_TOKENS:
         return PassShape(num_tokens + 1, num_rows, max_count)
     return PassShape(
-        bucket(num_tokens + 1, 128), power_bucket(num_rows, 8, 2), power_bucket(max_count, 64, 4)
+        tile_bucket(num_tokens + 1, 128),
+        power_bucket(num_rows, 8, 2),
+        power_bucket(max_count, 64, 4),
     )
 
 

@@ -24,7 +24,7 @@ from moored.engine.base import (
     check_requests,
     write_all,
 )
-from moored.engine.fast.buckets import bucket
+from moored.engine.fast.buckets import tile_bucket
 from moored.engine.fast.capture import Fetch, HostBuffers, capture, run_aside
 from moored.engine.fast.decoder import Decoder
 from moored.engine.fast.fixed_memory import FixedMemory, has_fixed_memory
@@ -131,10 +131,8 @@ class SlotSampler:
         stream = SlotStream(self, params, come_back=False)
         try:
             return write_all(stream, requests)
-        except BaseException:
-            # Nobody else can close it, and until then no other could write.
+        finally:
             stream.close()
-            raise
 
     def claim(self, stream: SlotStream | None, params: SamplingParams) -> None:
         """Let a stream use the lanes; there is one set of them, with one set of parameters."""
@@ -146,6 +144,11 @@ class SlotSampler:
         if self.slots.num_rows:
             self.state.set_params(params)
 
+    def let_go(self, stream: SlotStream) -> None:
+        """A stream that was closed: neither keeps the other, and the memory of both, alive."""
+        if self._owner is stream:
+            self._owner = None
+
     def reserve(self, num_rows: int, longest: int, params: SamplingParams) -> bool:
         """Have a slot for every row, or as many as fit; True when all that was kept is lost."""
         self._take_back()
@@ -153,7 +156,7 @@ class SlotSampler:
         if longest <= self._capacity and have and (num_rows <= have or self._is_full):
             return False
         capacity = max(self._capacity, longest)
-        wanted = max(bucket(num_rows, MIN_ROWS), have)
+        wanted = max(tile_bucket(num_rows, MIN_ROWS), have)
         if have:
             most = self._max_rows(capacity, self.cache.nbytes)
             self._is_full = most < wanted
@@ -249,7 +252,7 @@ class SlotSampler:
 
     def padded(self, num_rows: int) -> int:
         """Rows padded up to the size of a graph."""
-        return min(bucket(num_rows, MIN_ROWS), self.slots.num_rows)
+        return min(tile_bucket(num_rows, MIN_ROWS), self.slots.num_rows)
 
     def draw(self, hidden: torch.Tensor, drawn: tuple[torch.Tensor, ...]) -> None:
         """Draw the next token of every row that runs."""

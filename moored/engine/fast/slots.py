@@ -92,11 +92,15 @@ class Slots:
                     self._prompts = {k: s for k, s in self._prompts.items() if s != session.prefix}
 
     def place(
-        self, requests: Sequence[Request], kept: Collection[int] = ()
+        self,
+        requests: Sequence[Request],
+        kept: Collection[int] = (),
+        waiting: Collection[Request] = (),
     ) -> tuple[list[Job], list[int]]:
         """Give every request a slot; what is to be computed, and whose output each takes.
 
-        Where too few are free, episodes lose theirs, except the `kept` ones.
+        Where too few are free, episodes lose theirs, except the `kept` ones. A prompt that
+        `waiting` requests have too is shared with them.
         """
         known = {r.session for r in requests if self.knows(r)}
         keys = {r.session: r.prompt.key for r in requests if r.session not in known}
@@ -107,6 +111,8 @@ class Slots:
             others = (k for k, s in self.sessions.items() if k not in here and not s.is_writing)
             self.end(list(islice(others, num_missing)))
         sharers = Counter(keys.values())
+        if sharers:
+            sharers.update(r.prompt.key for r in waiting if r.prompt.key in sharers)
         jobs: list[Job] = []
         owners: list[int] = []
         first: dict[bytes, int] = {}

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 FEWEST_STEPS, MOST_STEPS = 8, 32
 """Decoding steps of a chunk. A row that ended idles until the end of the chunk after its own."""
+LONG_S, SHORT_S = 0.02, 0.004
+"""While the host waits longer for a chunk, the next may have fewer than `FEWEST_STEPS`; it has more
+again when the host waits less than the second."""
 PREFILL_TOKENS = 32768
 """Bound on the tokens of one forward pass."""
 PATIENCE_S = 1.0
@@ -128,6 +131,7 @@ class SlotStream(Stream):
         self._lanes, self._chunk = [], None
         self._sampler.end_sessions(sorted(self._sessions))
         self._sessions.clear()
+        self._sampler.let_go(self)
 
     def _admit(self, *, may_wait: bool) -> bool:
         """Enqueue the entry of rows that wait, as many as there are slots for."""
@@ -141,7 +145,7 @@ class SlotStream(Stream):
         requests, kept = self._choose(may_wait=may_wait)
         if not requests:
             return False
-        jobs, owners = slots.place(requests, kept)
+        jobs, owners = slots.place(requests, kept, self._queue)
         rows = self._take_lanes(requests)
         first = 0
         for part in split_jobs(jobs, PREFILL_TOKENS, is_padded=False):
@@ -231,9 +235,8 @@ class SlotStream(Stream):
         return _Chunk(lanes, self._sampler.fetch(len(lanes), longest))
 
     def _close_gaps(self, rows: list[_Row]) -> None:
-        """Move rows to the first lanes once steps of half as many would do."""
-        num_rows = self._sampler.padded(rows[-1].lane + 1)
-        if 2 * self._sampler.padded(len(rows)) > num_rows:
+        """Move rows to the first lanes once steps of fewer lanes would do."""
+        if self._sampler.padded(len(rows)) == self._sampler.padded(rows[-1].lane + 1):
             return
         lanes = self._sampler.uploads.send(np.array([row.lane for row in rows]))
         self._sampler.state.order(lanes, len(rows))
@@ -245,8 +248,9 @@ class SlotStream(Stream):
         """Wait for a chunk; the replies that ended in it."""
         if chunk is None:
             return []
-        self._adapt(chunk)
+        was_done, start = chunk.replies.is_done, time.monotonic()
         found = chunk.replies.wait()
+        self._adapt(was_done=was_done, waited_s=time.monotonic() - start)
         (counts, running), written = found[..., 0], found[..., 1:]
         stopped = [(lane, chunk.lanes[lane]) for lane in np.flatnonzero(running == 0).tolist()]
         ended = [(lane, row) for lane, row in stopped if row is not None and not row.is_done]
@@ -269,12 +273,17 @@ class SlotStream(Stream):
         sessions = (row.request.session for _, row in ended)
         return list(zip(sessions, completions, strict=True))
 
-    def _adapt(self, chunk: _Chunk) -> None:
+    def _adapt(self, *, was_done: bool, waited_s: float) -> None:
         """Longer chunks when the device was done before the host asked, else shorter ones.
 
-        A short chunk lets rows leave and enter soon; a long one costs the host less.
+        A short chunk lets rows leave and enter soon; a long one costs the host less. Chunks are of
+        few steps only while even these keep the device busy for long.
         """
-        if chunk.replies.is_done:
+        if was_done:
             self._num_steps = min(2 * self._num_steps, MOST_STEPS)
-        else:
+        elif self._num_steps > FEWEST_STEPS:
             self._num_steps = max(self._num_steps // 2, FEWEST_STEPS)
+        elif waited_s > LONG_S:
+            self._num_steps = max(self._num_steps // 2, 1)
+        elif waited_s < SHORT_S:
+            self._num_steps = min(2 * self._num_steps, FEWEST_STEPS)

@@ -5,6 +5,9 @@ On a CPU the stream runs the plain operations; the same tests run on a GPU where
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +16,7 @@ from moored.engine.base import Request, SamplingParams, write_all, write_replies
 from moored.engine.fast import stream as slot_stream
 from moored.engine.fast.capture import Fetch
 from moored.engine.fast.sampler import SlotSampler
+from moored.engine.fast.slots import Slots
 from moored.errors import MooredError
 from moored.types import Completion, FinishReason, Prompt
 from tests.tiny_model import tiny_model
@@ -302,6 +306,30 @@ def test_chunks_are_longer_while_the_device_is_done_before_the_host_asks(model, 
     assert len(reply.token_ids) == 140 == 1 + sum(launched)
 
 
+@pytest.mark.parametrize(
+    ("before", "was_done", "waited_s", "after"),
+    [
+        (8, True, 0.0, 16),
+        (32, True, 0.0, 32),
+        (2, True, 0.0, 4),
+        (16, False, 1.0, 8),
+        (8, False, 0.021, 4),
+        (8, False, 0.019, 8),
+        (2, False, 0.021, 1),
+        (1, False, 1.0, 1),
+        (1, False, 0.005, 1),
+        (1, False, 0.003, 2),
+        (4, False, 0.003, 8),
+        (8, False, 0.003, 8),
+    ],
+)
+def test_chunks_have_few_steps_only_while_these_take_long(before, was_done, waited_s, after):
+    stream = slot_stream.SlotStream(make_sampler(tiny_model()), PARAMS)
+    stream._num_steps = before
+    stream._adapt(was_done=was_done, waited_s=waited_s)
+    assert stream._num_steps == after
+
+
 def test_replies_come_with_the_copy_that_says_which_rows_ended(model, monkeypatch):
     sampler, fetched = make_sampler(model), []
     fetch = sampler.fetch
@@ -320,27 +348,35 @@ def test_memory_that_is_read_later_is_not_written_by_idle_rows(model):
     assert_same(as_stream(sampler, 5, 3), in_lockstep(make_sampler(model), 5, 3))
 
 
-def test_rows_move_together_when_most_have_ended(model, monkeypatch):
+def test_rows_move_together_when_fewer_lanes_would_do(model, monkeypatch):
     monkeypatch.setattr(slot_stream, "MOST_STEPS", 8)
     sampler = make_sampler(model)
     prompts = first_prompts(40)
     requests = [Request(session=s, prompt=p, seed=s) for s, p in enumerate(prompts)]
     params = SamplingParams(max_tokens=60, stop_ids=STOPS)
     expected = make_sampler(model).generate(requests, params)
-    stream = sampler.stream(params)
+    stream = slot_stream.SlotStream(sampler, params)
     for request in requests:
         stream.submit(request)
     found = dict(stream.poll())
     orders, order = [], sampler.state.order
+    computed, advance = [], sampler.advance
 
     def watched(rows, num_live):
         orders.append(num_live)
         order(rows, num_live)
 
+    def counted(num_rows, num_steps):
+        computed.append((num_rows, sum(row is not None for row in stream._lanes)))
+        advance(num_rows, num_steps)
+
     monkeypatch.setattr(sampler.state, "order", watched)
+    monkeypatch.setattr(sampler, "advance", counted)
     while len(found) < 40:
         found.update(stream.poll())
-    assert orders
+    assert len(orders) > 2
+    # Never more lanes than the smallest graph for the rows that run.
+    assert all(num_rows == sampler.padded(num_live) for num_rows, num_live in computed)
     assert_same(found, dict(enumerate(expected)))
 
 
@@ -407,6 +443,58 @@ def test_sessions_that_come_later_join_a_prompt_that_is_there(model, monkeypatch
             stream.end(range(6))  # with its last session the prompt goes too
     assert entered == [[20], [1, 1], [20]]
     assert_same(found, dict(enumerate(expected)))
+
+
+def test_a_prompt_of_a_group_that_mostly_waits_is_computed_once(model, monkeypatch):
+    prompt = Prompt(np.arange(3, 23))
+    requests = [Request(session=s, prompt=prompt, seed=s) for s in range(9)]
+    expected = make_sampler(model).generate(requests, PARAMS)
+    sampler, entered = make_sampler(model), []
+    monkeypatch.setattr(sampler, "_max_rows", lambda *_: 4)
+    first = Request(session=9, prompt=first_prompts(2)[1], seed=9)
+    enter = slot_stream.SlotStream._enter
+
+    def note(self, jobs, members):
+        entered.extend(len(job.ids) for job in jobs)
+        enter(self, jobs, members)
+
+    monkeypatch.setattr(slot_stream.SlotStream, "_enter", note)
+    stream, found = sampler.stream(PARAMS), {}
+    for request in (first, *requests):
+        stream.submit(request)
+    while len(found) < 10:
+        ended = stream.poll()
+        found.update(ended)
+        # The slot of one episode is free at a time: those that wait come one by one.
+        stream.end([session for session, _ in ended])
+    assert sorted(entered, reverse=True)[:2] == [20, len(first.prompt.ids)]
+    assert set(entered) == {20, len(first.prompt.ids), 1}
+    assert_same({s: found[s] for s in range(9)}, dict(enumerate(expected)))
+
+
+def test_only_who_waits_for_the_same_prompt_shares_it():
+    slots = Slots(8)
+    alone, shared = Prompt(np.arange(9)), Prompt(np.arange(5))
+    requests = [Request(session=0, prompt=alone, seed=0), Request(session=1, prompt=shared, seed=0)]
+    waiting = [Request(session=s, prompt=shared, seed=0) for s in range(2, 5)]
+    jobs, owners = slots.place(requests, waiting=waiting)
+    assert owners == [0, 1] and [job.session.slot for job in jobs] == [0, 8]
+    assert slots.sessions[0].prefix_length == 0 and slots.sessions[1].prefix_length == 5
+    slots.place([Request(session=5, prompt=Prompt(np.arange(7)), seed=0)], waiting=waiting[:1])
+    assert slots.sessions[5].prefix_length == 0
+
+
+def test_a_sampler_is_freed_with_its_closed_streams(model):
+    sampler = make_sampler(model)
+    in_lockstep(sampler, 4, 1)
+    as_stream(sampler, 4, 1)
+    gone = weakref.ref(sampler)
+    gc.disable()
+    try:
+        del sampler
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_a_closed_stream_forgets_its_sessions_and_what_was_under_way(model):
