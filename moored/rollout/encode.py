@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from moored.errors import MooredError
+from moored.reply import TAGS
 from moored.rollout.special import HIDDEN, SpecialTokens
 
 if TYPE_CHECKING:
@@ -134,3 +136,24 @@ def _find_borders(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str] | None:
     ]
     longest_first = sorted(special, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first))) if special else None
+
+
+def check_ids(
+    tokenizer: PreTrainedTokenizerBase, template_ids: np.ndarray, vocabulary: int
+) -> None:
+    """Refuse a tokenizer whose texts have ids that a model with so many embeddings does not know.
+
+    Other special tokens than those in `template_ids` do no harm, because no text becomes them: the
+    text-only models of Gemma 3 have no embedding for the one that stands for an image.
+    """
+    added = tokenizer.added_tokens_decoder.items()
+    unused = {i for i, token in added if token.special and token.content not in TAGS}
+    of_texts = set(tokenizer.get_vocab().values()) - unused
+    largest = max(of_texts | set(template_ids.tolist()))
+    if largest >= vocabulary:
+        raise MooredError(
+            f"the tokenizer {tokenizer.name_or_path!r} has ids up to {largest:,}, but the model "
+            f"has embeddings for {vocabulary:,} ids only; give it the tokenizer that it was "
+            f"trained with, or enlarge it with resize_token_embeddings({largest + 1}) and save it "
+            f"again"
+        )

@@ -21,7 +21,7 @@ import numpy as np
 from moored.errors import MooredError
 from moored.reply import THINK_TAGS, find_parts, format_reply, open_think
 from moored.rollout.decode import Decoder, bound, common_length
-from moored.rollout.encode import ChunkEncoder
+from moored.rollout.encode import ChunkEncoder, check_ids
 from moored.types import Content, Message, Prompt, Span, content_images
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ class Renderer:
 
     `template_options` are extra variables of the template, e.g. `{"enable_thinking": False}`.
     `image_text` gives the text that stands for an image, e.g. the placeholder tokens of a vision
-    model; without it a message that holds an image is refused.
+    model; without it a message that holds an image is refused. `vocabulary` is the number of ids
+    that the model knows; a tokenizer that writes others is refused.
     """
 
     stop_ids: tuple[int, ...]
@@ -62,6 +63,7 @@ class Renderer:
         *,
         template_options: Mapping[str, object] | None = None,
         image_text: Callable[[object], str] | None = None,
+        vocabulary: int | None = None,
     ) -> None:
         if not tokenizer.chat_template:
             raise MooredError(
@@ -77,6 +79,9 @@ class Renderer:
         self._tails: dict[object, np.ndarray] = {}
         self._decoder = Decoder(tokenizer, anchor=self._encoder.encode("a").tolist())
         self._probe_template()
+        if vocabulary is not None:
+            shown = self._render([_user()]) + self._text_after_reply(_NEXT)
+            check_ids(tokenizer, self._encoder.encode(shown), vocabulary)
 
     def start(self, messages: Sequence[Message]) -> Prompt:
         """The first prompt, up to where the model begins to write."""

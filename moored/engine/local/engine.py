@@ -77,7 +77,7 @@ class LocalEngine:
     def renderer(self) -> Renderer:
         """Made on first use: scoring does not need it, nor a chat template."""
         if self._renderer is None:
-            self._renderer = Renderer(self.tokenizer)
+            self._renderer = Renderer(self.tokenizer, vocabulary=self.vocabulary)
         return self._renderer
 
     @property

@@ -100,12 +100,15 @@ class RayEngine:
         if self._renderer is None:
             from moored.models.load import load_tokenizer
 
-            self._renderer = Renderer(load_tokenizer(self._config.model))
+            tokenizer = load_tokenizer(self._config.model)
+            self._renderer = Renderer(tokenizer, vocabulary=self._info().vocabulary)
         return self._renderer
 
     def describe(self) -> str:
-        info: WorkerInfo = self.learner.team.call("describe")[0]
-        return f"{info.description}, {self.describe_places()}"
+        return f"{self._info().description}, {self.describe_places()}"
+
+    def _info(self) -> WorkerInfo:
+        return self.learner.team.call("describe")[0]
 
     def describe_places(self) -> str:
         nodes = sum(node["Alive"] for node in self._cluster.ray.nodes())
@@ -115,7 +118,7 @@ class RayEngine:
         return f"{' and '.join(parts)} on {counted(nodes, 'Ray node')}"
 
     def check(self) -> None:
-        info: WorkerInfo = self.learner.team.call("describe")[0]
+        info = self._info()
         rollout = self._config.rollout
         check_window(info.model_type, info.sliding_window, rollout.max_context)
         check_positions(info.model_type, info.position_limit, rollout.max_context)

@@ -247,6 +247,34 @@ def test_text_parts_are_joined_and_images_refused(toy_tokenizer):
         renderer.extend(as_parts, as_parts.ids[:1], "", picture, FIRST)
 
 
+def test_ids_that_the_model_has_no_embedding_for_are_refused(toy_tokenizer):
+    tokenizer = toy_tokenizer.make_tokenizer("chatml")
+    largest = max(tokenizer.get_vocab().values())
+    Renderer(tokenizer, vocabulary=largest + 1)
+    message = f"has ids up to {largest}, but the model has embeddings for {largest} ids only"
+    with pytest.raises(MooredError, match=message):
+        Renderer(tokenizer, vocabulary=largest)
+
+
+def test_a_special_token_that_no_text_becomes_needs_no_embedding(toy_tokenizer):
+    tokenizer = toy_tokenizer.make_tokenizer("chatml")
+    rows = 1 + max(tokenizer.get_vocab().values())
+    tokenizer.add_special_tokens({"pad_token": "<pad>"})
+    assert tokenizer.pad_token_id == rows
+    Renderer(tokenizer, vocabulary=rows)
+    tokenizer.chat_template = f"<pad>{tokenizer.chat_template}"
+    with pytest.raises(MooredError, match=rf"resize_token_embeddings\({rows + 1}\)"):
+        Renderer(tokenizer, vocabulary=rows)
+
+
+def test_a_tag_of_replies_is_text_though_it_is_a_special_token(toy_tokenizer):
+    tokenizer = toy_tokenizer.make_tokenizer("chatml")
+    rows = 1 + max(tokenizer.get_vocab().values())
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<think>"]})
+    with pytest.raises(MooredError, match=f"embeddings for {rows} ids only"):
+        Renderer(tokenizer, vocabulary=rows)
+
+
 def test_tokenizer_without_chat_template_is_refused(toy_tokenizer):
     tokenizer = toy_tokenizer.make_tokenizer("chatml")
     tokenizer.chat_template = None
