@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from moored.cli.console import make_console, print_line
+from moored.cli.json_output import print_json
 from moored.cli.options import (
     AsJson,
     ColumnNames,
@@ -77,7 +77,7 @@ def advise_command(
         update_share=update_share,
     )
     if as_json:
-        print(json.dumps(_as_dict(advice, batch, examples), indent=2))
+        print_json(_as_dict(advice, batch, examples))
     else:
         _show(make_console(), advice, batch, examples)
 

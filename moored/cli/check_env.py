@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import typer
 
 from moored.cli.console import counted, make_console, print_line
+from moored.cli.json_output import print_json
 from moored.cli.options import AsJson, EnvName, EnvOptions, parse_options
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def check_env_command(name: EnvName, option: EnvOptions = None, as_json: AsJson 
             progress=lambda check: status.update(f"checking {check}"),
         )
     if as_json:
-        print(json.dumps(_report_dict(report), indent=2))
+        print_json(_report_dict(report))
     else:
         _show(make_console(), report)
     if not report.ok:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moored.cli.console import make_console, print_line
+from moored.cli.json_output import print_json
 from moored.cli.options import AsJson
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def compare_command(
     shown = [path for path in runs if str(path) not in found.left_out]
     written = shared_replies(shown) if replies else []
     if as_json:
-        print(json.dumps(_as_dict(found) | {"replies": list(map(asdict, written))}, indent=2))
+        print_json(_as_dict(found) | {"replies": list(map(asdict, written))})
     else:
         _show(make_console(), found)
         if written:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from moored.cli.json_output import print_json
 from moored.cli.options import AsJson, check_config, read_config
 from moored.errors import ConfigError
 
@@ -38,7 +38,7 @@ def config_command(what: Words = None, as_json: AsJson = False) -> None:
     if keys:
         _explain(keys, config.model_dump(mode="json"), as_json)
     elif as_json:
-        print(json.dumps(config.model_dump(mode="json"), indent=2))
+        print_json(config.model_dump(mode="json"))
     else:
         from moored.cli.option_docs import annotated_yaml
 
@@ -70,7 +70,7 @@ def _explain(keys: Sequence[str], config: dict[str, object], as_json: bool) -> N
             }
             for option in found
         }
-        print(json.dumps(rows, indent=2))
+        print_json(rows)
         return
     for key in keys:
         if key in section_docs():

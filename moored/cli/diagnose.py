@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moored.cli.console import make_console, print_line
+from moored.cli.json_output import print_json
 from moored.cli.options import (
     AsJson,
     ColumnNames,
@@ -161,7 +161,7 @@ def _present(found: Diagnosis, files: list[str], *, html: Path | None, as_json: 
     from moored.analysis.page import write_page
 
     if as_json:
-        print(json.dumps({"files": files} | found.to_dict(), indent=2))
+        print_json({"files": files} | found.to_dict())
     else:
         _show(found)
     if html is not None:

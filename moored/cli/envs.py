@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from moored.cli.console import make_console
+from moored.cli.json_output import print_json
 from moored.cli.options import AsJson
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def envs_command(as_json: AsJson = False) -> None:
 
     infos = [describe_env(name) for name in ENVIRONMENTS]
     if as_json:
-        print(json.dumps([_info_dict(info) for info in infos], indent=2, default=repr))
+        print_json([_info_dict(info) for info in infos], default=repr)
     else:
         print_envs(make_console(), infos)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from contextlib import closing
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from moored.cli.console import counted
+from moored.cli.json_output import print_json
 from moored.cli.options import AsJson, Concurrency, Endpoint, KeyVariable, Timeout
 from moored.engine.workers.ranks import kind_here
 from moored.errors import MooredError
@@ -93,7 +93,10 @@ def eval_command(
     except KeyboardInterrupt:
         typer.echo("stopped; nothing was measured", err=True)
         raise typer.Exit(INTERRUPTED) from None
-    print(json.dumps(asdict(found), indent=2) if as_json else _summary(found))
+    if as_json:
+        print_json(asdict(found))
+    else:
+        print(_summary(found))
 
 
 def evaluate_source(source: str, env: str | None, given: dict[str, Any]) -> Evaluation:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from moored.cli.console import make_console, print_line
+from moored.cli.json_output import print_json
 from moored.cli.options import AsJson, check_config, read_config, split_words
 from moored.errors import ConfigError
 
@@ -100,7 +100,7 @@ def gradients_command(
     if log is not None:
         log.append("gradients", policy.num_steps_done, record)
     if as_json:
-        print(json.dumps({"step": policy.num_steps_done, **_plain(record)}, indent=2))
+        print_json({"step": policy.num_steps_done, **_plain(record)})
         return
     _show(policy, record, log)
 

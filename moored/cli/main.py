@@ -26,6 +26,7 @@ from moored.cli.diagnose import diagnose_command
 from moored.cli.envs import envs_command
 from moored.cli.eval import eval_command
 from moored.cli.gradients import gradients_command
+from moored.cli.json_output import with_json_alone
 from moored.cli.launch import launch_command
 from moored.cli.models import models_command
 from moored.cli.plan import plan_command
@@ -76,7 +77,7 @@ for _name, _command in {
     "presets": presets_command,
     "config": config_command,
 }.items():
-    app.command(_name, help=help_text(_command))(_command)
+    app.command(_name, help=help_text(_command))(with_json_alone(_command))
 
 
 def main() -> None:

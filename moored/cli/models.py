@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
+from moored.cli.json_output import print_json
 from moored.cli.options import AsJson
 
 
@@ -13,7 +12,7 @@ def models_command(as_json: AsJson = False) -> None:
 
     rows = describe_models()
     if as_json:
-        print(json.dumps(rows, indent=2))
+        print_json(rows)
         return
     for row in rows:
         print(f"{row['name']:<12} {row['what']}")

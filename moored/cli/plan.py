@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moored.cli.console import make_console, print_line
+from moored.cli.json_output import print_json
 from moored.cli.options import AsJson, ConfigWords, read_config
 from moored.errors import ConfigError, EnvError, MooredError
 
@@ -224,7 +224,7 @@ def _print_json(found: Plan) -> None:
         {"options": dict(piece.options), "peak_gib": round(piece.peak_gib, 3), "cost": piece.why}
         for piece in advice(found)
     ]
-    print(json.dumps({**found.record(), "advice": pieces}, indent=2))
+    print_json({**found.record(), "advice": pieces})
 
 
 def _print(found: Plan, note: str) -> None:

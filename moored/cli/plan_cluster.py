@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 from moored.cli.console import make_console, print_line
+from moored.cli.json_output import print_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,7 +34,7 @@ def print_cluster(found: ClusterPlan, *, as_json: bool) -> None:
 
     remedy = None if found.fits else cluster_remedy(found)
     if as_json:
-        print(json.dumps({**found.record(), "remedy": remedy}, indent=2))
+        print_json({**found.record(), "remedy": remedy})
         return
     lines = [*_head(found), ""]
     if remedy is None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from shlex import quote
 from typing import Annotated
 
 import typer
 
+from moored.cli.json_output import print_json
 from moored.cli.options import AsJson
 from moored.errors import ConfigError
 
@@ -40,7 +40,7 @@ def presets_command(
     found, kinds = describe_presets(), preset_kinds()
     if as_json:
         rows = {name: {"kind": kinds[name], "summary": text} for name, text in found.items()}
-        print(json.dumps(rows, indent=2))
+        print_json(rows)
         return
     width = max(map(len, found))
     for kind, title in TITLES.items():

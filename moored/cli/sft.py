@@ -5,7 +5,6 @@ Exit codes beyond those of every command: 130 when Ctrl-C stopped the run, 143 w
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moored.cli.console import counted, make_console, print_line
+from moored.cli.json_output import print_json
 from moored.cli.options import AsJson, split_words
 from moored.cli.run_folders import (
     check_is_run,
@@ -259,7 +259,7 @@ def _print_result(result: SftSummary, console: Console, *, as_json: bool) -> Non
         print_line(console, f"model: {result.model}")
     print_line(console, f"run directory: {result.run}")
     if as_json:
-        print(json.dumps(asdict(result), indent=2))
+        print_json(asdict(result))
 
 
 def _last_measured(folder: Path) -> int:
