@@ -8,19 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 from moored.analysis.diagnosis import Diagnosis, Look, Series, TurnLook
 from moored.analysis.models import read_run_config
 from moored.analysis.sample import RewardStats
-from moored.config_text import read_yaml
 from moored.diagnostics.alarm import Alarm
 from moored.diagnostics.monitor import PREFIXES
 from moored.diagnostics.report import CollapseReport, Interval, Regime, Verdict
 from moored.diagnostics.watch import CollapseWatch, Watched
 from moored.diagnostics.worth import Worth
 from moored.errors import MooredError, RunLogError
+from moored.files.tables import check_stores_rollouts
 from moored.runlog.log import read_records
 
 
@@ -31,23 +30,11 @@ def has_looks(run: Path) -> bool:
 
 def why_no_looks(run: Path) -> str:
     """Why training measured nothing; raises where there is nothing to score either."""
-    if _is_warm_start(run):
-        raise MooredError(
-            f"{str(run)!r} is a warm start, in which input dependence is not measured and no "
-            f"rollouts are stored; see how it went with `moored report {quote(str(run))}`, or try "
-            f"its model with `moored eval {quote(str(run / 'model'))}`"
-        )
+    check_stores_rollouts(run)
     records = read_records(run, "collapse")
     if not records:
         return "training measured nothing (collapse.every=0)"
     return f"training could measure none of its {len(records)} looks ({_first_reason(records)})"
-
-
-def _is_warm_start(run: Path) -> bool:
-    try:
-        return read_yaml(run / "config.yaml").get("command") == "sft"
-    except MooredError:
-        return False
 
 
 def followed_views(run: Path) -> set[str]:

@@ -16,8 +16,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
+from shlex import quote
 from typing import Any, Literal
 
+from moored.config_text import read_yaml
 from moored.errors import MooredError, close_match_hint
 from moored.files.records import BadRow, Row
 
@@ -54,6 +56,20 @@ def is_run(folder: Path) -> bool:
     return all((folder / name).is_file() for name in RUN_FILES)
 
 
+def check_stores_rollouts(run: Path) -> None:
+    """Refuse the run directory of a warm start, in which nothing is sampled that could be read."""
+    try:
+        is_warm_start = read_yaml(run / "config.yaml").get("command") == "sft"
+    except MooredError:
+        return
+    if is_warm_start:
+        raise MooredError(
+            f"{str(run)!r} is a warm start, in which input dependence is not measured and no "
+            f"rollouts are stored; see how it went with `moored report {quote(str(run))}`, or try "
+            f"its model with `moored eval {quote(str(run / 'model'))}`"
+        )
+
+
 def _files_of(folder: Path) -> list[Path]:
     subfolders = [folder / name for name in ROLLOUT_FOLDERS if (folder / name).is_dir()]
     searched = [folder / "rollouts"] if is_run(folder) else [*subfolders[:1], folder]
@@ -63,6 +79,7 @@ def _files_of(folder: Path) -> list[Path]:
         if found := [file for file in found if file.stat().st_size] or found:
             return sorted(found, key=_natural)
     if is_run(folder):
+        check_stores_rollouts(folder)
         raise MooredError(
             f"the run {str(folder)!r} stored no rollouts; set log.rollouts_every (10 by default) "
             f"when training"

@@ -122,6 +122,16 @@ def test_of_a_run_directory_only_its_rollouts_are_taken(tmp_path):
     assert expand([tmp_path]) == [file]
 
 
+def test_a_warm_start_has_no_rollouts_that_an_option_could_store(tmp_path):
+    run = tmp_path / "warm start"
+    run.mkdir()
+    write(run / "config.yaml", "command: sft\n")
+    write(run / "metrics.jsonl", "")
+    with pytest.raises(MooredError, match=r"is a warm start, .* no rollouts are stored") as caught:
+        expand([run])
+    assert f"`moored report '{run}'`" in str(caught.value)
+
+
 def test_of_the_output_folder_of_a_trainer_its_completions_are_taken(tmp_path):
     (tmp_path / "completions").mkdir()
     (tmp_path / "checkpoint-10").mkdir()
