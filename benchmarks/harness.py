@@ -28,8 +28,8 @@ from torch import nn
 from transformers import GenerationConfig, PreTrainedModel
 
 from moored.engine.base import LockstepStream, Request, SamplingParams
+from moored.engine.device import pick_device, uses_bf16
 from moored.errors import MooredError
-from moored.models.load import pick_device, uses_bf16
 from moored.types import Completion, FinishReason
 
 PACKAGES = ("torch", "transformers", "trl", "accelerate", "numpy")

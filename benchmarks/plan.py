@@ -45,7 +45,8 @@ from moored.engine.fast.sampler import SlotSampler
 from moored.engine.gpu import present_gpu
 from moored.engine.local import engine as local_engine
 from moored.engine.passes import OutOfMemoryError
-from moored.models.load import LoadedModel, embedded_models
+from moored.models.find import embedded_models
+from moored.models.load import LoadedModel
 from moored.plan import GPUS, Lengths, Plan, plan, shape_from_config
 from moored.plan.gpus import GIB
 from moored.plan.known import KNOWN, Facts

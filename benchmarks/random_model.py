@@ -19,7 +19,8 @@ import torch
 from sizes import SHAPES
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from moored.models.load import embedded_models, pick_device
+from moored.engine.device import pick_device
+from moored.models.find import embedded_models
 
 SAMPLE = (4, 128)
 """Random tokens that say how likely the end is."""

@@ -22,7 +22,7 @@ from rich.table import Table
 from sizes import profile
 
 from moored.cli.options import split_words
-from moored.models.load import pick_device, uses_bf16
+from moored.engine.device import pick_device, uses_bf16
 from moored.runlog.log import read_records
 from moored.sft.loop import SftRun, build_sft, sft_step, start_sft
 from moored.sft.options import SftConfig, load_sft_config

@@ -21,10 +21,10 @@ from rich.table import Table
 
 from moored.config import Config, load_config
 from moored.engine.build import build_engine
+from moored.engine.device import pick_device
 from moored.envs.base import SPLIT_SEEDS
 from moored.envs.mix import EnvMix
 from moored.evaluate import wilson_interval
-from moored.models.load import pick_device
 from moored.rollout.episodes import Task, roll_out
 
 ENV = {"name": "sokoban", "options": {"max_turns": 1, "max_actions_per_turn": 10}}

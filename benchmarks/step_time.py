@@ -20,7 +20,7 @@ from harness import describe_machine, make_console, show_machine, synchronize, w
 from rich.table import Table
 
 from moored.cli.options import read_config
-from moored.models.load import pick_device, uses_bf16
+from moored.engine.device import pick_device, uses_bf16
 from moored.train import StepRecord, build_run, start, train_step
 
 ASIDE = ["collapse.every=0", "log.rollouts_every=0", "stop.low_variance=0", "stop.min_success=0"]

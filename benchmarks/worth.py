@@ -23,7 +23,7 @@ from moored.config import load_config
 from moored.diagnostics import cross_score, first_turn_pairs, gain_reward_correlation
 from moored.diagnostics.information import Likelihood
 from moored.engine.build import build_engine
-from moored.models.load import pick_device
+from moored.engine.device import pick_device
 from moored.rollout.episodes import roll_out
 
 PROMPTS = 8

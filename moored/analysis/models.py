@@ -149,7 +149,7 @@ def _number(folder: Path) -> int:
 
 
 def _exists(model: str) -> bool:
-    from moored.models.load import check_model_name
+    from moored.models.find import check_model_name
 
     try:
         check_model_name(model)

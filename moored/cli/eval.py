@@ -103,7 +103,7 @@ def evaluate_source(source: str, env: str | None, given: dict[str, Any]) -> Eval
     """Evaluate a run (its newest checkpoint), a model, or what a server calls `source`."""
     from moored.engine.checkpoint import has_only_model, newest_checkpoint
     from moored.envs.mix import EnvMix
-    from moored.models.load import check_model_name
+    from moored.models.find import check_model_name
 
     is_endpoint = given.get("engine", {}).get("kind") == "endpoint"
     is_run = not is_endpoint and (Path(source) / "config.yaml").is_file()

@@ -8,7 +8,7 @@ from moored.cli.options import AsJson
 
 def models_command(as_json: AsJson = False) -> None:
     """List the models that can be used by name."""
-    from moored.models.load import describe_models
+    from moored.models.find import describe_models
 
     rows = describe_models()
     if as_json:

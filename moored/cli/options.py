@@ -95,7 +95,7 @@ def read_config(words: Sequence[str]) -> Config:
 def _check_presets(words: Sequence[str]) -> None:
     """Say how the name of an environment or a model is written where a preset is expected."""
     from moored.envs import ENVIRONMENTS
-    from moored.models.load import embedded_models
+    from moored.models.find import embedded_models
     from moored.presets import preset_names
 
     kinds = dict.fromkeys(ENVIRONMENTS, ("an environment", "env"))
@@ -121,7 +121,7 @@ def check_config(config: Config) -> None:
     """
     from moored.engine.check import check_context
     from moored.envs.mix import EnvMix
-    from moored.models.load import check_model_name
+    from moored.models.find import check_model_name
     from moored.runlog.sinks import require_sinks
 
     require_sinks(config.log.sinks)

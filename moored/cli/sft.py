@@ -206,7 +206,7 @@ def _checked(config: SftConfig, *, probe: bool = False) -> SftConfig:
 
     `probe` also tries the oracles, and warns of those that teach nothing.
     """
-    from moored.models.load import check_model_name
+    from moored.models.find import check_model_name
     from moored.sft.options import settle
     from moored.sft.source import OracleSource, open_source
 

@@ -12,14 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moored.models.adapter import is_adapter
+from moored.models.find import check_model_name, model_folder
 from moored.models.folder import read_header, read_json
 from moored.models.hub import hub_answers
-from moored.models.load import (
-    check_model_name,
-    embedded_models,
-    explained_loading,
-    quiet_loading,
-)
+from moored.models.load import explained_loading, quiet_loading
 
 if TYPE_CHECKING:
     import torch
@@ -64,7 +60,7 @@ def read_outline(name: str, *, exact: bool) -> Outline | None:
     transformers computes weights from those in the files.
     """
     check_model_name(name)
-    source = embedded_models().get(name) or Path(name)
+    source = model_folder(name)
     is_local = source.is_dir()
     if name == "smollm2" or (is_local and is_adapter(source)):
         return None

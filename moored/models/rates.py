@@ -12,8 +12,8 @@ from pathlib import Path
 
 from moored.config import Config
 from moored.config_engine import OptimizerConfig
+from moored.models.find import weights_folder
 from moored.models.folder import read_header
-from moored.models.load import weights_folder
 
 SMALL_MODEL_PARAMETERS = 50_000_000
 """A model below this size is small: `nano` has 1.2 million, `mini` 5.4, SmolLM2 135."""

@@ -13,12 +13,8 @@ from types import SimpleNamespace
 from typing import Literal
 
 from moored.errors import MooredError
-from moored.models.load import (
-    check_model_name,
-    description_here,
-    is_fast_shape,
-    weights_folder,
-)
+from moored.models.fast_shape import is_fast_shape
+from moored.models.find import check_model_name, description_here, weights_folder
 from moored.plan.known import KNOWN, SMOLLM, known_description
 
 

@@ -20,7 +20,8 @@ from moored.cores import num_cores
 from moored.engine.gpu import present_gpu
 from moored.envs.worker import Worker, WorkerLost
 from moored.errors import MooredError
-from moored.models.load import embedded_models, load_tokenizer, needs_torch_for_tokenizer
+from moored.models.find import embedded_models
+from moored.models.load import load_tokenizer, needs_torch_for_tokenizer
 from moored.names import ENGINES
 from moored.rollout.render import Renderer
 from moored.sft.options import SftConfig

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from moored.cli.main import main
-from moored.models.load import embedded_models
+from moored.models.find import embedded_models
 from moored.runlog.log import read_records
 from tests.warm import run_warm
 

@@ -6,7 +6,7 @@ import pytest
 
 from moored.config import load_config
 from moored.errors import ConfigError
-from moored.models.load import check_model_name
+from moored.models.find import check_model_name
 from moored.models.rates import with_rates
 from moored.presets import preset_kinds, read_presets
 

@@ -16,7 +16,7 @@ from moored.engine.fast import plain_ops
 from moored.engine.fast.rows import Rows
 from moored.engine.lora import plain_model, plain_weights
 from moored.engine.passes import float_logits
-from moored.models.load import head_width, is_fast_shape
+from moored.models.fast_shape import head_width, is_fast_shape
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 """A tensor, and what is copied into it."""

@@ -20,7 +20,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from moored.engine.packing import Tree
-from moored.models.load import LLAMA_SHAPED, head_width, sliding_window
+from moored.models.fast_shape import LLAMA_SHAPED, head_width
+from moored.models.lengths import sliding_window
 
 NAME = "moored_tree"
 CHUNK = 8

@@ -12,6 +12,7 @@ from torch.func import functional_call
 
 from moored.config import Config
 from moored.engine.check import PlainModel, check_engine, check_positions, check_window
+from moored.engine.device import pick_device, uses_bf16
 from moored.engine.fast.decoder import can_decode
 from moored.engine.fast.sampler import SlotSampler
 from moored.engine.gpu import fit_to_gpu
@@ -24,7 +25,8 @@ from moored.engine.vllm.sampler import VllmSampler, vllm_sampler
 from moored.engine.vllm.server import ServerSampler
 from moored.engine.vllm.support import check_vllm
 from moored.errors import MooredError
-from moored.models.load import load_model, pick_device, position_limit, sliding_window, uses_bf16
+from moored.models.lengths import position_limit, sliding_window
+from moored.models.load import load_model
 from moored.rollout.render import Renderer
 from moored.training.algorithms import load_algorithm
 

@@ -20,6 +20,7 @@ from torch import nn
 
 from moored.config import Config
 from moored.engine.base import TermGradients
+from moored.engine.device import uses_bf16
 from moored.engine.fast import graphs
 from moored.engine.fast.layers import fuse_layers
 from moored.engine.fast.tree_attention import use_tree_attention
@@ -54,7 +55,7 @@ from moored.engine.passes import (
     training_mode,
 )
 from moored.errors import MooredError
-from moored.models.load import has_fixed_angles, uses_bf16
+from moored.models.fast_shape import has_fixed_angles
 from moored.models.rates import rates_of
 from moored.training.batch import LossSample, Sample
 from moored.training.losses import update_figures

@@ -172,8 +172,9 @@ def _die_of_losses() -> Iterator[None]:
 def make_sampler(config: Config) -> OwnSampler:
     """The sampler that `engine` of a configuration asks for, over weights of its own."""
     # Only here: the driver needs no torch for its replicas.
+    from moored.engine.device import pick_device, uses_bf16
     from moored.engine.local.engine import make_sampler as make_local
-    from moored.models.load import load_model, pick_device, uses_bf16
+    from moored.models.load import load_model
 
     device = pick_device(config.engine.device)
     is_bf16 = uses_bf16(config.engine.dtype, device)

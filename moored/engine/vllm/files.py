@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from moored.config import Config
+from moored.engine.device import pick_device, uses_bf16
 from moored.engine.vllm.support import described
-from moored.models.load import pick_device, uses_bf16
 
 FILE_BYTES = 4 * 2**30
 """Files are about this large, so that no second whole model is in main memory."""

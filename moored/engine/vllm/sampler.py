@@ -30,6 +30,7 @@ from moored.engine.base import (
     check_text_prompt,
     write_all,
 )
+from moored.engine.device import pick_device
 from moored.engine.lora import plain_weights
 from moored.engine.vllm.files import FileWriter
 from moored.engine.vllm.server import ServerSampler
@@ -41,7 +42,6 @@ from moored.engine.vllm.support import (
 )
 from moored.engine.workers.team import WorkerLost
 from moored.errors import MooredError
-from moored.models.load import pick_device
 from moored.types import Completion, FinishReason
 
 MORE_CACHE = "raise engine.vllm.memory_share (cache_gib on a CPU), or lower rollout.max_context"

@@ -17,10 +17,11 @@ from multiprocessing import resource_tracker
 from typing import Any
 
 from moored.config import Config
+from moored.engine.device import pick_device, uses_bf16
 from moored.engine.lora import plain_model
 from moored.errors import MooredError, require_packages
 from moored.json_http import HttpError, JsonClient
-from moored.models.load import pick_device, uses_bf16, weights_folder
+from moored.models.find import weights_folder
 
 OLDEST = (0, 22)
 """Earlier releases do not take weights over in place on a CPU, or give other log-probabilities."""

@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from moored.config import Config
 from moored.engine.base import Request, SamplingParams, Stream
+from moored.engine.device import pick_device, uses_bf16
 from moored.engine.fast.sampler import SlotSampler
 from moored.engine.fsdp.export import empty_twin, plain_twin
 from moored.engine.fsdp.learner import ShardedLearner
@@ -30,13 +31,8 @@ from moored.engine.local.state import save_plain
 from moored.engine.lora import add_lora, plain_model
 from moored.engine.vllm.sampler import VllmSampler
 from moored.engine.workers.ranks import Rank, check_gpus, ranks_text
-from moored.models.load import (
-    load_tokenizer,
-    pick_device,
-    position_limit,
-    sliding_window,
-    uses_bf16,
-)
+from moored.models.lengths import position_limit, sliding_window
+from moored.models.load import load_tokenizer
 from moored.training.algorithms import load_algorithm
 from moored.training.batch import LossSample, Sample
 from moored.types import Completion, ScoreRequest

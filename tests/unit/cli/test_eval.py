@@ -51,7 +51,7 @@ def test_a_model_of_few_positions_is_evaluated_on_dialogues_that_it_can_read(tmp
 def test_a_hub_id_of_few_positions_is_too_once_it_was_downloaded(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_positions": 512}')
     here = {"org/name": tmp_path}
-    monkeypatch.setattr("moored.models.load.downloaded_folder", here.get)
+    monkeypatch.setattr("moored.models.find.downloaded_folder", here.get)
     found = asked(monkeypatch, "org/name", env="bandit")
     assert (found.rollout.max_context, found.rollout.max_response_tokens) == (512, 256)
     found = asked(monkeypatch, "org/other", env="bandit")

@@ -17,7 +17,7 @@ from moored.cli import main as cli
 from moored.config import dump_config, load_config
 from moored.engine.checkpoint import load_checkpoint
 from moored.errors import RunLogError
-from moored.models.load import embedded_models
+from moored.models.find import embedded_models
 from moored.runlog.log import check_folder
 from tests.warm import MAIN, WarmProcess, main_on_full_disk, run_warm
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from moored.cli.main import main
-from moored.models.load import embedded_models
+from moored.models.find import embedded_models
 
 NAME = "[ablation]:warning:_of_the_second_seed_under_a_long_name"
 LINE = {"schema": 1, "rollout/success_rate": 0.5, "rollout/reward_mean": 0.1}

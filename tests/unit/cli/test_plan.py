@@ -33,7 +33,7 @@ def run(monkeypatch, capsys, tmp_path):
     """Run `moored words…` where there is no GPU; its exit code, what it printed, and its errors."""
     monkeypatch.chdir(tmp_path)
     # What a developer has downloaded comes before the table.
-    monkeypatch.setattr("moored.models.load.downloaded_folder", lambda name: None)
+    monkeypatch.setattr("moored.models.find.downloaded_folder", lambda name: None)
     monkeypatch.setattr("moored.engine.gpu.present_gpu", lambda device="auto": None)
 
     def run_command(*words: str) -> tuple[int, str, str]:

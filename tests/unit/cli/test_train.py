@@ -12,7 +12,7 @@ import pytest
 from moored.cli.run_folders import claim_folder
 from moored.cli.stopping import StopRequest
 from moored.cli.train import _run_name
-from moored.models.load import embedded_models
+from moored.models.find import embedded_models
 from moored.presets import describe_presets
 from tests.warm import run_warm
 

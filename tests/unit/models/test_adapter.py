@@ -12,7 +12,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from moored.errors import MooredError
-from moored.models.load import check_model_name, embedded_models, load_model, weights_folder
+from moored.models.find import check_model_name, embedded_models, weights_folder
+from moored.models.load import load_model
 from moored.models.rates import count_parameters
 
 torch = pytest.importorskip("torch")

@@ -10,15 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from moored.engine.device import pick_device
 from moored.errors import MooredError
+from moored.models.find import check_model_name, embedded_models
 from moored.models.folder import has_plain_tokenizer, read_header
-from moored.models.load import (
-    check_model_name,
-    embedded_models,
-    load_model,
-    load_tokenizer,
-    pick_device,
-)
+from moored.models.load import load_model, load_tokenizer
 from moored.rollout.render import Renderer
 
 
@@ -139,7 +135,7 @@ def test_a_hub_id_that_was_downloaded_passes_beside_a_folder_of_its_first_part(
     (tmp_path / "Qwen" / "Qwen2.5-1.5B-Instruct").mkdir()
     with pytest.raises(MooredError, match="there is no folder 'Qwen/Qwen2"):
         check_model_name("Qwen/Qwen2.5-0.5B-Instruct")
-    monkeypatch.setattr("moored.models.load.downloaded_folder", lambda name: tmp_path)
+    monkeypatch.setattr("moored.models.find.downloaded_folder", lambda name: tmp_path)
     check_model_name("Qwen/Qwen2.5-0.5B-Instruct")
 
 

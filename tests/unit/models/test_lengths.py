@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from moored.models.find import description_here
 from moored.models.folder import read_description
 from moored.models.hub import downloaded_folder
 from moored.models.lengths import position_limit, read_positions, sliding_window
-from moored.models.load import description_here
 from tests.tiny_model import tiny_model
 
 LINEAR = {"rope_type": "linear", "factor": 8.0}

@@ -23,7 +23,8 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from moored.models.load import embedded_models, load_model
+from moored.models.find import embedded_models
+from moored.models.load import load_model
 from moored.models.outline import read_outline
 
 CPU = torch.device("cpu")

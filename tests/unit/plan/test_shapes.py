@@ -32,7 +32,7 @@ PUBLISHED = {
 @pytest.fixture
 def no_downloads(monkeypatch) -> None:
     """As on a machine that never downloaded a model."""
-    monkeypatch.setattr("moored.models.load.downloaded_folder", lambda name: None)
+    monkeypatch.setattr("moored.models.find.downloaded_folder", lambda name: None)
 
 
 def test_parameters_of_a_tiny_model_by_hand():

@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from moored.models.load import embedded_models
+from moored.models.find import embedded_models
 from moored.rollout import encode
 from moored.rollout.encode import ChunkEncoder
 from tests.unit.rollout.kinds import KINDS

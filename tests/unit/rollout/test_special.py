@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
-from moored.models.load import embedded_models
+from moored.models.find import embedded_models
 from moored.reply import TAGS, format_reply
 from moored.rollout.render import Renderer
 from moored.rollout.special import HIDDEN, SpecialTokens

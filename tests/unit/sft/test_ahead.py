@@ -196,7 +196,8 @@ def test_a_process_that_replaces_a_lost_one_has_its_imports():
     """All that a tokenizer needs is there before the fork, also what is imported late."""
     script = """
 import sys
-from moored.models.load import embedded_models, load_tokenizer
+from moored.models.find import embedded_models
+from moored.models.load import load_tokenizer
 from moored.sft import ahead
 
 def num_imported(load):

@@ -53,7 +53,7 @@ def test_a_context_longer_than_the_models_is_refused_and_a_shorter_model_sets_it
 
 
 def test_a_context_longer_than_a_hub_id_of_the_table_was_made_for_is_refused(monkeypatch):
-    monkeypatch.setattr("moored.models.load.downloaded_folder", lambda name: None)
+    monkeypatch.setattr("moored.models.find.downloaded_folder", lambda name: None)
     model = {"model": "HuggingFaceTB/SmolLM2-135M", "env": "bandit"}
     assert settle(load_sft_config({**model, "max_context": 8192})).max_context == 8192
     with pytest.raises(ConfigError, match="max_context = 8193 is longer than the 8192 tokens"):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from moored.models.load import embedded_models
+from moored.models.find import embedded_models
 from tests.warm import SCRIPT, WarmProcess
 
 pytestmark = pytest.mark.cluster
