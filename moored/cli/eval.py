@@ -127,6 +127,7 @@ def evaluate_source(source: str, env: str | None, given: dict[str, Any]) -> Eval
         closing(build_engine(config, trains=False)) as engine,
         EpisodeBar(options.num_tasks * options.num_samples) as bar,
     ):
+        engine.check()
         if has_checkpoint:
             # A run that goes on has meanwhile put others in the place of its checkpoints.
             engine.learner.load(newest_checkpoint(Path(source)), policy_only=True)
@@ -171,20 +172,20 @@ def _lengths_of(model: str, asked: int | None) -> dict[str, int]:
     `asked`: tokens of the longest reply, where the user says.
     """
     from moored.config import RolloutConfig
-    from moored.models.lengths import position_limit
+    from moored.models.lengths import exact_limit
     from moored.plan.shapes import description_of
 
-    positions, usual = position_limit(description_of(model)), RolloutConfig()
-    if positions is None or positions >= usual.max_context:
+    longest, usual = exact_limit(description_of(model)), RolloutConfig()
+    if longest is None or longest >= usual.max_context:
         return {}
-    if asked is not None and asked >= positions:
+    if asked is not None and asked >= longest:
         # Every episode would end before its first reply, and count as a failure of the model.
         raise MooredError(
-            f"--max-tokens {asked} leaves no room for a prompt in the {positions} tokens that "
-            f"model {model!r} was made for; give fewer"
+            f"--max-tokens {asked} leaves no room for a prompt in the {longest} tokens that "
+            f"model {model!r} was made for, or that its layers look back; give fewer"
         )
-    reply = min(usual.max_response_tokens, positions // 2)
-    return {"max_context": positions, "max_response_tokens": reply}
+    reply = min(usual.max_response_tokens, longest // 2)
+    return {"max_context": longest, "max_response_tokens": reply}
 
 
 def _without_none(options: Mapping[str, Any]) -> dict[str, Any]:

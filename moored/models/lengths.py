@@ -5,10 +5,12 @@ Both are read by the same names, so that what would refuse a loaded model refuse
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
 """Names that models have for the tokens they were made for; GPT-2 and MPT have their own."""
+WINDOWS = ("sliding_window", "window_size")
+"""Names of how far layers look back; GPT-Neo has its own."""
 WINDOW_IF_ASKED = ("qwen", "smollm3")
 """How types begin that use their `sliding_window` only where `use_sliding_window` says so."""
 
@@ -24,10 +26,19 @@ def read_positions(config: object) -> int | None:
 
 
 def position_limit(config: object) -> int | None:
-    """Likewise; None where the model scales its angles, and so reaches beyond them."""
+    """Likewise; None where the model scales its angles, and so reaches beyond them.
+
+    Where angles depend on the length of the whole dialogue (LongRoPE, dynamic NTK), it is how long
+    they stay the same: after that, keys in a cache would be of other angles than the learner's.
+    """
     text = _text_part(config)
     rope = _read(text, "rope_parameters") or _read(text, "rope_scaling")
-    return None if scales_angles(rope) else read_positions(config)
+    if not scales_angles(rope):
+        return read_positions(config)
+    if "longrope" in rope_types(rope):
+        first = (_whole(part, "original_max_position_embeddings") for part in (text, rope))
+        return next((length for length in first if length is not None), read_positions(config))
+    return read_positions(config) if "dynamic" in rope_types(rope) else None
 
 
 def sliding_window(config: object) -> int | None:
@@ -36,15 +47,34 @@ def sliding_window(config: object) -> int | None:
     is_used = _read(text, "use_sliding_window")
     if is_used is None:
         is_used = not str(_read(text, "model_type")).startswith(WINDOW_IF_ASKED)
-    return _whole(text, "sliding_window") if is_used else None
+    return _least(_whole(text, name) for name in WINDOWS) if is_used else None
+
+
+def exact_limit(config: object) -> int | None:
+    """Tokens of the longest dialogue that sampler and learner compute exactly; None: any."""
+    return _least((position_limit(config), sliding_window(config)))
+
+
+def usual_length(config: object) -> int | None:
+    """The same, and no more than the model was made for though it may reach beyond."""
+    return _least((read_positions(config), exact_limit(config)))
 
 
 def scales_angles(rope: object) -> bool:
-    """True for rope parameters other than plain ones; each kind of layer may have its own."""
+    """True for rope parameters other than plain ones."""
+    return bool(rope_types(rope) - {"default"})
+
+
+def rope_types(rope: object) -> set[object]:
+    """The kinds of angles in rope parameters; each kind of layer may have its own."""
     if not isinstance(rope, Mapping):
-        return False
-    kind = rope.get("rope_type", rope.get("type"))
-    return kind not in (None, "default") or any(scales_angles(part) for part in rope.values())
+        return set()
+    own = {rope.get("rope_type", rope.get("type"))} - {None}
+    return own.union(*map(rope_types, rope.values()))
+
+
+def _least(numbers: Iterable[int | None]) -> int | None:
+    return min((number for number in numbers if number is not None), default=None)
 
 
 def _text_part(config: object) -> object:

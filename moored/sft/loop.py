@@ -51,11 +51,11 @@ logger = logging.getLogger(__name__)
 
 
 @runtime_checkable
-class KnowsPositions(Protocol):
-    """An engine that says how long a dialogue its model was made for."""
+class KnowsLength(Protocol):
+    """An engine that says how long a dialogue its model can be taught."""
 
     @property
-    def position_limit(self) -> int | None: ...
+    def exact_limit(self) -> int | None: ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -147,12 +147,13 @@ def _check_context(config: SftConfig, engine: Engine) -> None:
     if longest is not None and (config.max_context or 0) > longest:
         raise ConfigError(
             f"max_context = {config.max_context} is longer than the {longest} tokens that model "
-            f"{config.model!r} was made for; set it to {longest} or less"
+            f"{config.model!r} was made for, or that its layers look back; set it to {longest} or "
+            f"less"
         )
 
 
 def _longest(engine: Engine) -> int | None:
-    return engine.position_limit if isinstance(engine, KnowsPositions) else None
+    return engine.exact_limit if isinstance(engine, KnowsLength) else None
 
 
 def start_sft(run: SftRun) -> None:

@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from moored.config import Config, EnvConfig, Options, expand_env, load_config, load_options
 from moored.config_engine import EngineConfig, Section, UpdateConfig
 from moored.errors import ConfigError
-from moored.models.lengths import position_limit, read_positions
+from moored.models.lengths import exact_limit, usual_length
 from moored.models.rates import SMALL_MODEL_PARAMETERS, count_parameters
 from moored.names import Schedule
 from moored.plan.shapes import description_of
@@ -91,7 +91,7 @@ class SftConfig(Options):
     """Tokens of a step, prompts included: as many whole dialogues as fit, at least one."""
     max_context: int | None = Field(default=None, ge=16)
     """Longest dialogue in tokens; a longer one is cut after the last reply that fits. null: 2,048,
-    or what the model can read if that is less."""
+    or what the model can read, or its layers look back, if that is less."""
     workers: int | None = Field(default=None, ge=0, le=256)
     """Processes that play and render dialogues ahead of the updates, each with environments, or
     the file, of its own; 0: none, each step makes its own; null: on a GPU up to 4, but fewer than
@@ -133,13 +133,14 @@ def dump_sft_config(config: SftConfig) -> str:
 def settle(config: SftConfig) -> SftConfig:
     """The configuration with numbers for what follows the model; reads no weights."""
     described = description_of(config.model)
-    longest, limit = read_positions(described), position_limit(described)
+    limit = exact_limit(described)
     if limit is not None and (config.max_context or 0) > limit:
         raise ConfigError(
             f"max_context = {config.max_context} is longer than the {limit} tokens that model "
-            f"{config.model!r} was made for; set it to {limit} or less"
+            f"{config.model!r} was made for, or that its layers look back; set it to {limit} or "
+            f"less"
         )
-    context = config.max_context or min(USUAL_CONTEXT, longest or USUAL_CONTEXT)
+    context = config.max_context or min(USUAL_CONTEXT, usual_length(described) or USUAL_CONTEXT)
     reply = config.evaluation.max_response_tokens or min(USUAL_REPLY, context // 2)
     if reply >= context and config.env and config.evaluation.num_tasks:
         raise ConfigError(

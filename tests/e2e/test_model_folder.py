@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from moored.runlog.log import read_records
 from moored.train import build_run, start, train
 from moored.types import Prompt, ScoreRequest
 from tests.e2e.toys import HERE, success_rates, toy_config, weights_of
+from tests.tiny_model import tiny_model
 
 REQUEST = ScoreRequest(Prompt(np.array([2, 4, 1, 3])), [np.array([4, 1]), np.array([5, 7])])
 ECHO = f"{HERE}:Echo"
@@ -32,6 +34,14 @@ def evaluated(source: Path, env: str | None = None) -> Evaluation:
         "seed": 0,
     }
     return evaluate_source(str(source), env, given)
+
+
+def test_a_model_that_the_engine_computes_otherwise_is_not_evaluated(toy_folder, tmp_path):
+    """Cohere scales its logits, which the sampler does not: replies would be another model's."""
+    shutil.copytree(toy_folder, tmp_path / "cohere")
+    tiny_model("cohere", vocab_size=9, logit_scale=0.25).save_pretrained(tmp_path / "cohere")
+    with pytest.raises(MooredError, match=r"'cohere' .* differ from the model's by"):
+        evaluated(tmp_path / "cohere", ECHO)
 
 
 def test_a_run_that_goes_on_is_evaluated_by_the_checkpoint_it_has_by_then(

@@ -25,7 +25,7 @@ from moored.engine.vllm.sampler import VllmSampler, vllm_sampler
 from moored.engine.vllm.server import ServerSampler
 from moored.engine.vllm.support import check_vllm
 from moored.errors import MooredError
-from moored.models.lengths import position_limit, sliding_window
+from moored.models.lengths import exact_limit, position_limit, sliding_window, usual_length
 from moored.models.load import load_model
 from moored.rollout.render import Renderer
 from moored.training.algorithms import load_algorithm
@@ -107,13 +107,13 @@ class LocalEngine:
 
     @property
     def max_positions(self) -> int | None:
-        """Longest sequence the model was made for, where it says."""
-        return getattr(self.model.config, "max_position_embeddings", None)
+        """Longest sequence the model was made for and is scored exactly, where it says."""
+        return usual_length(self.model.config)
 
     @property
-    def position_limit(self) -> int | None:
-        """The same; None where the model scales its angles, and so reaches beyond it."""
-        return position_limit(self.model.config)
+    def exact_limit(self) -> int | None:
+        """The same; longer where the model scales its angles, and so reaches beyond."""
+        return exact_limit(self.model.config)
 
     def describe(self) -> str:
         return describe_model(self.model, self._config, self.learner.bf16)

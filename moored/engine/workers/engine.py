@@ -43,13 +43,13 @@ class TeamEngine:
 
     @property
     def max_positions(self) -> int | None:
-        """Longest sequence the model was made for, where it says."""
+        """Longest sequence the model was made for and is scored exactly, where it says."""
         return self.info.max_positions
 
     @property
-    def position_limit(self) -> int | None:
-        """The same; None where the model scales its angles, and so reaches beyond it."""
-        return self.info.position_limit
+    def exact_limit(self) -> int | None:
+        """The same; longer where the model scales its angles, and so reaches beyond."""
+        return self.info.exact_limit
 
     def describe(self) -> str:
         return self.info.description

@@ -31,7 +31,7 @@ from moored.engine.local.state import save_plain
 from moored.engine.lora import add_lora, plain_model
 from moored.engine.vllm.sampler import VllmSampler
 from moored.engine.workers.ranks import Rank, check_gpus, ranks_text
-from moored.models.lengths import position_limit, sliding_window
+from moored.models.lengths import exact_limit, position_limit, sliding_window, usual_length
 from moored.models.load import load_tokenizer
 from moored.training.algorithms import load_algorithm
 from moored.training.batch import LossSample, Sample
@@ -46,6 +46,7 @@ class WorkerInfo:
     model_type: str
     vocabulary: int
     max_positions: int | None
+    exact_limit: int | None
     position_limit: int | None
     sliding_window: int | None
     bf16: bool
@@ -216,7 +217,8 @@ def _describe(model: Any, config: Config, bf16: bool, size: int) -> WorkerInfo:
         description=f"{describe_model(model, config, bf16)}, {ranks_text(size)}",
         model_type=model.config.model_type,
         vocabulary=model.get_input_embeddings().num_embeddings,
-        max_positions=getattr(model.config, "max_position_embeddings", None),
+        max_positions=usual_length(model.config),
+        exact_limit=exact_limit(model.config),
         position_limit=position_limit(model.config),
         sliding_window=sliding_window(model.config),
         bf16=bf16,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 
@@ -19,8 +21,10 @@ from moored.analysis.scoring import Size, make_plan, predict_seconds  # noqa: E4
 from moored.diagnostics.pairs import cross_score  # noqa: E402
 from moored.errors import MooredError  # noqa: E402
 from moored.files.records import ReadOptions, Record, find_reasoning  # noqa: E402
+from moored.models.find import embedded_models  # noqa: E402
 from moored.models.load import load_model  # noqa: E402
 from moored.types import Prompt, ScoreRequest  # noqa: E402
+from tests.tiny_model import tiny_model  # noqa: E402
 
 WORDS = ["the", "player", "is", "at", "left", "wall", "box", "up", "so", "push", "é", "漢"]
 
@@ -125,6 +129,17 @@ def test_texts_without_a_tokenizer_and_texts_too_long_are_refused(nano):
         make_plan(drawn, nano, Size())
     plan = make_plan(drawn, nano, Size(max_tokens=5))
     assert plan.pair_sets[0].lengths.tolist() == [5, 5]
+
+
+def test_texts_longer_than_a_models_layers_look_back_are_refused(nano, tmp_path):
+    """The scorer lets all layers look at everything; the model's own would not."""
+    shutil.copytree(embedded_models()["nano"], tmp_path, dirs_exist_ok=True)
+    tiny_model("mistral", vocab_size=1024, sliding_window=64).save_pretrained(tmp_path)
+    rows = [record(f"room {p}", f"<think>{'up ' * 100}</think>") for p in range(2)]
+    drawn = draw(rows, num_prompts=2, num_pairs=2)
+    make_plan(drawn, nano, Size())
+    with pytest.raises(MooredError, match="do not fit into the 64 of"):
+        make_plan(drawn, local_scorer(str(tmp_path), "cpu", "float32"), Size())
 
 
 def test_scores_are_those_of_the_temperature_that_rollouts_were_sampled_at(nano):

@@ -48,6 +48,14 @@ def test_a_model_of_few_positions_is_evaluated_on_dialogues_that_it_can_read(tmp
     assert (found.rollout.max_context, found.rollout.max_response_tokens) == (512, 64)
 
 
+def test_a_model_that_looks_back_less_than_usual_is_evaluated_within_its_window(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "config.json").write_text('{"model_type": "gemma3_text", "sliding_window": 512}')
+    found = asked(monkeypatch, str(tmp_path), env="bandit")
+    assert (found.rollout.max_context, found.rollout.max_response_tokens) == (512, 256)
+
+
 def test_a_hub_id_of_few_positions_is_too_once_it_was_downloaded(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_positions": 512}')
     here = {"org/name": tmp_path}

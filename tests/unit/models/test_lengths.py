@@ -14,6 +14,7 @@ from moored.models.lengths import position_limit, read_positions, sliding_window
 from tests.tiny_model import tiny_model
 
 LINEAR = {"rope_type": "linear", "factor": 8.0}
+LONG = {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
 FEW = {"max_position_embeddings": 512}
 
 
@@ -37,6 +38,8 @@ def described(folder: Path, **values: object) -> Path:
             {"text_config": {"model_type": "gemma3_text", **FEW, "rope_scaling": LINEAR}},
             None,
         ),
+        ("llama", {**FEW, "rope_scaling": {"type": "dynamic", "factor": 8.0}}, 512),
+        ("phi3", {**FEW, "rope_scaling": LONG, "original_max_position_embeddings": 64}, 64),
         ("gpt2", {"n_positions": 512}, 512),
         ("mpt", {"max_seq_len": 512}, 512),
         ("falcon", {**FEW, "alibi": False}, 512),
@@ -69,6 +72,7 @@ def test_files_and_the_model_agree_on_how_many_tokens_it_was_made_for(
         ("qwen3", {"sliding_window": 256}, None),
         ("smollm3", {"sliding_window": 256}, None),
         ("gemma3", {"text_config": {"model_type": "gemma3_text", "sliding_window": 256}}, 256),
+        ("gpt_neo", {"window_size": 256}, 256),
     ],
 )
 def test_files_and_the_model_agree_on_how_far_its_layers_look_back(kind, values, window, tmp_path):

@@ -52,6 +52,15 @@ def test_a_context_longer_than_the_models_is_refused_and_a_shorter_model_sets_it
     assert settle(load_sft_config(model)).max_context == 512
 
 
+def test_a_window_shorter_than_the_usual_context_sets_it_too(tmp_path):
+    described = {"max_position_embeddings": 4096, "sliding_window": 512}
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    model = {"model": str(tmp_path), "env": "bandit"}
+    assert settle(load_sft_config(model)).max_context == 512
+    with pytest.raises(ConfigError, match=r"^max_context = 513 .* its layers look back; set it to"):
+        settle(load_sft_config({**model, "max_context": 513}))
+
+
 def test_a_context_longer_than_a_hub_id_of_the_table_was_made_for_is_refused(monkeypatch):
     monkeypatch.setattr("moored.models.find.downloaded_folder", lambda name: None)
     model = {"model": "HuggingFaceTB/SmolLM2-135M", "env": "bandit"}
