@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 SMOLLM_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+UNREADABLE = (KeyError, AttributeError, TypeError)
+"""What transformers raises where a file holds other keys and values than it takes for granted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +176,9 @@ def explained_loading(name: str, *, is_local: bool) -> Iterator[None]:
         yield
     except MooredError:
         raise
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError, *UNREADABLE) as error:
         reason = f"model {name!r} cannot be loaded: {_reason(error)}"
-        raise MooredError(f"{reason}; {_remedy(str(error), is_local)}") from error
+        raise MooredError(f"{reason}; {_remedy(error, is_local)}") from error
 
 
 def _reason(error: Exception) -> str:
@@ -186,10 +188,16 @@ def _reason(error: Exception) -> str:
     if "Unrecognized configuration class" in str(error):
         return "its architecture is not a causal language model"
     line = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
-    return line.partition(". ")[0].rstrip(".: ")
+    line = line.partition(". ")[0].rstrip(".: ")
+    if isinstance(error, UNREADABLE):
+        return f"transformers finds something else in its files ({type(error).__name__}: {line})"
+    return line
 
 
-def _remedy(text: str, is_local: bool) -> str:
+def _remedy(error: Exception, is_local: bool) -> str:
+    text = str(error)
+    if isinstance(error, ImportError):
+        return "install what it needs, or give a model in plain weights with a tokenizer.json"
     if "does not recognize this architecture" in text:
         return "upgrade transformers, or choose a model that it knows"
     if "Unrecognized configuration class" in text:

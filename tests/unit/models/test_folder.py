@@ -169,6 +169,27 @@ def test_a_config_that_does_not_fit_is_one_sentence_and_nothing_else(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize(
+    ("file", "text", "error"),
+    [
+        ("tokenizer_config.json", "[]", "AttributeError"),
+        ("tokenizer.json", "{}", "KeyError: 'added_tokens'"),
+    ],
+)
+def test_a_tokenizer_file_of_another_form_is_one_sentence(folder, file, text, error):
+    (folder / file).write_text(text)
+    with pytest.raises(MooredError, match=f"in its files .{error}.*; give a folder") as raised:
+        load_model(str(folder), torch.device("cpu"))
+    assert "\n" not in str(raised.value)
+
+
+def test_quantized_weights_without_what_reads_them_say_what_to_install(folder, monkeypatch):
+    monkeypatch.setattr("transformers.quantizers.quantizer_gptq.is_optimum_available", bool)
+    edit_json(folder / "config.json", quantization_config={"quant_method": "gptq", "bits": 4})
+    with pytest.raises(MooredError, match=r"pip install optimum.*; install what it needs, or give"):
+        load_model(str(folder), torch.device("cpu"))
+
+
 def test_a_missing_chat_template_says_where_to_put_one(folder):
     (folder / "chat_template.jinja").unlink()
     tokenizer = load_model(str(folder), torch.device("cpu")).tokenizer
