@@ -10,11 +10,11 @@ from pydantic import Field, field_validator, model_validator
 
 from moored.config import Config, EnvConfig, Options, expand_env, load_config, load_options
 from moored.config_engine import EngineConfig, Section, UpdateConfig
-from moored.errors import ConfigError
+from moored.errors import ConfigError, MooredError
 from moored.models.lengths import exact_limit, usual_length
 from moored.models.rates import SMALL_MODEL_PARAMETERS, count_parameters
 from moored.names import Schedule
-from moored.plan.shapes import description_of
+from moored.plan.shapes import description_of, shape_of
 
 USUAL_CONTEXT = 2048
 USUAL_REPLY = 400
@@ -47,7 +47,8 @@ class SftOptimizerConfig(UpdateConfig):
 
     lr: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
     """null: by the size of the model, 1e-3 below 50 million parameters, 1e-4 below a billion, else
-    1e-5; ten times as much for LoRA, up to 1e-3."""
+    1e-5; ten times as much for LoRA, up to 1e-3. A hub id outside the table of docs/plan.md counts
+    as large."""
     schedule: Schedule = "cosine"
     """How the learning rate falls from the end of the warm-up to the last step."""
     warmup_steps: int = Field(default=10, ge=0)
@@ -159,11 +160,22 @@ def learning_rate(config: SftConfig) -> float:
     """The rate that is set, or one for the size of the model; an unknown size counts as large."""
     if config.optimizer.lr is not None:
         return config.optimizer.lr
-    size = count_parameters(config.model) or LARGE_MODEL_PARAMETERS
+    size = _num_parameters(config.model) or LARGE_MODEL_PARAMETERS
     lr = 1e-5
     if size < LARGE_MODEL_PARAMETERS:
         lr = 1e-3 if size < SMALL_MODEL_PARAMETERS else 1e-4
     return min(1e-3, LORA_FACTOR * lr) if config.optimizer.lora_rank else lr
+
+
+def _num_parameters(model: str) -> int | None:
+    """By its weights, else by the shape that a config.json here or the table of hub ids tells."""
+    count = count_parameters(model)
+    if count is not None:
+        return count
+    try:
+        return shape_of(model).num_parameters
+    except MooredError:
+        return None
 
 
 def engine_config(config: SftConfig) -> Config:

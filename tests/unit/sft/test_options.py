@@ -18,6 +18,7 @@ from moored.sft.options import (
     load_sft_config,
     settle,
 )
+from tests.tiny_model import tiny_config
 
 ROOT = Path(__file__).parents[3]
 
@@ -98,6 +99,8 @@ def test_the_episodes_of_an_evaluation_have_room_for_prompts_in_a_short_context(
         ("nano", 8, 1e-3),
         ("smollm2", 0, 1e-4),
         ("smollm2", 8, 1e-3),
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", 0, 1e-4),
+        ("Qwen/Qwen2.5-1.5B-Instruct", 0, 1e-5),
         ("org/unknown", 0, 1e-5),
         ("org/unknown", 8, 1e-4),
     ],
@@ -107,6 +110,14 @@ def test_the_learning_rate_follows_the_size_of_the_model(model, lora_rank, lr):
     assert settle(load_sft_config(data)).optimizer.lr == pytest.approx(lr)
     data["optimizer"]["lr"] = 0.5
     assert settle(load_sft_config(data)).optimizer.lr == 0.5
+
+
+def test_a_folder_of_older_weights_is_sized_by_its_config(tmp_path):
+    tiny_config("llama").save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").touch()
+    (tmp_path / "pytorch_model.bin").touch()
+    config = settle(load_sft_config({"model": str(tmp_path), "env": "bandit"}))
+    assert config.optimizer.lr == pytest.approx(1e-3)
 
 
 def test_what_is_written_reads_back_and_is_refused_by_other_commands(tmp_path):
