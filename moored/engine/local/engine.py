@@ -20,6 +20,7 @@ from moored.engine.local.learner import LocalLearner
 from moored.engine.local.optimizers import check_optimizer
 from moored.engine.local.precision import remove_float_hook
 from moored.engine.local.sampler import LocalSampler
+from moored.engine.local.state import save_tokenizer
 from moored.engine.lora import add_lora
 from moored.engine.vllm.sampler import VllmSampler, vllm_sampler
 from moored.engine.vllm.server import ServerSampler
@@ -150,7 +151,7 @@ class LocalEngine:
 
     def export(self, folder: Path) -> None:
         self.learner.export(folder)
-        self.tokenizer.save_pretrained(folder)
+        save_tokenizer(self.tokenizer, folder)
 
     def close(self) -> None:
         """End vLLM where it samples; other memory is freed with the process."""

@@ -25,7 +25,7 @@ from moored.engine.local.staging import Staging
 from moored.errors import MooredError
 
 if TYPE_CHECKING:
-    from transformers import GenerationConfig
+    from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 State = Mapping[int, Mapping[str, torch.Tensor]]
 CLIP_EPS = 1e-6
@@ -287,6 +287,17 @@ def save_plain(plain: nn.Module, folder: Path) -> None:
     try:
         plain.save_pretrained(folder)  # pyright: ignore[reportCallIssue]
     except SafetensorError as error:
+        raise OSError(str(error)) from error
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write a tokenizer; a failed write is an OSError."""
+    try:
+        tokenizer.save_pretrained(folder)
+    except Exception as error:
+        # The package tokenizers has no type of its own for what its files run into.
+        if type(error) is not Exception:
+            raise
         raise OSError(str(error)) from error
 
 

@@ -27,7 +27,7 @@ from moored.engine.fsdp.load import load_empty
 from moored.engine.gpu import fit_to_gpu
 from moored.engine.local.engine import describe_model, lends_memory, takes_slots
 from moored.engine.local.sampler import LocalSampler
-from moored.engine.local.state import save_plain
+from moored.engine.local.state import save_plain, save_tokenizer
 from moored.engine.lora import add_lora, plain_model
 from moored.engine.vllm.sampler import VllmSampler
 from moored.engine.workers.ranks import Rank, check_gpus, ranks_text
@@ -208,7 +208,7 @@ class RankWorker:
             twin.generation_config = self._generation
             save_plain(twin, folder)
             assert self._tokenizer is not None
-            self._tokenizer.save_pretrained(folder)
+            save_tokenizer(self._tokenizer, folder)
 
 
 def _describe(model: Any, config: Config, bf16: bool, size: int) -> WorkerInfo:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import resource
 
 import numpy as np
 import peft
@@ -13,8 +14,9 @@ from safetensors.torch import load_file
 
 from moored.config import load_config
 from moored.engine.local.learner import LocalLearner
-from moored.engine.local.state import export_model, load_weights
+from moored.engine.local.state import export_model, load_weights, save_tokenizer
 from moored.errors import MooredError
+from moored.models.load import load_tokenizer
 from moored.types import Prompt, ScoreRequest
 from tests.tiny_model import tiny_model
 
@@ -65,6 +67,17 @@ def test_sampling_settings_that_transformers_refuses_to_save_do_not_stop_an_expo
     export_model(model, tmp_path, torch.float32)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     assert loaded.generation_config.temperature == 0.6
+
+
+def test_a_tokenizer_for_which_there_is_no_room_is_an_error_of_the_disk(tmp_path):
+    tokenizer = load_tokenizer("nano")
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, most[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            save_tokenizer(tokenizer, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, most)
 
 
 def test_a_lora_state_holds_adapters_alone_and_loads_onto_another_copy(tmp_path):
