@@ -235,6 +235,7 @@ def local_scorer(
         }
     )
     engine: Any = build_engine(config, trains=False)
+    engine.check_scores()
     if weights is not None:
         engine.learner.load(weights, policy_only=True)
     return Scorer(

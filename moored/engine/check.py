@@ -7,17 +7,22 @@ too, by an amount that depends on the model: the engine may be off by a few time
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from moored.config import Config
-from moored.engine.base import Engine, Request, SamplingParams, new_session, write_replies
+from moored.engine.base import Engine, Request, SamplingParams, Scorer, new_session, write_replies
 from moored.errors import MooredError
 from moored.models.lengths import position_limit, sliding_window
 from moored.plan.shapes import description_of
-from moored.types import Message, ScoreRequest
+from moored.types import Message, Prompt, ScoreRequest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 MESSAGES = (
     Message("system", "You are a helpful assistant who thinks before answering."),
@@ -82,22 +87,46 @@ def check_engine(engine: Engine, plain: PlainModel, temperature: float) -> None:
     """Raise when sampler or learner differ from the plain model by more than rounding explains."""
     prompt = engine.renderer.start(MESSAGES)
     params = SamplingParams(max_tokens=NUM_TOKENS, temperature=temperature)
-    try:
+    with _explained(plain):
         request = Request(session=new_session(), prompt=prompt, seed=0)
         reply = write_replies(engine.sampler, [request], params)[0]
         scored = engine.scorer.score([ScoreRequest(prompt, [reply.token_ids])])[0][0]
+    _compare(plain, prompt.ids, reply.token_ids, {"sampler": reply.logprobs, "learner": scored})
+
+
+def check_scores(scorer: Scorer, plain: PlainModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """The same where nothing is written, which needs no chat template."""
+    text = " ".join(message.text for message in MESSAGES)
+    ids = np.array(tokenizer.encode(text, add_special_tokens=False))
+    prompt, rest = Prompt(ids[:NUM_TOKENS]), ids[NUM_TOKENS : 2 * NUM_TOKENS]
+    with _explained(plain):
+        scored = scorer.score([ScoreRequest(prompt, [rest])])[0][0]
+    _compare(plain, prompt.ids, rest, {"learner": scored})
+
+
+@contextmanager
+def _explained(plain: PlainModel) -> Iterator[None]:
+    """One sentence for what the code of a model raises that takes other arguments than ours."""
+    try:
+        yield
     except MooredError:
         raise
     except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
         raise MooredError(
             f"{plain.kind} do not work with this engine: {type(error).__name__}: {error}"
         ) from error
-    exact = plain.logprobs(prompt.ids, reply.token_ids, False)
+
+
+def _compare(
+    plain: PlainModel, prompt_ids: np.ndarray, ids: np.ndarray, parts: Mapping[str, np.ndarray]
+) -> None:
+    """Raise when log-probabilities of a part of the engine are not the model's."""
+    exact = plain.logprobs(prompt_ids, ids, False)
     allowed = TOLERANCE
     if plain.bf16:
-        own = plain.logprobs(prompt.ids, reply.token_ids, True)
+        own = plain.logprobs(prompt_ids, ids, True)
         allowed = max(LEAST_BF16, TIMES_PLAIN * float(np.abs(own - exact).max()))
-    for name, found in (("sampler", reply.logprobs), ("learner", scored)):
+    for name, found in parts.items():
         error = float(np.abs(found - exact).max())
         if not error <= allowed:
             raise MooredError(

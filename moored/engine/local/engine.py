@@ -11,7 +11,13 @@ import torch
 from torch.func import functional_call
 
 from moored.config import Config
-from moored.engine.check import PlainModel, check_engine, check_positions, check_window
+from moored.engine.check import (
+    PlainModel,
+    check_engine,
+    check_positions,
+    check_scores,
+    check_window,
+)
 from moored.engine.device import pick_device, uses_bf16
 from moored.engine.fast.decoder import can_decode
 from moored.engine.fast.sampler import SlotSampler
@@ -124,12 +130,18 @@ class LocalEngine:
         longest = self._config.rollout.max_context
         check_window(config.model_type, sliding_window(config), longest)
         check_positions(config.model_type, position_limit(config), longest)
-        plain = PlainModel(
-            kind=f"models of type {config.model_type!r}",
+        check_engine(self, self._plain_model(), self._config.rollout.temperature)
+
+    def check_scores(self) -> None:
+        """As `check`, where nothing is written."""
+        check_scores(self.scorer, self._plain_model(), self.tokenizer)
+
+    def _plain_model(self) -> PlainModel:
+        return PlainModel(
+            kind=f"models of type {self.model.config.model_type!r}",
             logprobs=self._plain_logprobs,
             bf16=self.learner.bf16,
         )
-        check_engine(self, plain, self._config.rollout.temperature)
 
     @torch.no_grad()
     def _plain_logprobs(self, prompt_ids: np.ndarray, ids: np.ndarray, bf16: bool) -> np.ndarray:

@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 
 from moored.config import Config
-from moored.engine.check import PlainModel, check_engine, check_positions, check_window
+from moored.engine.check import (
+    PlainModel,
+    check_engine,
+    check_positions,
+    check_scores,
+    check_window,
+)
 from moored.engine.workers.learner import TeamLearner
 from moored.engine.workers.sampler import TeamSampler
 from moored.engine.workers.team import Team
@@ -58,12 +64,18 @@ class TeamEngine:
         longest = self._config.rollout.max_context
         check_window(self.info.model_type, self.info.sliding_window, longest)
         check_positions(self.info.model_type, self.info.position_limit, longest)
-        plain = PlainModel(
+        check_engine(self, self._plain_model(), self._config.rollout.temperature)
+
+    def check_scores(self) -> None:
+        """As `check`, where nothing is written."""
+        check_scores(self.scorer, self._plain_model(), self.tokenizer)
+
+    def _plain_model(self) -> PlainModel:
+        return PlainModel(
             kind=f"models of type {self.info.model_type!r}",
             logprobs=self._plain_logprobs,
             bf16=self.info.bf16,
         )
-        check_engine(self, plain, self._config.rollout.temperature)
 
     def _plain_logprobs(self, prompt_ids: np.ndarray, ids: np.ndarray, bf16: bool) -> np.ndarray:
         return self.team.call("plain_logprobs", None, prompt_ids, ids, bf16)[0]

@@ -142,6 +142,21 @@ def test_texts_longer_than_a_models_layers_look_back_are_refused(nano, tmp_path)
         make_plan(drawn, local_scorer(str(tmp_path), "cpu", "float32"), Size())
 
 
+@pytest.mark.parametrize(
+    ("kind", "options", "why"),
+    [
+        ("cohere", {"logit_scale": 0.25}, "differ from the model's by"),
+        ("bloom", {"n_layer": 2, "n_head": 4}, "ValueError"),
+    ],
+)
+def test_a_model_that_the_engine_computes_otherwise_does_not_score(tmp_path, kind, options, why):
+    shutil.copytree(embedded_models()["nano"], tmp_path, dirs_exist_ok=True)
+    (tmp_path / "chat_template.jinja").unlink()
+    tiny_model(kind, vocab_size=1024, scale=3.0, **options).save_pretrained(tmp_path)
+    with pytest.raises(MooredError, match=f"'{kind}' do not work with this engine: .*{why}"):
+        local_scorer(str(tmp_path), "cpu", "float32")
+
+
 def test_scores_are_those_of_the_temperature_that_rollouts_were_sampled_at(nano):
     request = ScoreRequest(Prompt(np.array([5, 6, 7])), [np.array([8, 9])])
     cool = local_scorer("nano", "cpu", "float32", temperature=0.6)
