@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from moored.config import Config
-from moored.errors import MooredError
 from moored.plan.cluster_work import ClusterWork, Route
 from moored.plan.coefficients import MEASURED, Coefficients
 from moored.plan.gpus import GIB, Gpu
@@ -26,19 +25,19 @@ from moored.plan.layouts import (
 )
 from moored.plan.links import Cluster, make_cluster
 from moored.plan.seconds import Lengths, longest_lengths
-from moored.plan.setup import Setup, setup_of
+from moored.plan.setup import setup_of
 from moored.plan.shapes import ModelShape
-from moored.plan.sharded import (
-    LearnerMemory,
-    SamplerMemory,
-    learner_choices,
-    resident_bytes,
-    sampler_bytes_kept,
-    sampler_memory,
+from moored.plan.sharded import LearnerMemory, SamplerMemory
+from moored.plan.splits import (
+    check_split,
+    is_open,
+    learners_that_fit,
+    most_replicas,
+    possible_learners,
+    possible_ways,
+    sampler_apart,
+    shared_sampler,
 )
-
-WAYS = (1, 2, 4, 8, 16)
-"""Tensor parallelism to choose from."""
 
 
 def plan_cluster(
@@ -53,15 +52,15 @@ def plan_cluster(
 ) -> ClusterPlan:
     """Compare layouts; `samplers` GPUs and `ways` of tensor parallelism may be given."""
     setup = setup_of(config, shape)
-    _check(setup, cluster, samplers, ways)
+    check_split(setup, cluster, samplers, ways)
     lengths = lengths or longest_lengths(config)
     search = _Search(ClusterWork(setup, cluster, given, lengths), given, config.engine.ray.publish)
     found = search.apart(samplers, ways)
     layouts: dict[str, Layout] = {}
     misfits: dict[str, str] = {}
-    is_open = samplers is None and ways in (None, 1)
+    may_share = is_open(samplers, ways)
     is_shared = cluster.num_gpus <= setup.num_groups
-    together = search.together() if is_open and is_shared else None
+    together = search.together() if may_share and is_shared else None
     for name in LAYOUTS:
         tried = [layout for layout in [*found, together] if layout and layout.name == name]
         fitting = [layout for layout in tried if search.misfit(layout) is None]
@@ -70,7 +69,7 @@ def plan_cluster(
         elif tried:
             least = min(tried, key=search.over)
             misfits[name] = search.misfit(least) or ""
-        elif name == TOGETHER and is_open:
+        elif name == TOGETHER and may_share:
             misfits[name] = (
                 f"{cluster.num_gpus} ranks share {setup.num_groups} groups, so some would have "
                 f"none; set rollout.num_groups={cluster.num_gpus} or more"
@@ -87,44 +86,6 @@ def plan_cluster(
     )
 
 
-def _check(setup: Setup, cluster: Cluster, samplers: int | None, ways: int | None) -> None:
-    if setup.states_on_host or setup.optimizer != "adamw":
-        raise MooredError(
-            "optimizer.states=host and optimizer.kind=adamw_8bit are for one GPU; leave them out, "
-            "because several GPUs share the states"
-        )
-    if not setup.bf16:
-        raise MooredError(
-            "engine.dtype=float32 is not planned for a cluster, because the rates of GPUs are "
-            "those of bfloat16; leave it out"
-        )
-    if setup.samples_elsewhere:
-        raise MooredError(
-            "engine.vllm.server names a server that samples elsewhere, but clusters are planned "
-            "with samplers on their own GPUs; leave it out"
-        )
-    if samplers is not None and not 1 <= samplers < cluster.num_gpus:
-        raise MooredError(
-            f"--samplers must leave GPUs to learners: from 1 to {cluster.num_gpus - 1}, "
-            f"got {samplers}"
-        )
-    learners = None if samplers is None else cluster.num_gpus - samplers
-    if learners is not None and learners > setup.num_groups:
-        raise MooredError(
-            f"{learners} learners share {setup.num_groups} groups, so some would have none; raise "
-            f"--samplers or rollout.num_groups"
-        )
-    if ways is not None and (ways < 1 or setup.shape.heads % ways):
-        raise MooredError(
-            f"--tensor-parallel must divide the {setup.shape.heads} heads of the model, got {ways}"
-        )
-    if ways is not None and ways > cluster.gpus_per_node:
-        raise MooredError(
-            f"--tensor-parallel {ways} is more than the {cluster.gpus_per_node} GPUs of a node, "
-            f"and a replica stays within one; raise --gpus-per-node or lower it"
-        )
-
-
 class _Search:
     """Layouts of one configuration on one cluster."""
 
@@ -132,6 +93,8 @@ class _Search:
         self.work, self.given = work, given
         self.route: Route = route
         self.setup, self.cluster = work.setup, work.cluster
+        self._learners_alone: dict[int, LearnerMemory] = {}
+        """Of every number of ranks: they do not depend on the tensor parallelism of samplers."""
 
     def together(self) -> Layout:
         """Every GPU has both."""
@@ -148,9 +111,7 @@ class _Search:
     def apart(self, samplers: int | None, ways: int | None) -> list[Layout]:
         """Every split, with the least tensor parallelism that lets one fit."""
         found: list[Layout] = []
-        for own_ways in WAYS if ways is None else (ways,):
-            if own_ways > self.cluster.gpus_per_node or self.setup.shape.heads % own_ways:
-                continue
+        for own_ways in possible_ways(self.setup, self.cluster, ways):
             tried = list(self._splits(samplers, own_ways))
             found += tried
             if any(self.misfit(layout) is None for layout in tried):
@@ -159,29 +120,23 @@ class _Search:
 
     def _splits(self, samplers: int | None, ways: int) -> Iterator[Layout]:
         """Splits into learners and replicas that stay within a node."""
-        for learners in self._learners(samplers):
-            free = _free_gpus(self.cluster, learners)
-            replicas = min(sum(size // ways for size in free), self.setup.num_episodes)
+        for learners in possible_learners(self.setup, self.cluster, samplers):
+            replicas = most_replicas(self.setup, self.cluster, learners, ways)
             if replicas:
                 yield from self._split(learners, replicas, ways)
 
-    def _learners(self, samplers: int | None) -> list[int]:
-        """Parts of a node, or whole nodes; every rank has a group."""
-        if samplers is not None:
-            return [self._num_gpus - samplers]
-        node, most = self.cluster.gpus_per_node, min(self._num_gpus - 1, self.setup.num_groups)
-        return [n for n in range(1, most + 1) if n <= node or n % node == 0]
-
     def _split(self, learners: int, replicas: int, ways: int) -> Iterator[Layout]:
-        setup, gpu, memory = self.setup, self.cluster.gpu, self.given.memory
-        learner = best_batch(self.work, self.given, learners)
-        rows = -(-setup.num_episodes // replicas)
-        share = ALONE_SHARE if ways > 1 or setup.vllm_share else 0.0
-        sampler = sampler_memory(setup, gpu, memory, ways=ways, wanted_rows=rows, vllm_share=share)
+        learner = self._learner(learners)
+        sampler = sampler_apart(self.setup, self.cluster.gpu, self.given, replicas, ways)
         publish = self.work.publish(learners, replicas, ways, self.route)
         idle = self._num_gpus - learners - replicas * ways
         for name in (IN_TURN, OVERLAPPED):
             yield self._layout(name, learners, replicas, ways, idle, learner, sampler, publish)
+
+    def _learner(self, ranks: int) -> LearnerMemory:
+        if ranks not in self._learners_alone:
+            self._learners_alone[ranks] = best_batch(self.work, self.given, ranks)
+        return self._learners_alone[ranks]
 
     def _layout(
         self,
@@ -251,36 +206,12 @@ class _Search:
         return self.setup.vllm_share if layout.name == TOGETHER else ALONE_SHARE
 
 
-def shared_sampler(setup: Setup, gpu: Gpu, given: Coefficients, ranks: int) -> SamplerMemory:
-    """The sampler on the GPU of each of so many learners."""
-    kept = resident_bytes(setup, given.memory, ranks)
-    rows = -(-setup.num_episodes // ranks)
-    return sampler_memory(
-        setup,
-        gpu,
-        given.memory,
-        ways=1,
-        wanted_rows=rows,
-        learner_bytes=kept,
-        vllm_share=setup.vllm_share,
-    )
-
-
 def best_batch(
     work: ClusterWork, given: Coefficients, ranks: int, beside: SamplerMemory | None = None
 ) -> LearnerMemory:
     """The micro-batch with the shortest updates of those that fit, `beside` a sampler or alone."""
-    choices = _batches(work.setup, work.cluster.gpu, given, ranks, beside)
+    choices = learners_that_fit(work.setup, work.cluster.gpu, given, ranks, beside)
     return min(choices, key=lambda memory: work.update(ranks, memory).seconds)
-
-
-def _batches(
-    setup: Setup, gpu: Gpu, given: Coefficients, ranks: int, beside: SamplerMemory | None
-) -> list[LearnerMemory]:
-    kept = 0
-    if beside is not None:
-        kept = sampler_bytes_kept(setup, gpu, given.memory, beside.parts["keys and values"])
-    return learner_choices(setup, gpu, given.memory, ranks=ranks, sampler_bytes=kept)
 
 
 def choose_rank_batch(
@@ -300,18 +231,8 @@ def choose_rank_batch(
     setup = setup_of(config, shape)
     beside = shared_sampler(setup, gpu, given, ranks) if has_sampler else None
     if gpu.tflops is None or gpu.bandwidth_tbs is None:
-        found = _batches(setup, gpu, given, ranks, beside)[0]
+        found = learners_that_fit(setup, gpu, given, ranks, beside)[0]
     else:
         work = ClusterWork(setup, make_cluster(gpu, ranks), given, longest_lengths(config))
         found = best_batch(work, given, ranks, beside)
     return found.micro_batch_tokens, found.checkpointing
-
-
-def _free_gpus(cluster: Cluster, learners: int) -> list[int]:
-    """GPUs that learners leave in each node; learners fill the first nodes."""
-    free = []
-    for size in cluster.node_sizes():
-        taken = min(size, learners)
-        learners -= taken
-        free.append(size - taken)
-    return free

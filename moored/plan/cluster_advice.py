@@ -9,9 +9,10 @@ from pydantic import ValidationError
 
 from moored.errors import MooredError
 from moored.plan.advice import LORA_RANK, Options, with_options, words_of
-from moored.plan.cluster import plan_cluster
 from moored.plan.layouts import ClusterPlan
 from moored.plan.links import MOST_GPUS
+from moored.plan.setup import setup_of
+from moored.plan.splits import any_fits
 
 NODES = (*range(2, 17), 24, 32, 48, 64, 96, 128)
 """Sizes of larger clusters that are looked at, in nodes."""
@@ -84,15 +85,8 @@ def _fits(found: ClusterPlan, num_gpus: int | None = None, options: Options | No
     cluster = replace(found.cluster, num_gpus=num_gpus or found.cluster.num_gpus)
     try:
         config = with_options(found.config, options or {})
-        planned = plan_cluster(
-            config,
-            found.setup.shape,
-            cluster,
-            found.lengths,
-            samplers=found.samplers,
-            ways=found.ways,
-        )
+        setup = setup_of(config, found.setup.shape)
+        return any_fits(setup, cluster, samplers=found.samplers, ways=found.ways)
     except (MooredError, ValidationError):
         # So few GPUs for the samplers that were given, or options that do not go together.
         return False
-    return planned.fits

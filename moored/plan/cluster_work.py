@@ -78,9 +78,10 @@ class ClusterWork:
         """The replica with most episodes, `rows` of them at a time."""
         episodes = -(-self.setup.num_episodes // replicas)
         full, rest = divmod(episodes, rows)
-        batches = [rows] * full + ([rest] if rest else [])
-        steps = self.lengths.turns * self.lengths.reply
-        return steps * sum(self.decode_step(n, ways, is_vllm=is_vllm) for n in batches)
+        step = full * self.decode_step(rows, ways, is_vllm=is_vllm)
+        if rest:
+            step += self.decode_step(rest, ways, is_vllm=is_vllm)
+        return self.lengths.turns * self.lengths.reply * step
 
     def decode_step(self, rows: int, ways: int, *, is_vllm: bool) -> float:
         """Of a replica: two all-reduces of a layer's outputs where several GPUs share it."""

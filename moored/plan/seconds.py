@@ -154,9 +154,8 @@ class Work:
     def decode(self, rows: int) -> float:
         episodes = self.setup.num_episodes
         full, rest = divmod(episodes, rows)
-        batches = [rows] * full + ([rest] if rest else [])
-        steps = self.lengths.turns * self.lengths.reply
-        return steps * sum(self.decode_step(count) for count in batches)
+        last = self.decode_step(rest) if rest else 0.0
+        return self.lengths.turns * self.lengths.reply * (full * self.decode_step(rows) + last)
 
     def decode_step(self, rows: int, *, ways: int = 1) -> float:
         """One token for each row, at the mean length of an episode.

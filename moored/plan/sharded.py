@@ -66,6 +66,10 @@ class SamplerMemory:
     def peak_bytes(self) -> int:
         return sum(self.parts.values())
 
+    @property
+    def fits(self) -> bool:
+        return self.peak_bytes <= self.room_bytes
+
 
 def learner_choices(
     setup: Setup, gpu: Gpu, given: MemoryCoefficients, *, ranks: int, sampler_bytes: int = 0

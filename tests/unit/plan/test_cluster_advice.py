@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
+
+import pytest
+
+import moored.plan.splits
 from moored.plan.cluster_advice import cluster_remedy
+from moored.plan.gpus import GPUS
 from moored.plan.layouts import LAYOUTS
-from tests.unit.plan.test_cluster import planned
+from moored.plan.links import make_cluster
+from moored.plan.setup import setup_of
+from moored.plan.shapes import shape_of
+from moored.plan.splits import any_fits
+from tests.unit.plan.test_cluster import options, planned
 
 
 def test_what_does_not_fit_says_how_many_gpus_would():
@@ -54,3 +65,40 @@ def test_a_split_that_does_not_fit_is_not_answered_with_the_same_gpus():
     assert "--gpus 8" not in remedy
     num_gpus = int(remedy.split("--gpus ")[1].split(")")[0])
     assert planned("Qwen/Qwen2.5-7B", num_gpus, ways=7).fits
+
+
+WORDS = (
+    [],
+    ["algorithm.name=ppo", "engine.micro_batch_tokens=100"],
+    ["optimizer.lora_rank=8", "engine.sampler=vllm"],
+)
+SPLITS = ({}, {"ways": 1}, {"samplers": 3}, {"samplers": 3, "ways": 2})
+
+
+@pytest.mark.parametrize("model", ["Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-14B"])
+def test_what_is_said_to_fit_is_what_comparing_all_layouts_finds(model, monkeypatch):
+    found: set[bool] = set()
+    cases = itertools.product(WORDS, SPLITS, (4, 9, 66), (8.0, 24.0, 80.0))
+    for words, split, num_gpus, memory_gib in cases:
+        monkeypatch.setitem(GPUS, "own", replace(GPUS["h200"], memory_gib=memory_gib))
+        setup = setup_of(options(model, *words), shape_of(model))
+        cluster = make_cluster(GPUS["own"], num_gpus)
+        fits = any_fits(setup, cluster, **split)
+        assert planned(model, num_gpus, *words, gpu="own", **split).fits == fits
+        found.add(fits)
+    assert found == {True, False}
+
+
+def test_advice_of_a_hopeless_cluster_does_not_compare_all_layouts(monkeypatch):
+    own = replace(GPUS["l4"], memory_gib=2.0)
+    monkeypatch.setitem(GPUS, "own", own)
+    words = ["rollout.num_groups=2048", "collapse.num_pairs=2048"]
+    found = planned("meta-llama/Llama-3.1-70B", 64, *words, gpu="own")
+    calls = []
+    choose = moored.plan.splits.learner_choices
+    monkeypatch.setattr(
+        moored.plan.splits, "learner_choices", lambda *a, **k: calls.append(1) or choose(*a, **k)
+    )
+    assert cluster_remedy(found).startswith("neither more GPUs of this kind nor adapters help")
+    # Of each of some 15 clusters, those of a few numbers of learners and not of up to 135.
+    assert len(calls) < 500
