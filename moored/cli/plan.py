@@ -276,10 +276,14 @@ def _memory_table(found: Plan) -> list[str]:
 
 
 def _seconds_table(found: Plan) -> list[str]:
+    from moored.plan.coefficients import MEASURED
+    from moored.plan.seconds import why_untimed
+
     if not found.fits:
         return ["seconds: planned only for what fits"]
-    if not found.setup.bf16:
-        return ["seconds: not planned in float32, because the rates of GPUs are those of bfloat16"]
+    why = why_untimed(found.setup, MEASURED.speed)
+    if why is not None:
+        return [f"seconds: {why}"]
     if found.seconds is None:
         return [f"seconds: the rates of {found.gpu.name} are not known; name one with --gpu"]
     lines = [_line("seconds", [])]

@@ -111,7 +111,9 @@ def _size(parts: Mapping[str, int], part: str) -> str:
 
 
 def _verdict(found: ClusterPlan) -> list[str]:
+    from moored.plan.coefficients import MEASURED
     from moored.plan.layouts import TOGETHER
+    from moored.plan.seconds import why_untimed
 
     best = found.best
     lines = [f"{best.step_s:.2f} s a step; longest: {best.bound} ({_why(best)})"]
@@ -121,6 +123,9 @@ def _verdict(found: ClusterPlan) -> list[str]:
     lines.append(f"set {' '.join(words)}")
     if any(layout.name != TOGETHER for layout in found.layouts.values()):
         lines.append(ENVIRONMENTS)
+    why = why_untimed(found.setup, MEASURED.speed)
+    if why is not None:
+        lines.append(f"these seconds only compare layouts: those of one GPU are {why}")
     return [*lines, NOTE]
 
 

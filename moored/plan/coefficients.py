@@ -101,6 +101,10 @@ class SpeedCoefficients:
     3.5 s for 64 forward passes of 36 layers, 22.3 s for 64 updates of both models
     (benchmarks/results/plan_h200.json)."""
     recorded_to: int = RECORDED_TO
+    timed_from: int = 100_000_000
+    """Parameters of the smallest model whose steps are timed. Host and short kernels bound those of
+    smaller ones: the rates above are of 135 million and more, and would give `mini` a GRPO step
+    with rollouts four times too short and updates half too long (train_step_h200.json)."""
     optimizer_share: float = 0.8
     """Of the bandwidth, for an AdamW update."""
     host_copy_bytes_s: float = 50e9

@@ -12,7 +12,7 @@ from moored.config import Config
 from moored.plan.coefficients import MEASURED, Coefficients
 from moored.plan.gpus import GIB, Gpu
 from moored.plan.memory import Memory, check_vllm_share, plan_memory
-from moored.plan.seconds import Lengths, Work, longest_lengths, plan_seconds
+from moored.plan.seconds import Lengths, Work, longest_lengths, plan_seconds, why_untimed
 from moored.plan.setup import Setup, setup_of
 from moored.plan.shapes import ModelShape
 
@@ -32,8 +32,8 @@ class Plan:
     lengths: Lengths
     memory: Memory
     seconds: Mapping[str, float] | None
-    """By phase; None where it does not fit, or the rates of the GPU are not known: those of float32
-    products never are."""
+    """By phase; None where it does not fit, the model is too small to be timed, or the rates of the
+    GPU are not known: those of float32 products never are."""
 
     @property
     def over(self) -> float:
@@ -88,8 +88,9 @@ def plan(
     tokens, checkpointing = _choose(setup, gpu, given)
     memory = plan_memory(setup, gpu, given.memory, tokens=tokens, checkpointing=checkpointing)
     seconds = None
+    is_timed = why_untimed(setup, given.speed) is None
     fits = memory.peak_bytes <= gpu.memory_bytes
-    if fits and setup.bf16 and gpu.tflops is not None and gpu.bandwidth_tbs is not None:
+    if fits and is_timed and gpu.tflops is not None and gpu.bandwidth_tbs is not None:
         seconds = plan_seconds(
             setup,
             gpu,

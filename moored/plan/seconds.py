@@ -90,6 +90,19 @@ def check_lengths(config: Config, lengths: Lengths) -> None:
         )
 
 
+def why_untimed(setup: Setup, given: SpeedCoefficients) -> str | None:
+    """Why no seconds are planned on any GPU; None where they are."""
+    if not setup.bf16:
+        return "not planned in float32, because the rates of GPUs are those of bfloat16"
+    if setup.shape.num_parameters < given.timed_from:
+        return (
+            f"not planned below {given.timed_from / 1e9:g} billion parameters, because the host "
+            f"bounds steps of such models; `moored train` says after three steps how long a run "
+            f"will take"
+        )
+    return None
+
+
 def plan_seconds(
     setup: Setup,
     gpu: Gpu,

@@ -209,11 +209,11 @@ def test_a_gpu_can_be_described(run):
 
 
 def test_the_gpu_here_is_the_default(run, monkeypatch):
-    here = Gpu("NVIDIA Odd 1", 20.0)
+    here = Gpu("NVIDIA Odd 1", 24.0)
     monkeypatch.setattr("moored.engine.gpu.present_gpu", lambda device="auto": here)
-    code, out, _ = run("plan", "sokoban", "grpo", "model=nano")
+    code, out, _ = run("plan", "sokoban", "grpo", "qwen2.5-0.5b")
     assert code == 0
-    assert "GPU: NVIDIA Odd 1, 20.0 GiB (the one here)" in out
+    assert "GPU: NVIDIA Odd 1, 24.0 GiB (the one here)" in out
     assert "seconds: the rates of NVIDIA Odd 1 are not known; name one with --gpu" in out
 
 
@@ -290,6 +290,15 @@ def test_gpus_that_are_left_over_are_given_their_reason(run):
 
 def test_a_small_model_on_a_cluster_has_its_size(run):
     assert "model: nano, 1.2 million parameters\n" in run("plan", "model=nano", "--gpus", "2")[1]
+
+
+def test_seconds_of_small_models_are_not_planned_and_said_to_be_rough_for_clusters(run):
+    small = "not planned below 0.1 billion parameters, because the host bounds steps of such models"
+    code, out, _ = run("plan", "model=mini", "--gpu", "h200")
+    assert (code, small in out) == (0, True)
+    assert f"those of one GPU are {small}" in run("plan", "model=mini", "--gpus", "2")[1]
+    assert small not in run("plan", "qwen2.5-0.5b", "--gpus", "2")[1]
+    assert json.loads(run("plan", "model=mini", "--gpu", "h200", "--json")[1])["step_s"] is None
 
 
 def test_float32_has_memory_and_no_seconds(run):

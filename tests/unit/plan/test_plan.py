@@ -9,6 +9,7 @@ import pytest
 
 from moored.config import load_config
 from moored.plan import choose_batch, plan, shape_of
+from moored.plan.coefficients import MEASURED
 from moored.plan.gpus import GIB, GPUS, Gpu
 from moored.plan.plan import BATCH_SIZES
 from moored.presets import preset_kinds, read_presets
@@ -120,7 +121,8 @@ def test_a_plan_fits_up_to_the_last_byte():
 
 def test_seconds_need_the_rates_of_the_gpu():
     assert plan(config(), tiny(), Gpu("large", 1.0)).seconds is None
-    found = plan(config(), tiny(), GPUS["h200"])
+    any_size = replace(MEASURED, speed=replace(MEASURED.speed, timed_from=0))
+    found = plan(config(), tiny(), GPUS["h200"], given=any_size)
     assert found.seconds is not None
     assert list(found.seconds) == ["prefill", "decode", "advantages", "update", "publish"]
     record = found.record()

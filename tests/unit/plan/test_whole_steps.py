@@ -5,17 +5,20 @@ from __future__ import annotations
 import importlib
 import json
 import shlex
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("transformers")
 
-from moored.plan import GPUS, Lengths, plan, shape_from_config
+from moored.config import load_config
+from moored.plan import GPUS, Lengths, plan, shape_from_config, shape_of
+from moored.plan.coefficients import MEASURED
 
 ROOT = Path(__file__).parents[3]
-STORED = json.loads((ROOT / "benchmarks" / "results" / "plan_h200.json").read_text())["runs"]
+RESULTS = ROOT / "benchmarks" / "results"
+STORED = json.loads((RESULTS / "plan_h200.json").read_text())["runs"]
 CASES = [(run["command"], case) for run in STORED if "note" not in run for case in run["figures"]]
 
 
@@ -50,3 +53,20 @@ def test_memory_is_planned_within_10_percent_and_seconds_within_30(script, comma
         seconds = measured[phase]["measured_s"]
         if seconds > 0.01:
             assert found[phase]["planned_s"] == pytest.approx(seconds, rel=0.3)
+
+
+def test_steps_of_models_too_small_for_these_rates_are_not_timed():
+    """GRPO of `mini` without KL and filter: 8 x 16 replies of 64 tokens, one update."""
+    stored = json.loads((RESULTS / "train_step_h200.json").read_text())
+    measured = stored["figures"]["pairs"][0]["moored"]["phases_s"]
+    words = ["algorithm.name=grpo", "algorithm.kl_coef=0", "optimizer.num_minibatches=1"]
+    words += ["rollout.num_groups=8", "rollout.group_size=16", "collapse.every=0"]
+    config, lengths = load_config({"model": "mini"}, words), Lengths(prompt=100, reply=64)
+    mini, h200 = shape_of("mini"), GPUS["h200"]
+    assert plan(config, mini, h200, lengths).seconds is None
+    every_size = replace(MEASURED, speed=replace(MEASURED.speed, timed_from=0))
+    seconds = plan(config, mini, h200, lengths, given=every_size).seconds
+    assert seconds is not None
+    # What they would be if they were planned, and longer prompts make updates longer still.
+    assert 3 * (seconds["prefill"] + seconds["decode"]) < measured["rollout"]
+    assert seconds["update"] > 1.3 * measured["update"]
