@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from moored.config import Config
 from moored.errors import MooredError
 from moored.plan.gpus import GIB, Gpu
+from moored.plan.memory import vllm_shares
 from moored.plan.plan import BATCH_SIZES, Plan, plan
 from moored.plan.shapes import shape_of
 
@@ -79,6 +80,7 @@ def _changes(found: Plan) -> Iterator[Change]:
         yield {"engine.micro_batch_tokens": tokens}, "smaller matrices, a little slower"
     if not found.checkpointing:
         yield {"engine.gradient_checkpointing": True}, "updates take about a third longer"
+    yield from _another_sampler(found)
     if not setup.states_on_host and not setup.lora_rank:
         yield {"optimizer.states": "host"}, "the optimiser works in main memory, slower"
     if setup.optimizer == "adamw" and not setup.lora_rank:
@@ -116,6 +118,31 @@ def _smaller_batch(found: Plan) -> int | None:
     return sizes[-1] if sizes else None
 
 
+def _another_sampler(found: Plan) -> Iterator[Change]:
+    """Instead of the plain one, which has room for all episodes at once or does not fit.
+
+    The fast sampler has as many as fit, and computes with the learner's weights: vLLM, which has a
+    copy of them, needs more.
+    """
+    if found.config.engine.sampler == "plain" and found.setup.shape.is_fast:
+        yield {"engine.sampler": "auto"}, "moored's own sampler, which is faster too"
+    if found.setup.shape.is_fast or found.config.engine.sampler == "vllm":
+        return
+    changes = [
+        (
+            {"engine.sampler": "vllm", "engine.vllm.memory_share": share},
+            f"vLLM writes {rows} of {found.setup.most_rows} episodes at a time; it comes with "
+            f"`pip install 'moored[vllm]'`",
+        )
+        for share, rows in vllm_shares(found.setup, found.gpu)
+    ]
+    # The largest share that leaves the learner its own writes most episodes at a time.
+    fitting = (change for change in reversed(changes) if _try(found, [change]) is not None)
+    best = next(fitting, changes[0] if changes else None)
+    if best is not None:
+        yield best
+
+
 def _try(found: Plan, changes: Sequence[Change]) -> Advice | None:
     """What changes come to together; None where they do not fit or are refused."""
     config = _changed(found, changes)
@@ -140,11 +167,14 @@ def _changed(found: Plan, changes: Sequence[Change]) -> Config | None:
 
 
 def with_options(config: Config, options: Options) -> Config:
-    """The configuration with other values for some `section.option`; raises what it refuses."""
+    """The configuration with other values for some dotted names; raises what it refuses."""
     data = config.model_dump()
     for name, value in options.items():
-        section, _, option = name.partition(".")
-        data[section][option] = value
+        *sections, option = name.split(".")
+        own = data
+        for section in sections:
+            own = own[section]
+        own[option] = value
     return Config.model_validate(data)
 
 

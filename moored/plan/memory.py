@@ -32,6 +32,8 @@ OUTSIDE = (RECORDED, RECORDED_STEPS, "CUDA", "reserve")
 MOST_PADDING = 1.5
 MIN_PROMPT_TOKENS, MIN_CONTINUATION_TOKENS = 256, 1024
 """Of engine/fast/graphs.py."""
+FEW_ROWS = 8
+"""Episodes at a time, below which a sampler is not advised."""
 Parts = Mapping[str, int]
 """Bytes by part."""
 
@@ -225,6 +227,22 @@ def _vllm_weights(setup: Setup) -> int:
 def _vllm_slot(setup: Setup) -> int:
     """Keys and values cannot be divided further than their heads."""
     return _slot_bytes(setup) // min(setup.vllm_ways, setup.shape.kv_heads)
+
+
+def vllm_shares(setup: Setup, gpu: Gpu) -> list[tuple[float, int]]:
+    """Shares of the memory that vLLM can do with, by twentieths, and how many episodes they hold.
+
+    From room for a few episodes at a time, or all where they are fewer, up to room for all.
+    """
+    shares: list[tuple[float, int]] = []
+    for twentieths in range(1, 19):
+        reserved = int(twentieths / 20 * gpu.memory_bytes)
+        rows = (reserved - _vllm_weights(setup)) // _vllm_slot(setup)
+        if rows >= min(FEW_ROWS, setup.most_rows):
+            shares.append((twentieths / 20, min(rows, setup.most_rows)))
+        if rows >= setup.most_rows:
+            break
+    return shares
 
 
 def check_vllm_share(setup: Setup, gpu: Gpu) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -74,6 +75,34 @@ def test_advice_holds_for_what_is_typed():
         again = load_config(read_presets(words), typed)
         planned_again = plan(again, found.setup.shape, found.gpu)
         assert planned_again.memory.peak_bytes / 2**30 == pytest.approx(piece.peak_gib)
+
+
+def test_a_model_without_a_fast_sampler_is_told_to_have_vllm_write_some_episodes_at_a_time():
+    """Gemma 2 has layers of another kind; all its episodes at once need more than the GPU has."""
+    words = ["optimizer.lora_rank=8", "rollout.num_groups=64", "algorithm.kl_coef=0"]
+    given = load_config(read_presets(["sokoban", "grpo", "qwen2.5-7b"]), words)
+    other = replace(shape_of(given.model), is_fast=False)
+    found = plan(given, other, GPUS["h100"])
+    assert found.memory.peak_phase == "rollout"
+    assert not found.fits
+    (piece,) = [piece for piece in advice(found) if "engine.sampler" in piece.options]
+    # 0.75 of 79.1 GiB: 14.2 for the weights, and 206 times 4,096 tokens of 56 KiB.
+    assert piece.text().startswith("engine.sampler=vllm engine.vllm.memory_share=0.75 (")
+    changed = load_config(given.model_dump(), piece.text().partition(" (")[0].split())
+    again = plan(changed, other, found.gpu)
+    assert again.fits
+    assert f"vLLM writes {again.memory.rows} of 1024 episodes at a time" in piece.why
+    assert again.memory.rows == 206
+    larger = {"engine.vllm.memory_share": changed.engine.vllm.memory_share + 0.05}
+    assert not plan(with_options(changed, larger), other, found.gpu).fits
+
+
+def test_vllm_is_not_advised_where_moored_has_a_sampler_of_its_own():
+    for words in ([], ["optimizer.lora_rank=8", "rollout.num_groups=64"], ["algorithm.name=ppo"]):
+        for gpu in ("h100", "a100-40", "rtx-4090"):
+            assert not any("engine.sampler" in p.options for p in advice(planned(*words, gpu=gpu)))
+    plain = planned("engine.sampler=plain", "optimizer.lora_rank=8", "rollout.num_groups=64")
+    assert {"engine.sampler": "auto"} in [dict(piece.options) for piece in advice(plain)]
 
 
 def test_where_nothing_helps_the_gpu_is_too_small():
