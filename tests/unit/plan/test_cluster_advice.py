@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -72,7 +73,7 @@ WORDS = (
     ["algorithm.name=ppo", "engine.micro_batch_tokens=100"],
     ["optimizer.lora_rank=8", "engine.sampler=vllm"],
 )
-SPLITS = ({}, {"ways": 1}, {"samplers": 3}, {"samplers": 3, "ways": 2})
+SPLITS: tuple[dict[str, Any], ...] = ({}, {"ways": 1}, {"samplers": 3}, {"samplers": 3, "ways": 2})
 
 
 @pytest.mark.parametrize("model", ["Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-14B"])
