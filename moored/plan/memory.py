@@ -245,8 +245,14 @@ def vllm_shares(setup: Setup, gpu: Gpu) -> list[tuple[float, int]]:
     return shares
 
 
-def check_vllm_share(setup: Setup, gpu: Gpu) -> None:
-    """Refuse a share that is too small for vLLM's weights and an episode: it could not start."""
+def check_vllm(setup: Setup, gpu: Gpu) -> None:
+    """Refuse what vLLM could not start with: heads that its GPUs cannot divide among them, and a
+    share that is too small for its weights and an episode."""
+    if setup.vllm_share and setup.shape.heads % setup.vllm_ways:
+        raise MooredError(
+            f"engine.vllm.tensor_parallel = {setup.vllm_ways} does not divide the "
+            f"{setup.shape.heads} attention heads of this model; choose a number that does"
+        )
     needed = _vllm_weights(setup) + _vllm_slot(setup)
     has = setup.vllm_share * gpu.memory_bytes
     if not setup.vllm_share or needed <= has:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from moored.config import Config
 from moored.plan.coefficients import MEASURED, Coefficients
 from moored.plan.gpus import GIB, Gpu
-from moored.plan.memory import Memory, check_vllm_share, plan_memory
+from moored.plan.memory import Memory, check_vllm, plan_memory
 from moored.plan.seconds import Lengths, Work, longest_lengths, plan_seconds, why_untimed
 from moored.plan.setup import Setup, setup_of
 from moored.plan.shapes import ModelShape
@@ -83,7 +83,7 @@ def plan(
 ) -> Plan:
     """Plan a step; `lengths` (by default the longest that are allowed) matter to seconds only."""
     setup = setup_of(config, shape)
-    check_vllm_share(setup, gpu)
+    check_vllm(setup, gpu)
     lengths = lengths or longest_lengths(config)
     tokens, checkpointing = _choose(setup, gpu, given)
     memory = plan_memory(setup, gpu, given.memory, tokens=tokens, checkpointing=checkpointing)

@@ -125,6 +125,11 @@ def shape_from_config(config: Mapping[str, object], name: str) -> ModelShape:
             f"model {name!r} is a mixture of experts ({kind!r}), which is not planned: how many "
             f"experts a batch uses depends on its tokens; try a step with `moored train`"
         )
+    if config.get("quantization_config"):
+        raise MooredError(
+            f"model {name!r} is quantised, which is not planned: its weights have neither the size "
+            f"nor the speed of bfloat16; plan the model that it was made from"
+        )
     family = FAMILIES.get(kind)
     if family is None:
         raise MooredError(

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from moored.config import load_config
+from moored.errors import MooredError
 from moored.plan import choose_batch, plan, shape_of
 from moored.plan.coefficients import MEASURED
 from moored.plan.gpus import GIB, GPUS, Gpu
@@ -127,6 +128,13 @@ def test_seconds_need_the_rates_of_the_gpu():
     assert list(found.seconds) == ["prefill", "decode", "advantages", "update", "publish"]
     record = found.record()
     assert record["step_s"] == pytest.approx(sum(found.seconds.values()), abs=1e-4)
+
+
+def test_vllm_that_cannot_divide_its_heads_is_refused_as_a_run_refuses_it():
+    words = ["engine.sampler=vllm", "engine.vllm.tensor_parallel=3"]
+    with pytest.raises(MooredError, match="= 3 does not divide the 2 attention heads"):
+        plan(config(*words), tiny(), GPUS["h200"])
+    assert plan(config(*words), tiny(heads=3, kv_heads=3), GPUS["h200"]).fits
 
 
 def test_planning_imports_no_torch():

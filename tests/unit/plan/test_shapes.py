@@ -131,6 +131,13 @@ def test_what_is_here_of_a_model_comes_before_the_table(tmp_path, no_downloads):
     assert description_of("org/name") == {}
 
 
+def test_weights_of_another_size_are_not_planned_as_bfloat16():
+    config = asdict(KNOWN["Qwen/Qwen2.5-0.5B"])
+    assert shape_from_config({**config, "quantization_config": None}, "x").layers == 24
+    with pytest.raises(MooredError, match="model 'x' is quantised, which is not planned"):
+        shape_from_config({**config, "quantization_config": {"quant_method": "gptq"}}, "x")
+
+
 def test_the_fast_sampler_takes_the_shapes_it_knows():
     config = asdict(KNOWN["Qwen/Qwen2.5-0.5B"])
     assert shape_from_config(config, "x").is_fast
