@@ -81,7 +81,7 @@ class Layout:
     def options(self) -> dict[str, object]:
         """What makes a configuration run like this."""
         if self.name == TOGETHER:
-            places: dict[str, object] = {"engine.kind": "torchrun"}
+            places: dict[str, object] = {"engine.kind": "torchrun", "rollout.max_lag": 0}
         else:
             places = {
                 "engine.kind": "ray",

@@ -10,6 +10,7 @@ import pytest
 from moored.config import Config, load_config
 from moored.errors import MooredError
 from moored.plan import shape_of
+from moored.plan.advice import with_options
 from moored.plan.cluster import plan_cluster
 from moored.plan.cluster_work import DRIVER_TURNS_PER_S, ClusterWork
 from moored.plan.coefficients import MEASURED
@@ -42,6 +43,15 @@ def planned(model: str, num_gpus: int, *words: str, gpu: str = "h200", **given) 
     cluster = make_cluster(GPUS[gpu], num_gpus)
     lengths = longest_lengths(config, turns=5)
     return plan_cluster(config, shape_of(model), cluster, lengths, **given)
+
+
+@pytest.mark.parametrize("words", [[], ["engine.kind=ray", "rollout.max_lag=1"]])
+def test_the_configuration_takes_the_options_of_every_layout(words):
+    found = planned("Qwen/Qwen2.5-7B", 8, *words)
+    assert len(found.layouts) == 3
+    for layout in found.layouts.values():
+        changed = with_options(found.config, layout.options)
+        assert changed.engine.kind == layout.options["engine.kind"]
 
 
 @pytest.mark.parametrize("model", SIZES)
