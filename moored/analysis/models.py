@@ -46,9 +46,11 @@ def _run_of(path: Path) -> Path | None:
 
 
 def read_run_config(run: Path) -> Config:
+    """Of its own options, with the paths that they mean from here."""
     from moored.config import load_config
+    from moored.models.located import located
 
-    return load_config(run / "config.yaml")
+    return located(load_config(run / "config.yaml"), run)
 
 
 def run_scorers(run: Path, temperature: float, where: Device) -> Scorers:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -70,6 +72,20 @@ def check_is_run(folder: Path, command: str, *, other: Path | None = None) -> No
             f"{str(folder)!r} is not a run of `moored {command}`; for one of `moored train`: "
             f"moored train --resume {quote(str(folder))}"
         )
+
+
+def import_from_start(run: Path) -> None:
+    """Let a run's `module:Class` be found where it was started, before the current folder."""
+    from moored.models.located import start_folder
+
+    folder = start_folder(run).path
+    if folder is None or str(folder) in sys.path:
+        return
+    with suppress(FileNotFoundError):  # the current folder was deleted
+        here = os.getcwd()
+        # After all that is installed, as the current folder is.
+        place = sys.path.index(here) if here in sys.path else len(sys.path)
+        sys.path.insert(place, str(folder))
 
 
 def start_or_stop(stop: StopRequest, start: Callable[[], T]) -> T:

@@ -19,6 +19,7 @@ from moored.cli.json_output import print_json
 from moored.cli.options import AsJson, split_words
 from moored.cli.run_folders import (
     check_is_run,
+    import_from_start,
     new_folder,
     start_or_stop,
     stopped_at_once,
@@ -122,17 +123,18 @@ def _resume(
     from moored.analysis.compare_text import option_cell
     from moored.runlog.log import check_folder
     from moored.sft.changes import changes_since
-    from moored.sft.options import load_sft_config
+    from moored.sft.options import load_sft_config, located_sft
 
     plain, overrides = split_words(words)
     if plain:
         raise ConfigError(f"--resume takes options only, got {plain[0]!r}; leave it out")
     check_is_run(folder, "sft", other=other)
-    config = load_sft_config(folder / "config.yaml", overrides)
+    config = load_sft_config(folder / "config.yaml", [_from_anywhere(word) for word in overrides])
     changes = changes_since(folder, config)
     check_folder(folder, resume=True)
     _check_goes_on(folder, config, console, as_json=as_json)
-    config = _checked(config)
+    import_from_start(folder)
+    _checked(located_sft(config, folder))
     from moored.sft.loop import build_sft, resume_sft
 
     made = build_sft(config, folder, resume=True)
@@ -145,6 +147,13 @@ def _resume(
         old, new = (option_cell(value) for value in change.values())
         print_line(console, f"changed: {name} from {old} to {new}")
     return made
+
+
+def _from_anywhere(override: str) -> str:
+    """The whole path in `dialogues=FILE` of a file that is here: the run may be from elsewhere."""
+    name, _, file = override.partition("=")
+    is_here = name == "dialogues" and Path(file).is_file()
+    return f"{name}={json.dumps(str(Path(file).absolute()))}" if is_here else override
 
 
 def _check_goes_on(folder: Path, config: SftConfig, console: Console, *, as_json: bool) -> None:

@@ -19,6 +19,7 @@ from moored.cli.options import ConfigWords, check_config, read_config, split_wor
 from moored.cli.report import write_or_explain
 from moored.cli.run_folders import (
     check_is_run,
+    import_from_start,
     new_folder,
     start_or_stop,
     stopped_at_once,
@@ -98,6 +99,7 @@ def _start(words: Sequence[str], folder: Path | None) -> Run:
 
 def _resume(words: Sequence[str], folder: Path, other: Path | None) -> Run:
     from moored.config import load_config
+    from moored.models.located import located
     from moored.models.rates import with_rates
     from moored.runlog.changes import changes_since
     from moored.runlog.log import check_folder
@@ -106,12 +108,15 @@ def _resume(words: Sequence[str], folder: Path, other: Path | None) -> Run:
     if presets:
         raise ConfigError(f"--resume takes options only, got {presets[0]!r}; leave it out")
     check_is_run(folder, "train", other=other)
-    config = with_rates(load_config(folder / "config.yaml", overrides))
+    config = load_config(folder / "config.yaml", overrides)
+    found = with_rates(located(config, folder))
+    config = config.model_copy(update={"optimizer": found.optimizer})
     changes = changes_since(folder, config)
     check_folder(folder, resume=True)
     _check_goes_on(folder, config)
-    check_config(config)
-    _check_machine(config)
+    import_from_start(folder)
+    check_config(found)
+    _check_machine(found)
     from moored.analysis.compare_text import option_cell
     from moored.train import build_run, resume
 

@@ -11,10 +11,13 @@ from moored.errors import ConfigError
 from moored.runlog.changes import Change, changed_options
 from moored.runlog.log import read_records
 from moored.sft.dialogues import file_digest
-from moored.sft.options import SftConfig, load_sft_config, settle
+from moored.sft.options import SftConfig, load_sft_config, located_sft, settle
 
 FREE = ("workers", "checkpoint_every")
 """Options on which no weight and no metric depends; all others stay as they were."""
+
+DIALOGUES = "dialogues"
+"""A file that was moved or renamed may be named anew; its digest says whether it is the same."""
 
 DIGEST = "dialogues_sha256"
 """Key in `starts.jsonl`."""
@@ -23,14 +26,14 @@ DIGEST = "dialogues_sha256"
 def changes_since(run: Path, config: SftConfig) -> dict[str, Change]:
     """What `config` changes in the run's own; raises for what must stay."""
     changes = changed_options(settle(load_sft_config(run / "config.yaml")), settle(config))
+    _check_dialogues(run, config, is_other=DIALOGUES in changes)
     for name, change in changes.items():
-        if name not in FREE:
+        if name not in (*FREE, DIALOGUES):
             raise ConfigError(
                 f"{name} cannot change when a warm start is resumed ({change.old!r} to "
                 f"{change.new!r}): its numbers may depend on it, and only {' and '.join(FREE)} "
                 f"change none; leave it out, or start a new one with model={run / 'model'}"
             )
-    _check_dialogues(run, config)
     return changes
 
 
@@ -39,10 +42,26 @@ def noted_dialogues(config: SftConfig) -> dict[str, str]:
     return {} if config.dialogues is None else {DIGEST: file_digest(config.dialogues)}
 
 
-def _check_dialogues(run: Path, config: SftConfig) -> None:
-    """Raise when the file was edited since the last start that noted its digest."""
+def _check_dialogues(run: Path, config: SftConfig, *, is_other: bool) -> None:
+    """Raise when the file was edited since the last start that noted its digest.
+
+    One that has another name now (`is_other`) must be known to be the same.
+    """
     noted = [start[DIGEST] for start in read_records(run, "starts") if DIGEST in start]
-    if noted and noted_dialogues(config) != {DIGEST: noted[-1]}:
+    found = located_sft(config, run)
+    if found.dialogues is not None and not Path(found.dialogues).is_file():
+        raise ConfigError(
+            f"there is no file {config.dialogues!r} to learn the dialogues of; put it back, or say "
+            f"where it is now: dialogues=FILE"
+        )
+    now = noted_dialogues(found)
+    if is_other and now != {DIGEST: noted[-1] if noted else None}:
+        raise ConfigError(
+            f"dialogues {config.dialogues!r} are not those that the warm start began with, so it "
+            f"cannot go on with them; give a copy of that file, or start a new one with "
+            f"model={run / 'model'}"
+        )
+    if noted and now != {DIGEST: noted[-1]}:
         raise ConfigError(
             f"dialogues {config.dialogues!r} were edited since the warm start began, so it cannot "
             f"go on as it began; put the file back as it was, or start a new one with "

@@ -24,13 +24,20 @@ from moored.engine.checkpoint import load_checkpoint, save_checkpoint
 from moored.envs.mix import EnvMix
 from moored.errors import ConfigError, MooredError
 from moored.evaluate import evaluate
+from moored.models.located import about_folder, noted_folder
 from moored.rollout.calls import EnvCalls
 from moored.rollout.pool import make_pool
 from moored.runlog.log import RunLog, all_done, written_whole
 from moored.runlog.machine import describe_machine, installed_versions, own_command
 from moored.sft.ahead import LessonsAhead, num_workers
 from moored.sft.changes import changes_since, noted_dialogues
-from moored.sft.options import SftConfig, dump_sft_config, engine_config, settle
+from moored.sft.options import (
+    SftConfig,
+    dump_sft_config,
+    engine_config,
+    located_sft,
+    settle,
+)
 from moored.sft.samples import (
     Batch,
     Lessons,
@@ -102,11 +109,14 @@ class SftRecord:
 
 def build_sft(config: SftConfig, folder: Path, *, resume: bool = False) -> SftRun:
     """Assemble a run: dialogues first, because a mistake there is found in no time."""
-    config = settle(config)
+    # What is computed with; the run keeps its options as they were written.
+    found = settle(located_sft(config, folder) if resume else config)
+    named = {"model": config.model, "env": config.env, "dialogues": config.dialogues}
+    config = found.model_copy(update=named)
     with ExitStack() as stack:
-        source = open_source(config)
+        source = open_source(found)
         stack.callback(source.close)
-        settings = engine_config(config)
+        settings = engine_config(found)
         engine = build_engine(settings)
         stack.callback(engine.close)
         renderer = engine.renderer
@@ -117,7 +127,7 @@ def build_sft(config: SftConfig, folder: Path, *, resume: bool = False) -> SftRu
             )
         _check_context(config, engine)
         engine.check()
-        lessons = _open_lessons(config, source, renderer)
+        lessons = _open_lessons(found, source, renderer)
         stack.callback(lessons.close)
         run = SftRun(
             config=config,
@@ -125,7 +135,7 @@ def build_sft(config: SftConfig, folder: Path, *, resume: bool = False) -> SftRu
             renderer=renderer,
             source=source,
             lessons=lessons,
-            mix=EnvMix(config.env),
+            mix=EnvMix(found.env),
             log=RunLog(folder, resume=resume),
             pool=make_pool(engine, settings.rollout),
         )
@@ -159,7 +169,7 @@ def _longest(engine: Engine) -> int | None:
 def start_sft(run: SftRun) -> None:
     """Begin a new run: store its configuration, and what it was started with."""
     run.log.write_config(dump_sft_config(run.config))
-    _note_start(run)
+    _note_start(run, {**about_folder(), **noted_dialogues(run.config)})
 
 
 def resume_sft(run: SftRun) -> int:
@@ -168,6 +178,8 @@ def resume_sft(run: SftRun) -> int:
     Options that differ from those of the run are written to its configuration and its log.
     """
     changes = changes_since(run.log.path, run.config)
+    found = located_sft(run.config, run.log.path)
+    noted = {**about_folder(noted_folder(run.log.path)), **noted_dialogues(found)}
     saved = load_checkpoint(run.log.path, run.engine.learner)
     if saved is not None:
         run.next_step, run.next_index = int(saved["step"]) + 1, int(saved["next_index"])
@@ -178,19 +190,22 @@ def resume_sft(run: SftRun) -> int:
         changed = {name: asdict(change) for name, change in changes.items()}
         run.log.append("changes", run.next_step - 1, {"options": changed})
         run.log.write_config(dump_sft_config(run.config))
-    _note_start(run)
+    _note_start(run, noted)
     return num_lost
 
 
-def _note_start(run: SftRun) -> None:
-    """Store by which command the run goes on, with which versions, where, and what it learns."""
+def _note_start(run: SftRun, noted: Mapping[str, str]) -> None:
+    """Store by which command the run goes on, with which versions and where.
+
+    `noted` is the folder of its paths, and what it learns.
+    """
     about = {
         "command": own_command(),
         "versions": installed_versions(),
         "engine": run.engine.describe(),
         "machine": describe_machine(),
     }
-    run.log.append("starts", run.next_step - 1, about | noted_dialogues(run.config))
+    run.log.append("starts", run.next_step - 1, {**about, **noted})
 
 
 def run_sft(run: SftRun, on_step: Callable[[SftRecord], bool | None] = lambda record: None) -> str:

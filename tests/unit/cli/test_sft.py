@@ -75,6 +75,14 @@ def command(tmp_path, monkeypatch, capsys):
         (["worker=2", "--resume", "begun"], "unknown option 'worker'; did you mean 'workers'?"),
         (["workers=-1", "--resume", "begun"], "workers"),
         (["--resume", "edited"], "dialogues 'mute.jsonl' were edited since the warm start began"),
+        (
+            ["--resume", "edited", "dialogues=empty.jsonl"],
+            "empty.jsonl' are not those that the warm start began with",
+        ),
+        (
+            ["--resume", "edited", "dialogues=none.jsonl"],
+            "there is no file 'none.jsonl' to learn the dialogues of; put it back, or say where",
+        ),
         (["nano", "env=bandit", "--run", "taken"], "'taken' already holds a run"),
     ],
 )

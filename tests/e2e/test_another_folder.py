@@ -1,0 +1,92 @@
+"""A run goes on from any folder as it would have gone on where it was started."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from moored.runlog.log import read_records
+
+RUN_WORDS = ["collapse.every=0", "evaluation.every=0", "checkpoint_every=1", "filter.rule=none"]
+RUN_WORDS += ["rollout.num_groups=2", "rollout.group_size=2", "rollout.max_response_tokens=4"]
+RUN_WORDS += ["stop.low_variance=0", "rollout.max_context=64", "optimizer.lr=0.01"]
+SFT_WORDS = ["num_steps=3", "checkpoint_every=1", "batch_tokens=32", "max_context=64"]
+SFT_WORDS += ["evaluation.num_dialogues=2", "optimizer.lr=0.01"]
+
+
+@pytest.fixture
+def project(tmp_path, toy_folder, monkeypatch) -> Path:
+    """The current folder: a model, questions, and dialogues, all by relative paths."""
+    torch.set_num_threads(1)
+    folder = tmp_path / "project"
+    shutil.copytree(toy_folder, folder / "tuned")
+    rows = [{"query": f"A {i}?", "response": f"The answer is: {i}"} for i in range(60)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["A B", "B C", "C D", "D E", "E A", "A C", "B D", "C E", "D A", "E B"]
+    pairs = [{"prompt": word, "completion": word[::-1]} for word in words]
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def metrics(run: Path) -> bytes:
+    return (run / "metrics.jsonl").read_bytes()
+
+
+def test_a_run_with_relative_paths_is_resumed_and_read_elsewhere(here, project, monkeypatch):
+    env = "env={name: metamath, options: {source: rows.jsonl}}"
+    words = ["train", "--no-report", "grpo", "model=tuned", env, *RUN_WORDS]
+    here(*words, "num_steps=2", "--run", "whole")
+    here(*words, "num_steps=1", "--run", "part")
+    stored = (project / "part/config.yaml").read_text()
+    monkeypatch.chdir("../elsewhere")
+    # Another file of that name, which is not meant.
+    Path("rows.jsonl").write_text('{"query": "B?", "response": "The answer is: 7"}\n')
+    here("train", "--no-report", "--resume", "../project/part", "num_steps=2")
+    assert metrics(project / "part") == metrics(project / "whole")
+    told = (project / "part/config.yaml").read_text()
+    assert told == stored.replace("num_steps: 1", "num_steps: 2")
+    assert [start["folder"] for start in read_records(project / "part", "starts")] == [
+        str(project),
+        str(project),
+    ]
+    assert "on 4 tasks" in here("eval", "../project/part", "-n", "4")
+
+
+def test_an_environment_of_the_folder_is_found_elsewhere(here, project, monkeypatch):
+    own = "from moored.envs.bandit import Bandit\n\n\nclass Mine(Bandit):\n    pass\n"
+    (project / "env_of_the_project.py").write_text(own)
+    words = [*RUN_WORDS, "num_steps=1", "env=env_of_the_project:Mine"]
+    here("train", "--no-report", "grpo", "model=tuned", *words, "--run", "run")
+    monkeypatch.chdir("../elsewhere")
+    monkeypatch.delitem(__import__("sys").modules, "env_of_the_project")
+    monkeypatch.setattr("sys.path", [p for p in __import__("sys").path if p != str(project)])
+    here("train", "--no-report", "--resume", "../project/run", "num_steps=2")
+    assert len(read_records(project / "run")) == 2
+
+
+def test_a_warm_start_is_resumed_elsewhere_and_with_its_dialogues_moved(here, project, monkeypatch):
+    here("sft", "tuned", "dialogues=pairs.jsonl", *SFT_WORDS, "--run", "whole")
+    wanted = metrics(project / "whole")
+    for name in ("part", "moved"):
+        shutil.copytree("whole", name)
+        shutil.rmtree(f"{name}/checkpoints/step_000003")
+    monkeypatch.chdir("../elsewhere")
+    here("sft", "--resume", "../project/part")
+    assert metrics(project / "part") == wanted
+    (project / "pairs.jsonl").rename("renamed.jsonl")
+    said = here("sft", "--resume", "../project/moved", expect=2)
+    assert "say where it is now: dialogues=FILE" in said
+    assert "changed: dialogues from" in here(
+        "sft", "--resume", "../project/moved", "dialogues=renamed.jsonl"
+    )
+    assert metrics(project / "moved") == wanted
+    # From now on it is found there from any folder.
+    config = yaml.safe_load((project / "moved/config.yaml").read_text())
+    assert config["dialogues"] == str(Path("renamed.jsonl").absolute())

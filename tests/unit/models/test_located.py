@@ -1,0 +1,94 @@
+"""Relative paths of a run mean files of the folder it was started in, wherever it is read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from moored.config import load_config
+from moored.models.located import FOLDER, about_folder, located, noted_folder
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch) -> Path:
+    """A folder with files and a run that was started there; the current one is another."""
+    folder = tmp_path / "project"
+    for name in ("runs/one", "tuned", "nano", "train", "data"):
+        (folder / name).mkdir(parents=True)
+    for name in ("rows.jsonl", "data/more.jsonl"):
+        (folder / name).touch()
+    note(folder / "runs/one", folder)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    return folder
+
+
+def note(run: Path, folder: Path) -> None:
+    with (run / "starts.jsonl").open("a") as file:
+        file.write(json.dumps({"schema": 1, "step": 0, FOLDER: str(folder)}) + "\n")
+
+
+def options_of(run: Path, **given: object) -> dict[str, object]:
+    config = load_config({"env": {"name": "metamath", "options": given}})
+    return located(config, run).env[0].options
+
+
+def model_of(run: Path, name: str) -> str:
+    return located(load_config({"model": name}), run).model
+
+
+def test_files_of_the_start_are_found_from_elsewhere(project):
+    run = project / "runs/one"
+    assert model_of(run, "tuned") == str(project / "tuned")
+    nested = {"files": ["rows.jsonl", "data/more.jsonl"]}
+    assert options_of(run, source="rows.jsonl", options=nested) == {
+        "source": str(project / "rows.jsonl"),
+        "options": {"files": [str(project / "rows.jsonl"), str(project / "data/more.jsonl")]},
+    }
+    # An option of this name may be a folder of games.
+    assert options_of(run, source="data") == {"source": str(project / "data")}
+
+
+def test_they_come_before_files_of_the_same_name_here(project):
+    Path("rows.jsonl").touch()
+    run = project / "runs/one"
+    assert options_of(run, source="rows.jsonl") == {"source": str(project / "rows.jsonl")}
+
+
+def test_names_that_are_no_paths_stay(project, tmp_path):
+    run, absolute = project / "runs/one", str(tmp_path / "elsewhere")
+    for name in ("nano", "org/name", absolute):  # there is a folder `nano`, which is not meant
+        assert model_of(run, name) == name
+    given = {"split": "train", "size": 3, "source": "hub:org/rows", "text": "", "long": "x" * 9999}
+    assert options_of(run, **given) == given
+    config = load_config({"env": "data.more:jsonl"})
+    assert located(config, run).env == config.env
+
+
+def test_in_the_folder_of_the_start_nothing_changes(project, monkeypatch):
+    monkeypatch.chdir(project)
+    assert model_of(Path("runs/one"), "tuned") == "tuned"
+    assert options_of(Path("runs/one"), source="rows.jsonl") == {"source": "rows.jsonl"}
+
+
+def test_a_project_that_was_moved_goes_by_the_current_folder(project, tmp_path, monkeypatch):
+    moved = tmp_path / "moved"
+    project.rename(moved)
+    monkeypatch.chdir(moved)
+    run = Path("runs/one")
+    assert noted_folder(run) is None
+    assert options_of(run, source="rows.jsonl") == {"source": "rows.jsonl"}
+    # What resumes it notes the new folder, and a later start that one.
+    assert about_folder(noted_folder(run)) == {FOLDER: str(moved)}
+    note(run, moved)
+    monkeypatch.chdir(tmp_path)
+    assert about_folder(noted_folder(moved / run)) == {FOLDER: str(moved)}
+    assert model_of(moved / run, "tuned") == str(moved / "tuned")
+
+
+def test_a_run_that_notes_no_folder_is_read_as_before(project):
+    (project / "runs/one/starts.jsonl").write_text('{"schema": 1, "step": 0}\n')
+    assert model_of(project / "runs/one", "tuned") == "tuned"
+    assert model_of(project / "runs/two", "tuned") == "tuned"
