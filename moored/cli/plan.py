@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated
@@ -165,8 +166,9 @@ def _check_is_planned(config: Config, cluster: _Cluster) -> None:
         raise ConfigError(f"engine.kind = {kind} runs on several GPUs; say how many: --gpus 8")
     if kind != "local" and kind not in CLUSTER_KINDS:
         raise ConfigError(f"engine.kind = {kind} computes elsewhere; plans are made for local")
-    if config.engine.device == "cpu":
-        raise ConfigError("engine.device is cpu, and plans are made for GPUs; leave it out")
+    device = config.engine.device
+    if device != "auto" and re.fullmatch(r"cuda(:\d+)?", device) is None:
+        raise ConfigError(f"engine.device is {device}, and plans are made for GPUs; leave it out")
 
 
 def _options(cluster: _Cluster) -> list[tuple[str, object]]:

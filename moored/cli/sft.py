@@ -5,6 +5,7 @@ Exit codes beyond those of every command: 130 when Ctrl-C stopped the run, 143 w
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict

@@ -226,6 +226,8 @@ def test_the_gpu_here_is_the_default(run, monkeypatch):
         (["model=org/unknown"], "'org/unknown' is not in the table, and plans download nothing"),
         (["model=nanoo"], "neither embedded nor a folder; did you mean 'nano'?"),
         (["engine.device=cpu"], "engine.device is cpu, and plans are made for GPUs; leave it out"),
+        (["engine.device=banana"], "engine.device is banana, and plans are made for GPUs"),
+        (["engine.device=cpu:0"], "engine.device is cpu:0, and plans are made for GPUs"),
         (["engine.kind=endpoint"], "engine.kind = endpoint computes elsewhere; plans are made for"),
         (["smok"], "unknown preset 'smok'; did you mean 'smoke'?"),
         (["env=sokobn"], "unknown environment 'sokobn'; did you mean 'sokoban'?"),
