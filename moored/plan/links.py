@@ -54,11 +54,6 @@ class Cluster:
     def num_nodes(self) -> int:
         return -(-self.num_gpus // self.gpus_per_node)
 
-    def node_sizes(self) -> list[int]:
-        """GPUs of each node; the last may have fewer."""
-        full, rest = divmod(self.num_gpus, self.gpus_per_node)
-        return [self.gpus_per_node] * full + ([rest] if rest else [])
-
     def bytes_per_s(self, ranks: int) -> float:
         """How fast a ring of `ranks` neighbouring GPUs moves data.
 

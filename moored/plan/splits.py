@@ -81,8 +81,15 @@ def possible_learners(setup: Setup, cluster: Cluster, samplers: int | None) -> l
 
 def most_replicas(setup: Setup, cluster: Cluster, learners: int, ways: int) -> int:
     """Of samplers on what so many learners leave; each has an episode to write."""
-    free = _free_gpus(cluster, learners)
-    return min(sum(size // ways for size in free), setup.num_episodes)
+    node = cluster.gpus_per_node
+    full, rest = divmod(cluster.num_gpus, node)
+    taken, part = divmod(learners, node)
+    # Learners fill the first nodes; a replica stays within one of those that they leave.
+    if taken == full:
+        free = (rest - part) // ways
+    else:
+        free = (node - part) // ways + (full - taken - 1) * (node // ways) + rest // ways
+    return min(free, setup.num_episodes)
 
 
 def shared_sampler(setup: Setup, gpu: Gpu, given: Coefficients, ranks: int) -> SamplerMemory:
@@ -162,13 +169,3 @@ def _learner_fits(
 ) -> bool:
     choices = learners_that_fit(setup, cluster.gpu, given, ranks, beside)
     return choices[0].peak_bytes <= cluster.gpu.memory_bytes
-
-
-def _free_gpus(cluster: Cluster, learners: int) -> list[int]:
-    """GPUs that learners leave in each node; learners fill the first nodes."""
-    free = []
-    for size in cluster.node_sizes():
-        taken = min(size, learners)
-        learners -= taken
-        free.append(size - taken)
-    return free

@@ -15,7 +15,7 @@ from moored.plan.layouts import LAYOUTS
 from moored.plan.links import make_cluster
 from moored.plan.setup import setup_of
 from moored.plan.shapes import shape_of
-from moored.plan.splits import any_fits
+from moored.plan.splits import any_fits, most_replicas
 from tests.unit.plan.test_cluster import options, planned
 
 
@@ -88,6 +88,18 @@ def test_what_is_said_to_fit_is_what_comparing_all_layouts_finds(model, monkeypa
         assert planned(model, num_gpus, *words, gpu="own", **split).fits == fits
         found.add(fits)
     assert found == {True, False}
+
+
+def test_replicas_stay_within_the_nodes_that_learners_leave():
+    setup = setup_of(options("Qwen/Qwen2.5-7B"), shape_of("Qwen/Qwen2.5-7B"))
+    cluster = make_cluster(GPUS["h200"], 22)
+    # Nodes of 8, 8 and 6 GPUs.
+    for learners, ways, replicas in ((1, 1, 21), (1, 4, 1 + 2 + 1), (3, 4, 1 + 2 + 1)):
+        assert most_replicas(setup, cluster, learners, ways) == replicas
+    assert most_replicas(setup, cluster, 13, 2) == 1 + 3
+    assert most_replicas(setup, cluster, 16, 4) == 1
+    assert most_replicas(setup, cluster, 21, 1) == 1
+    assert most_replicas(setup, cluster, 21, 2) == 0
 
 
 def test_advice_of_a_hopeless_cluster_does_not_compare_all_layouts(monkeypatch):
