@@ -36,7 +36,7 @@ class StartFolder:
 
     def file(self, text: str) -> str:
         """The path from here, if there is such a file or folder there; else the text as it is."""
-        if self.path is None or Path(text).expanduser().is_absolute():
+        if self.path is None or os.path.isabs(os.path.expanduser(text)):
             return text
         there = self.path / text
         return str(there) if _is_path(there) else text

@@ -62,6 +62,7 @@ def test_names_that_are_no_paths_stay(project, tmp_path):
     for name in ("nano", "org/name", absolute):  # there is a folder `nano`, which is not meant
         assert model_of(run, name) == name
     given = {"split": "train", "size": 3, "source": "hub:org/rows", "text": "", "long": "x" * 9999}
+    given |= {"home": "~nobody-of-this-name/rows.jsonl", "null": "a/\0"}
     assert options_of(run, **given) == given
     config = load_config({"env": "data.more:jsonl"})
     assert located(config, run).env == config.env
