@@ -11,7 +11,7 @@ are text.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, groupby, islice
 from typing import TYPE_CHECKING, cast
@@ -22,6 +22,7 @@ from moored.errors import MooredError
 from moored.reply import THINK_TAGS, find_parts, format_reply, open_think
 from moored.rollout.decode import Decoder, bound, common_length
 from moored.rollout.encode import ChunkEncoder, check_ids
+from moored.rollout.today import with_fixed_date
 from moored.types import Content, Message, Prompt, Span, content_images
 
 if TYPE_CHECKING:
@@ -48,11 +49,13 @@ class Renderer:
     `template_options` are extra variables of the template, e.g. `{"enable_thinking": False}`.
     `image_text` gives the text that stands for an image, e.g. the placeholder tokens of a vision
     model; without it a message that holds an image is refused. `vocabulary` is the number of ids
-    that the model knows; a tokenizer that writes others is refused.
+    that the model knows; a tokenizer that writes others is refused. `eos_ids` are special tokens
+    after which the model writes nothing more, besides those of tokenizer and template.
     """
 
     stop_ids: tuple[int, ...]
-    """Tokens that end a reply: the template's end of turn, and the tokenizer's end of text."""
+    """Tokens that end a reply: the template's end of turn, the tokenizer's end of text, and those
+    that the model's generation_config.json names."""
     is_prefix_stable: bool
     """False when the template changes earlier turns, e.g. strips their reasoning; `extend` then
     renders the whole dialogue again, and the ids do not continue the earlier stream."""
@@ -64,6 +67,7 @@ class Renderer:
         template_options: Mapping[str, object] | None = None,
         image_text: Callable[[object], str] | None = None,
         vocabulary: int | None = None,
+        eos_ids: Collection[int] = (),
     ) -> None:
         if not tokenizer.chat_template:
             raise MooredError(
@@ -71,14 +75,15 @@ class Renderer:
                 f"instruction-tuned model, or put a chat_template.jinja into the model's folder"
             )
         self.tokenizer = tokenizer
-        self._options = dict(template_options or {})
+        template = with_fixed_date(tokenizer.get_chat_template())
+        self._options = {"chat_template": template, **(template_options or {})}
         self._image_text = image_text
         self._encoder = ChunkEncoder(tokenizer)
         self._between: dict[str, _Between] = {}
         self._starts: dict[tuple[tuple[str, str], ...], Prompt] = {}
         self._tails: dict[object, np.ndarray] = {}
         self._decoder = Decoder(tokenizer, anchor=self._encoder.encode("a").tolist())
-        self._probe_template()
+        self._probe_template(eos_ids)
         if vocabulary is not None:
             shown = self._render([_user()]) + self._text_after_reply(_NEXT)
             check_ids(tokenizer, self._encoder.encode(shown), vocabulary)
@@ -218,7 +223,7 @@ class Renderer:
         ends = self._decoder.ends(self._without_stop(completion_ids), text[shift:])
         return Spans(_token_span(ends, parts[0], shift), _token_span(ends, parts[1], shift))
 
-    def _probe_template(self) -> None:
+    def _probe_template(self, eos_ids: Collection[int]) -> None:
         """Find out how the template treats system prompts, replies and earlier turns."""
         from jinja2.exceptions import TemplateError
 
@@ -240,7 +245,9 @@ class Renderer:
                 f"user and assistant turns: {error}"
             ) from error
         eos_id = cast(int | None, self.tokenizer.eos_token_id)
-        found = dict.fromkeys([self._end_id, eos_id])
+        # Where config.json names none, transformers puts a default there, which may be any token.
+        special = (token for token in eos_ids if token in self.tokenizer.added_tokens_decoder)
+        found = dict.fromkeys([self._end_id, eos_id, *special])
         self.stop_ids = tuple(token for token in found if token is not None)
         if not self.stop_ids:
             raise MooredError(

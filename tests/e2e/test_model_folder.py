@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from moored.engine.checkpoint import newest_checkpoint
 from moored.engine.local.learner import LocalLearner
 from moored.errors import MooredError
 from moored.evaluate import Evaluation
+from moored.models.find import model_folder
 from moored.runlog.log import read_records
 from moored.train import build_run, start, train
 from moored.types import Prompt, ScoreRequest
@@ -114,3 +116,14 @@ def test_weights_of_another_model_are_refused(toy_folder, tmp_path):
     (tmp_path / "config.yaml").write_text(config.replace("lora_rank: 0", "lora_rank: 4"))
     with pytest.raises(MooredError, match="does not fit the model"):
         evaluated(tmp_path)
+
+
+def test_replies_end_where_the_generation_config_of_a_model_says(tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(model_folder("nano"), folder)
+    settings = json.loads((folder / "generation_config.json").read_text())
+    for named, ends in ((2, (2,)), ([2, 1], (2, 1)), (None, (2,))):
+        settings["eos_token_id"] = named
+        (folder / "generation_config.json").write_text(json.dumps(settings))
+        engine = build_engine(toy_config(folder), trains=False)
+        assert engine.renderer.stop_ids == ends

@@ -27,7 +27,7 @@ from moored.engine.local.optimizers import check_optimizer
 from moored.engine.local.precision import remove_float_hook
 from moored.engine.local.sampler import LocalSampler
 from moored.engine.local.state import save_tokenizer
-from moored.engine.lora import add_lora
+from moored.engine.lora import add_lora, plain_model
 from moored.engine.vllm.sampler import VllmSampler, vllm_sampler
 from moored.engine.vllm.server import ServerSampler
 from moored.engine.vllm.support import check_vllm
@@ -86,7 +86,9 @@ class LocalEngine:
     def renderer(self) -> Renderer:
         """Made on first use: scoring does not need it, nor a chat template."""
         if self._renderer is None:
-            self._renderer = Renderer(self.tokenizer, vocabulary=self.vocabulary)
+            self._renderer = Renderer(
+                self.tokenizer, vocabulary=self.vocabulary, eos_ids=eos_ids(self.model)
+            )
         return self._renderer
 
     @property
@@ -169,6 +171,12 @@ class LocalEngine:
         """End vLLM where it samples; other memory is freed with the process."""
         if isinstance(self._sampler, VllmSampler | ServerSampler):
             self._sampler.close()
+
+
+def eos_ids(model: Any) -> tuple[int, ...]:
+    """Tokens after which a model writes nothing more, as its generation_config.json says."""
+    found = plain_model(model).generation_config.eos_token_id
+    return tuple(np.atleast_1d([] if found is None else found).tolist())
 
 
 def describe_model(model: Any, config: Config, bf16: bool) -> str:

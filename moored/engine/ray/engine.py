@@ -101,7 +101,8 @@ class RayEngine:
             from moored.models.load import load_tokenizer
 
             tokenizer = load_tokenizer(self._config.model)
-            self._renderer = Renderer(tokenizer, vocabulary=self._info().vocabulary)
+            info = self._info()
+            self._renderer = Renderer(tokenizer, vocabulary=info.vocabulary, eos_ids=info.eos_ids)
         return self._renderer
 
     def describe(self) -> str:

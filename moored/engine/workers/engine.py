@@ -39,7 +39,9 @@ class TeamEngine:
     def renderer(self) -> Renderer:
         """Made on first use: scoring does not need it, nor a chat template."""
         if self._renderer is None:
-            self._renderer = Renderer(self.tokenizer, vocabulary=self.vocabulary)
+            self._renderer = Renderer(
+                self.tokenizer, vocabulary=self.vocabulary, eos_ids=self.info.eos_ids
+            )
         return self._renderer
 
     @property

@@ -25,7 +25,7 @@ from moored.engine.fsdp.export import empty_twin, plain_twin
 from moored.engine.fsdp.learner import ShardedLearner
 from moored.engine.fsdp.load import load_empty
 from moored.engine.gpu import fit_to_gpu
-from moored.engine.local.engine import describe_model, lends_memory, takes_slots
+from moored.engine.local.engine import describe_model, eos_ids, lends_memory, takes_slots
 from moored.engine.local.sampler import LocalSampler
 from moored.engine.local.state import save_plain, save_tokenizer
 from moored.engine.lora import add_lora, plain_model
@@ -45,6 +45,7 @@ class WorkerInfo:
     description: str
     model_type: str
     vocabulary: int
+    eos_ids: tuple[int, ...]
     max_positions: int | None
     exact_limit: int | None
     position_limit: int | None
@@ -217,6 +218,7 @@ def _describe(model: Any, config: Config, bf16: bool, size: int) -> WorkerInfo:
         description=f"{describe_model(model, config, bf16)}, {ranks_text(size)}",
         model_type=model.config.model_type,
         vocabulary=model.get_input_embeddings().num_embeddings,
+        eos_ids=eos_ids(model),
         max_positions=usual_length(model.config),
         exact_limit=exact_limit(model.config),
         position_limit=position_limit(model.config),

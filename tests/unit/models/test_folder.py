@@ -172,7 +172,7 @@ def test_a_config_that_does_not_fit_is_one_sentence_and_nothing_else(
 @pytest.mark.parametrize(
     ("file", "text", "error"),
     [
-        ("tokenizer_config.json", "[]", "AttributeError"),
+        ("tokenizer_config.json", "[]", r"\w+Error: "),
         ("tokenizer.json", "{}", "KeyError: 'added_tokens'"),
     ],
 )

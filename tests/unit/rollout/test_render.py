@@ -228,6 +228,37 @@ def test_a_dialogue_that_the_template_refuses_is_told_with_its_roles(toy_tokeniz
         renderer.start(dialogue)
 
 
+def test_special_tokens_that_the_model_names_end_a_reply_too(toy_tokenizer):
+    tokenizer = toy_tokenizer.make_tokenizer("chatml")
+    usual = Renderer(tokenizer).stop_ids
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|call|>"]})
+    call = tokenizer.convert_tokens_to_ids("<|call|>")
+    word = tokenizer.encode("a", add_special_tokens=False)[0]
+    # `word` is what transformers puts there for a configuration that names none.
+    renderer = Renderer(tokenizer, eos_ids=[usual[0], word, call])
+    assert renderer.stop_ids == (*usual, call)
+    assert renderer.decode(np.array([word, call])) == "a"
+
+
+@pytest.mark.parametrize(
+    ("form", "shown"),
+    [("%d %b %Y", "26 Jul 2024"), ("%d %B %Y", "26 July 2024"), ("%Y-%m-%d", "2024-07-26")],
+)
+def test_a_template_that_writes_the_date_writes_the_same_every_day(toy_tokenizer, form, shown):
+    tokenizer = toy_tokenizer.make_tokenizer("chatml")
+    own = tokenizer.chat_template
+    # As Llama 3.2 asks for it.
+    tokenizer.chat_template = (
+        "{%- if not date_string is defined and strftime_now is defined %}"
+        f"{{%- set date_string = strftime_now('{form}') %}}"
+        f"{{%- endif -%}}{{{{ date_string }}}}{own}"
+    )
+    text = tokenizer.decode(Renderer(tokenizer).start(FIRST).ids)
+    assert text.startswith(f"{shown}<|im_start|>")
+    told = Renderer(tokenizer, template_options={"date_string": "Today"})
+    assert tokenizer.decode(told.start(FIRST).ids).startswith("Today<|im_start|>")
+
+
 def test_template_options_reach_the_template(toy_tokenizer):
     tokenizer = toy_tokenizer.make_tokenizer("chatml")
     tokenizer.chat_template = "{{ greeting }}" + tokenizer.chat_template
