@@ -113,7 +113,8 @@ def _explained(plain: PlainModel) -> Iterator[None]:
         raise
     except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
         raise MooredError(
-            f"{plain.kind} do not work with this engine: {type(error).__name__}: {error}"
+            f"{plain.kind} do not work with this engine; choose one of the families in "
+            f"docs/models.md ({type(error).__name__}: {error})"
         ) from error
 
 

@@ -1,1 +1,1 @@
-"""Sampler and learner in this process, for any Hugging Face causal LM."""
+"""Sampler and learner in this process, for Hugging Face causal LMs."""

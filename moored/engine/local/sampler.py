@@ -1,4 +1,4 @@
-"""Sampler in this process, on any Hugging Face causal LM.
+"""Sampler in this process, on Hugging Face causal LMs.
 
 All live episodes are written together, token by token. Keys and values stay across turns, so a turn
 computes only its new tokens; the first prompt of a group is computed once. R rows, T new tokens.
