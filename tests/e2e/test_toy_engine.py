@@ -128,7 +128,7 @@ def test_a_toy_engine_trains_resumes_and_is_evaluated_without_an_edit_of_the_pac
     assert found["num_tasks"] == 4 and found["success_rate"] == 0.0
     calls = (here / "calls.txt").read_text().splitlines()[6:]
     assert calls[:6] == ["trains nano", "check", "publish 2", "publish 3", "export", "close"]
-    assert calls[6:] == ["evaluates nano", "publish 3", "close"]
+    assert calls[6:] == ["evaluates nano", "check", "publish 3", "close"]
 
 
 def test_log_probs_of_a_toy_learner_can_be_the_old_ones(here):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch.func import functional_call
 
 from moored.config import Config
 from moored.engine.check import (
@@ -150,12 +150,9 @@ class LocalEngine:
         """Log-probabilities of `ids` by the model's own forward pass."""
         device, temperature = self.learner.device, self._config.rollout.temperature
         whole = torch.from_numpy(np.concatenate([prompt_ids, ids])).to(device)
-        asked = {"input_ids": whole[None]}
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16):
-            if bf16 or not self.learner.bf16:
-                found = self.model(**asked)
-            else:
-                found = functional_call(self.model, self.learner.float_weights(), kwargs=asked)
+        exact = nullcontext() if bf16 or not self.learner.bf16 else self.learner.in_float32()
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16), exact:
+            found = self.model(input_ids=whole[None])
         logits = found.logits[0, len(prompt_ids) - 1 : -1].float()
         logp = torch.log_softmax(logits / temperature, dim=-1)
         return logp.gather(-1, whole[len(prompt_ids) :, None]).squeeze(-1).cpu().numpy()

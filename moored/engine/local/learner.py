@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -26,7 +26,7 @@ from moored.engine.fast.layers import fuse_layers
 from moored.engine.fast.tree_attention import use_tree_attention
 from moored.engine.gradients import MAX_NUMBERS, Gradients, chosen_weights, term_products
 from moored.engine.local.files import POLICY, load_saved, save_whole
-from moored.engine.local.precision import compute_in_bfloat16
+from moored.engine.local.precision import compute_in_bfloat16, in_float32
 from moored.engine.local.state import Trained, export_model
 from moored.engine.lora import make_reference, plain_model, plain_weights, without_adapters
 from moored.engine.packing import (
@@ -182,11 +182,10 @@ class LocalLearner:
         """Names and tensors of the policy, with adapters summed into the weights they sit on."""
         yield from plain_weights(self.model)
 
-    def float_weights(self) -> dict[str, torch.Tensor]:
-        """The policy's weights in float32, by the names of its parameters."""
-        if self._trained:
-            return self._trained[0].float_weights()
-        return {name: weight.detach().float() for name, weight in self.model.named_parameters()}
+    def in_float32(self) -> AbstractContextManager[None]:
+        """While it lasts, the policy computes in float32, layer by layer."""
+        exact = self._trained[0].exact_weights if self._trained else {}
+        return in_float32(self.model, exact)
 
     def damaged_weights(self) -> list[str]:
         return [

@@ -6,6 +6,8 @@ every pass. Norms, biases and the residual stream between the layers stay in flo
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -44,6 +46,45 @@ def remove_float_hook(module: Any) -> None:
     hooks = module.get_input_embeddings()._forward_hooks
     for key in [key for key, hook in hooks.items() if hook is _as_float]:
         del hooks[key]
+
+
+@contextmanager
+def in_float32(module: nn.Module, masters: Mapping[nn.Parameter, nn.Parameter]) -> Iterator[None]:
+    """While it lasts the module computes in float32, with exact weights where `masters` has them.
+
+    A part has float32 weights while it runs: those of the whole might not fit beside what is there.
+    """
+    rounded: dict[nn.Parameter, torch.Tensor] = {}
+
+    def widen(part: nn.Module, *_: object) -> None:
+        for weight in part.parameters():
+            rounded[weight] = weight.data
+            weight.data = masters.get(weight, weight.data).detach().to(weight.device, torch.float32)
+
+    def narrow(part: nn.Module, *_: object) -> None:
+        for weight in part.parameters():
+            if weight in rounded:
+                weight.data = rounded.pop(weight)
+
+    with ExitStack() as stack:
+        # Layers that are compiled would be compiled again, for other types.
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        for part in _parts(module):
+            stack.enter_context(part.register_forward_pre_hook(widen))
+            # Also where the part raises.
+            stack.enter_context(part.register_forward_hook(narrow, always_call=True))
+        yield
+
+
+def _parts(module: nn.Module) -> Iterator[nn.Module]:
+    """Layers, and what stands before and after them; none lies inside another."""
+    if isinstance(module, nn.ModuleList):
+        yield from module
+    elif any(isinstance(part, nn.ModuleList) for part in module.modules()):
+        for part in module.children():
+            yield from _parts(part)
+    else:
+        yield module
 
 
 def _as_float(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:

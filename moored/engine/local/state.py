@@ -204,18 +204,15 @@ class Trained:
 
     def _named_masters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Master weights that the module has only rounded, by the module's names."""
-        by_weight = {id(w.used): w.master for w in self._trained if w.is_rounded}
+        exact = self.exact_weights
         for name, weight in self.module.named_parameters():
-            if id(weight) in by_weight:
-                yield name, by_weight[id(weight)]
+            if weight in exact:
+                yield name, exact[weight]
 
-    def float_weights(self) -> dict[str, torch.Tensor]:
-        """Every weight of the module in float32, on its device; master weights where there are."""
-        exact = {name: master.detach() for name, master in self._named_masters()}
-        return {
-            name: exact.get(name, weight.detach()).to(weight.device, torch.float32)
-            for name, weight in self.module.named_parameters()
-        }
+    @property
+    def exact_weights(self) -> dict[nn.Parameter, nn.Parameter]:
+        """Master weights of those that the module has only rounded."""
+        return {weight.used: weight.master for weight in self._trained if weight.is_rounded}
 
 
 def _move_gradient(reference: weakref.ref[Weight], used: torch.Tensor) -> None:

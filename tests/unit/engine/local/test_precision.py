@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from typing import Any
 
 import numpy as np
 import peft
@@ -232,3 +233,65 @@ def test_states_on_the_host_give_the_same_updates():
         found.append([master.detach().cpu() for master in trained.masters])
     for device, host in zip(*found, strict=True):
         torch.testing.assert_close(device, host, rtol=0, atol=1e-6)
+
+
+IDS = torch.arange(3, 12)[None]
+
+
+def logits(model: Any, *, bf16: bool) -> torch.Tensor:
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
+        return model(input_ids=IDS).logits
+
+
+@pytest.mark.parametrize(
+    ("family", "lora"),
+    [("llama", False), ("gemma2", False), ("gpt2", False), ("olmoe", False)]
+    + [("llama", True), ("gemma2", True)],
+)
+def test_layer_by_layer_in_float32_it_is_the_model_that_was_rounded(family, lora):
+    exact = tiny_model(family, scale=2.0).eval()
+    expected = logits(exact, bf16=False)
+    learner = learner_of(with_lora(exact) if lora else exact)
+    if lora:  # nobody trains the base: it has no other weights than the rounded ones
+        weights = {name: w.detach().float() for name, w in learner.model.named_parameters()}
+        asked = {"input_ids": IDS}
+        expected = torch.func.functional_call(learner.model, weights, kwargs=asked).logits
+    rounded = logits(learner.model, bf16=True)
+    with learner.in_float32():
+        found = logits(learner.model, bf16=False)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0.0)
+    assert (found - rounded).abs().max() > 1e-3
+    torch.testing.assert_close(logits(learner.model, bf16=True), rounded, atol=0.0, rtol=0.0)
+
+
+def test_only_the_layer_that_runs_has_float32_weights():
+    learner = learner_of(tiny_model(num_hidden_layers=3))
+    model: Any = learner.model
+    before = {name: (w.dtype, w.data_ptr()) for name, w in model.named_parameters()}
+    seen = []
+
+    def note(*_: object) -> None:
+        seen.append([layer.mlp.up_proj.weight.dtype for layer in model.model.layers])
+
+    for layer in model.model.layers:
+        layer.self_attn.register_forward_hook(note)
+    with learner.in_float32():
+        logits(model, bf16=False)
+    wide, narrow = torch.float32, torch.bfloat16
+    assert seen == [[wide, narrow, narrow], [narrow, wide, narrow], [narrow, narrow, wide]]
+    assert {name: (w.dtype, w.data_ptr()) for name, w in model.named_parameters()} == before
+
+
+def test_a_pass_in_float32_that_fails_leaves_the_weights_as_they_were():
+    learner = learner_of(tiny_model())
+    model: Any = learner.model
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("no memory")
+
+    hook = model.model.layers[1].mlp.register_forward_hook(fail)
+    with pytest.raises(RuntimeError, match="no memory"), learner.in_float32():
+        logits(model, bf16=False)
+    hook.remove()
+    assert model.model.layers[1].mlp.up_proj.weight.dtype == torch.bfloat16
+    assert logits(model, bf16=True).isfinite().all()
