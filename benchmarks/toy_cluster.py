@@ -25,6 +25,8 @@ from moored.config import Config
 from moored.engine.base import LockstepStream, Request, SamplingParams
 from moored.engine.ray.engine import Parts, RayEngine
 from moored.engine.workers.ranks import Rank
+from moored.models.load import load_tokenizer
+from moored.rollout.render import Renderer
 from moored.training.batch import LossSample, Sample
 from moored.types import Completion, FinishReason, ScoreRequest
 
@@ -127,6 +129,13 @@ class ToyEngine(RayEngine):
             make_worker=partial(make_worker, wait_s=update_s),
         )
         super().__init__(config, trains=trains, parts=parts)
+
+    @property
+    def renderer(self) -> Renderer:
+        """Of the model's tokenizer; there is no model that it would have to fit."""
+        if self._renderer is None:
+            self._renderer = Renderer(load_tokenizer(self._config.model))
+        return self._renderer
 
     def check(self) -> None:
         """There is no model to compare with."""
