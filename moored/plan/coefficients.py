@@ -104,7 +104,7 @@ class SpeedCoefficients:
     timed_from: int = 100_000_000
     """Parameters of the smallest model whose steps are timed. Host and short kernels bound those of
     smaller ones: the rates above are of 135 million and more, and would give `mini` a GRPO step
-    with rollouts four times too short and updates half too long (train_step_h200.json)."""
+    with rollouts over three times too short and updates half too long (train_step_h200.json)."""
     optimizer_share: float = 0.8
     """Of the bandwidth, for an AdamW update."""
     host_copy_bytes_s: float = 50e9
