@@ -71,3 +71,17 @@ def test_steps_of_models_too_small_for_these_rates_are_not_timed():
     # of 0.044 as 0.028.
     assert 3 * (seconds["prefill"] + seconds["decode"]) < measured["rollout"]
     assert seconds["update"] > 1.3 * measured["update"]
+
+
+def test_short_steps_are_planned_too_short_by_as_much_as_the_documentation_says():
+    """GRPO of 0.5 B: 8 prompts of 152 tokens, by the tokenizer of `nano`, x 16 replies of 128."""
+    stored = json.loads((RESULTS / "train_step_half_h200.json").read_text())
+    measured = stored["figures"]["pairs"][0]["moored"]["median_s"]
+    words = ["algorithm.name=grpo", "algorithm.kl_coef=0", "optimizer.num_minibatches=1"]
+    words += ["rollout.num_groups=8", "rollout.group_size=16", "collapse.every=0"]
+    config, lengths = load_config({"model": "nano"}, words), Lengths(prompt=152, reply=128)
+    seconds = plan(config, shape_of("Qwen/Qwen2.5-0.5B"), GPUS["h200"], lengths).seconds
+    assert seconds is not None
+    document = " ".join((ROOT / "docs" / "plan.md").read_text().split())
+    said = f"took {measured:.2f} s, planned {sum(seconds.values()):.2f} s"
+    assert f"{said} (`train_step_half_h200.json`)" in document
