@@ -56,7 +56,9 @@ def advice(found: Plan) -> list[Advice]:
     changes = [change for change in _changes(found) if _changed(found, [change]) is not None]
     singles = [_try(found, [change]) for change in changes]
     helpful = [single for single in singles if single is not None]
-    return helpful or _together(found, changes)
+    # vLLM may need more than the sampler that it replaces: then the others do without it.
+    others = [change for change in changes if "engine.sampler" not in change[0]]
+    return helpful or _together(found, changes) or _together(found, others)
 
 
 def _together(found: Plan, changes: Sequence[Change]) -> list[Advice]:
@@ -126,7 +128,9 @@ def _another_sampler(found: Plan) -> Iterator[Change]:
     """
     if found.config.engine.sampler == "plain" and found.setup.shape.is_fast:
         yield {"engine.sampler": "auto"}, "moored's own sampler, which is faster too"
-    if found.setup.shape.is_fast or found.config.engine.sampler == "vllm":
+    engine = found.config.engine
+    is_elsewhere = (engine.vllm.server or "").startswith("http")
+    if found.setup.shape.is_fast or engine.sampler == "vllm" or is_elsewhere:
         return
     changes = [
         (
@@ -146,8 +150,14 @@ def _another_sampler(found: Plan) -> Iterator[Change]:
 def _try(found: Plan, changes: Sequence[Change]) -> Advice | None:
     """What changes come to together; None where they do not fit or are refused."""
     config = _changed(found, changes)
-    planned = None if config is None else plan(config, found.setup.shape, found.gpu)
-    if planned is None or not planned.fits:
+    if config is None:
+        return None
+    try:
+        planned = plan(config, found.setup.shape, found.gpu)
+    except MooredError:
+        # engine.vllm.tensor_parallel may not divide the heads, and counts with vLLM only.
+        return None
+    if not planned.fits:
         return None
     why = "; ".join(why for _, why in changes)
     peak_gib = planned.memory.peak_bytes / GIB

@@ -105,6 +105,29 @@ def test_vllm_is_not_advised_where_moored_has_a_sampler_of_its_own():
     assert {"engine.sampler": "auto"} in [dict(piece.options) for piece in advice(plain)]
 
 
+def test_vllm_that_cannot_divide_the_heads_keeps_no_other_advice_back():
+    """engine.vllm.tensor_parallel counts for nothing until vLLM samples, and was refused then."""
+    words = ["model=Qwen/Qwen2.5-1.5B", "algorithm.name=ppo", "rollout.max_context=4096"]
+    words += ["engine.gradient_checkpointing=false", "engine.vllm.tensor_parallel=7"]
+    given = load_config({}, words)
+    found = plan(given, replace(shape_of(given.model), is_fast=False), GPUS["rtx-4090"])
+    assert not found.fits
+    (piece,) = advice(found)
+    assert len(piece.options) > 1
+    assert "engine.sampler" not in piece.options
+    changed = with_options(found.config, piece.options)
+    assert plan(changed, found.setup.shape, found.gpu).fits
+
+
+def test_a_server_that_runs_already_is_not_told_its_share():
+    words = ["model=Qwen/Qwen2.5-7B", "optimizer.lora_rank=8", "rollout.num_groups=64"]
+    words += ["collapse.every=0", "engine.vllm.server=http://host:8000"]
+    given = load_config({}, words)
+    found = plan(given, replace(shape_of(given.model), is_fast=False), GPUS["h100"])
+    assert not found.fits
+    assert not any("engine.sampler" in piece.options for piece in advice(found))
+
+
 def test_where_nothing_helps_the_gpu_is_too_small():
     found = planned(gpu="a10g")
     assert not found.fits
