@@ -90,12 +90,10 @@ class Layout:
                 "engine.ray.publish": self.route,
                 "rollout.max_lag": int(self.name == OVERLAPPED),
             }
+        if self.is_vllm:
+            places |= {"engine.sampler": "vllm", "engine.vllm.tensor_parallel": self.ways}
         if self.is_vllm and self.name != TOGETHER:
-            places |= {
-                "engine.sampler": "vllm",
-                "engine.vllm.tensor_parallel": self.ways,
-                "engine.vllm.memory_share": ALONE_SHARE,
-            }
+            places["engine.vllm.memory_share"] = ALONE_SHARE
         return {
             **places,
             "engine.micro_batch_tokens": self.learner.micro_batch_tokens,

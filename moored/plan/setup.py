@@ -46,6 +46,8 @@ class Setup:
     """Share of the memory that vLLM takes at the start; 0 where it does not sample."""
     vllm_ways: int = 1
     """GPUs that vLLM divides the model among; the learner has the first of them."""
+    has_server: bool = False
+    """vLLM is a server of its own process, which the run starts or which runs already."""
     samples_elsewhere: bool = False
     """A server that runs already samples: it has memory of its own."""
 
@@ -114,5 +116,6 @@ def setup_of(config: Config, shape: ModelShape) -> Setup:
         checkpointing=checkpointing if isinstance(checkpointing, bool) else None,
         vllm_share=engine.vllm.memory_share if is_vllm and not samples_elsewhere else 0.0,
         vllm_ways=engine.vllm.tensor_parallel,
+        has_server=is_vllm and bool(server),
         samples_elsewhere=samples_elsewhere,
     )

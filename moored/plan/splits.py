@@ -28,6 +28,21 @@ WAYS = (1, 2, 4, 8, 16)
 
 def check_split(setup: Setup, cluster: Cluster, samplers: int | None, ways: int | None) -> None:
     """Refuse what is not planned for a cluster, and splits that it does not allow."""
+    _check_setup(setup)
+    if samplers is not None:
+        _check_samplers(setup, cluster, samplers)
+    if ways is not None and (ways < 1 or setup.shape.heads % ways):
+        raise MooredError(
+            f"--tensor-parallel must divide the {setup.shape.heads} heads of the model, got {ways}"
+        )
+    if ways is not None and ways > cluster.gpus_per_node:
+        raise MooredError(
+            f"--tensor-parallel {ways} is more than the {cluster.gpus_per_node} GPUs of a node, "
+            f"and a replica stays within one; raise --gpus-per-node or lower it"
+        )
+
+
+def _check_setup(setup: Setup) -> None:
     if setup.states_on_host or setup.optimizer != "adamw":
         raise MooredError(
             "optimizer.states=host and optimizer.kind=adamw_8bit are for one GPU; leave them out, "
@@ -38,30 +53,29 @@ def check_split(setup: Setup, cluster: Cluster, samplers: int | None, ways: int 
             "engine.dtype=float32 is not planned for a cluster, because the rates of GPUs are "
             "those of bfloat16; leave it out"
         )
-    if setup.samples_elsewhere:
+    if setup.has_server:
         raise MooredError(
-            "engine.vllm.server names a server that samples elsewhere, but clusters are planned "
-            "with samplers on their own GPUs; leave it out"
+            "engine.vllm.server is for one GPU; leave it out, because on several every rank and "
+            "replica has a vLLM of its own, in its process"
         )
-    if samplers is not None and not 1 <= samplers < cluster.num_gpus:
+
+
+def _check_samplers(setup: Setup, cluster: Cluster, samplers: int) -> None:
+    if cluster.num_gpus == 1:
+        raise MooredError(
+            "--samplers divides GPUs between samplers and learners, and there is one only; leave "
+            "it out, or raise --gpus"
+        )
+    learners = cluster.num_gpus - samplers
+    if samplers < 1 or learners < 1:
         raise MooredError(
             f"--samplers must leave GPUs to learners: from 1 to {cluster.num_gpus - 1}, "
             f"got {samplers}"
         )
-    learners = None if samplers is None else cluster.num_gpus - samplers
-    if learners is not None and learners > setup.num_groups:
+    if learners > setup.num_groups:
         raise MooredError(
             f"{learners} learners share {setup.num_groups} groups, so some would have none; raise "
             f"--samplers or rollout.num_groups"
-        )
-    if ways is not None and (ways < 1 or setup.shape.heads % ways):
-        raise MooredError(
-            f"--tensor-parallel must divide the {setup.shape.heads} heads of the model, got {ways}"
-        )
-    if ways is not None and ways > cluster.gpus_per_node:
-        raise MooredError(
-            f"--tensor-parallel {ways} is more than the {cluster.gpus_per_node} GPUs of a node, "
-            f"and a replica stays within one; raise --gpus-per-node or lower it"
         )
 
 

@@ -154,6 +154,19 @@ def test_vllm_on_gpus_of_its_own_is_given_most_of_them():
         assert layout.sampler.peak_bytes <= 0.9 * found.cluster.gpu.memory_bytes
 
 
+def test_one_gpu_is_not_divided():
+    with pytest.raises(MooredError, match="there is one only; leave it out, or raise --gpus"):
+        planned("Qwen/Qwen2.5-0.5B", 1, samplers=1)
+
+
+def test_ranks_that_have_a_gpu_each_are_told_to_divide_no_model():
+    """`moored train` refuses engine.vllm.tensor_parallel with torchrun."""
+    found = planned("Qwen/Qwen2.5-7B", 8, *VLLM, "engine.vllm.tensor_parallel=2")
+    changed = with_options(found.config, found.layouts[TOGETHER].options)
+    assert changed.engine.vllm.tensor_parallel == 1
+    assert changed.engine.vllm.memory_share == found.config.engine.vllm.memory_share
+
+
 def test_more_gpus_than_groups_say_how_many_groups_would_let_them_work_together():
     found = planned("Qwen/Qwen2.5-7B", 16, "rollout.num_groups=8")
     assert found.misfits[TOGETHER].startswith("16 ranks share 8 groups, so some would have none")
@@ -306,7 +319,8 @@ def test_a_rank_with_one_sample_more_holds_up_all_others():
     [
         ({"samplers": 8}, (), "--samplers must leave GPUs to learners: from 1 to 7, got 8"),
         ({"samplers": 0}, (), "--samplers must leave GPUs to learners"),
-        ({}, (*VLLM, "engine.vllm.server=http://host:8000"), "a server that samples elsewhere"),
+        ({}, (*VLLM, "engine.vllm.server=http://host:8000"), "engine.vllm.server is for one GPU"),
+        ({}, (*VLLM, "engine.vllm.server=start"), "every rank and replica has a vLLM of its own"),
         ({"samplers": -60}, (), "--samplers must leave GPUs to learners: from 1 to 7, got -60"),
         ({}, ("engine.dtype=float32",), "engine.dtype=float32 is not planned for a cluster"),
         ({"ways": 3}, (), "--tensor-parallel must divide the 28 heads of the model, got 3"),
