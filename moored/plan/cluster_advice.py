@@ -21,12 +21,15 @@ PARTS = 16
 
 
 def cluster_remedy(found: ClusterPlan) -> str:
-    """More groups, more GPUs, or adapters: whatever helps, in one sentence."""
+    """Another sampler, more groups or GPUs, or adapters: whatever helps, in one sentence."""
     pieces = []
     if found.samplers is not None or found.ways is not None:
         free = replace(found, samplers=None, ways=None)
         if _fits(free):
             pieces.append("leave out --samplers and --tensor-parallel, to have the split chosen")
+    sampler = _another_sampler(found)
+    if sampler is not None:
+        pieces.append(f"set engine.sampler={sampler} (the plain one writes all episodes at once)")
     larger = smallest_cluster(found)
     if larger is not None:
         pieces.append(_larger_text(found, larger))
@@ -35,6 +38,14 @@ def cluster_remedy(found: ClusterPlan) -> str:
     if pieces:
         return ", or ".join(pieces)
     return "neither more GPUs of this kind nor adapters help; take a smaller model or larger GPUs"
+
+
+def _another_sampler(found: ClusterPlan) -> str | None:
+    """One that fits where the plain one does not."""
+    if found.setup.has_fast_sampler or found.setup.vllm_share:
+        return None
+    other = "auto" if found.setup.shape.is_fast else "vllm"
+    return other if _fits(found, options={"engine.sampler": other}) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -228,19 +228,22 @@ def sampler_memory(
     """A GPU of a replica that has `ways` of them and is asked for `wanted_rows` at a time.
 
     `learner_bytes` is what a learner on the same GPU keeps during rollouts. vLLM takes its
-    `vllm_share` of the memory at the start, and fills it with keys and values.
+    `vllm_share` of the memory at the start, and fills it with keys and values. The plain sampler
+    writes all rows at once, and copies theirs between turns.
     """
     shape = setup.shape
     weights = setup.element_bytes * shape.num_parameters // ways
     tokens = min(given.prefill_tokens, wanted_rows * setup.max_context)
     activations = tokens * prefill_bytes(shape, bf16=setup.bf16) // ways
     slot = shape.cache_bytes(setup.element_bytes) * setup.max_context // min(ways, shape.kv_heads)
+    is_plain = not setup.has_fast_sampler and not vllm_share
+    slot *= 1 + is_plain
     row = slot + 4 * shape.vocabulary // ways
     cuda = given.context_bytes + given.workspace_bytes
     room = given.filled_share * gpu.memory_bytes - learner_bytes
     room = vllm_share * gpu.memory_bytes if vllm_share else room
     free = int(room) - weights - activations - cuda
-    least = min(MIN_ROWS, wanted_rows)
+    least = wanted_rows if is_plain else min(MIN_ROWS, wanted_rows)
     rows = max(least, min(wanted_rows, free // row))
     cache = rows * slot
     if vllm_share:
@@ -264,11 +267,13 @@ def sampler_memory(
 
 def sampler_bytes_kept(setup: Setup, gpu: Gpu, given: MemoryCoefficients, cache: int) -> int:
     """What a sampler beside a learner keeps during updates: its weights, and of small models the
-    keys and values, of larger ones, which lend those, recorded steps; vLLM keeps all that it took
-    at the start."""
+    keys and values, of larger ones, which lend those, recorded steps. The plain sampler keeps its
+    weights alone, vLLM all that it took at the start."""
     if setup.vllm_share:
         return int(setup.vllm_share * gpu.memory_bytes)
     weights = setup.element_bytes * setup.shape.num_parameters
+    if not setup.has_fast_sampler:
+        return weights
     if setup.shape.num_parameters < given.released_from:
         return weights + cache
     return weights + recorded_steps_bytes(setup, given)

@@ -18,6 +18,8 @@ from moored.plan.shapes import shape_of
 from moored.plan.splits import any_fits, most_replicas
 from tests.unit.plan.test_cluster import options, planned
 
+SEVEN = shape_of("Qwen/Qwen2.5-7B")
+
 
 def test_what_does_not_fit_says_how_many_gpus_would():
     found = planned("meta-llama/Llama-3.1-70B", 8)
@@ -68,10 +70,24 @@ def test_a_split_that_does_not_fit_is_not_answered_with_the_same_gpus():
     assert planned("Qwen/Qwen2.5-7B", num_gpus, ways=7).fits
 
 
+def test_another_sampler_is_advised_where_the_plain_one_has_no_room_for_all_episodes():
+    words = ["engine.sampler=plain", "rollout.group_size=128"]
+    found = planned("Qwen/Qwen2.5-7B", 8, *words, ways=1)
+    assert not found.fits
+    pieces = cluster_remedy(found).split(", or ")
+    assert "set engine.sampler=auto (the plain one writes all episodes at once)" in pieces
+    assert planned("Qwen/Qwen2.5-7B", 8, *words, "engine.sampler=auto", ways=1).fits
+    # More GPUs that sample have fewer episodes each.
+    assert planned("Qwen/Qwen2.5-7B", 8, "engine.sampler=plain", "rollout.group_size=4").fits
+    other = replace(found, setup=replace(found.setup, shape=replace(SEVEN, is_fast=False)))
+    assert "set engine.sampler=vllm (the plain one" in cluster_remedy(other)
+
+
 WORDS = (
     [],
     ["algorithm.name=ppo", "engine.micro_batch_tokens=100"],
     ["optimizer.lora_rank=8", "engine.sampler=vllm"],
+    ["engine.sampler=plain"],
 )
 SPLITS: tuple[dict[str, Any], ...] = ({}, {"ways": 1}, {"samplers": 3}, {"samplers": 3, "ways": 2})
 

@@ -153,10 +153,22 @@ def test_a_sampler_takes_as_many_rows_as_fit_but_no_fewer_than_eight():
     assert small.peak_bytes > 1e-6 * GIB
 
 
+def test_the_plain_sampler_writes_all_rows_at_once_and_copies_them_between_turns():
+    plain, small = setup("engine.sampler=plain"), Gpu("small", 1e-6)
+    found = sampler_memory(plain, small, BARE.memory, ways=1, wanted_rows=100)
+    assert found.rows == 100
+    assert found.parts["keys and values"] == 2 * 100 * 16 * 16
+    assert not found.fits
+    # With several GPUs, or where it was chosen, vLLM writes instead.
+    vllm = sampler_memory(plain, small, BARE.memory, ways=2, wanted_rows=100, vllm_share=0.9)
+    assert vllm.rows == 8
+
+
 def test_during_updates_a_sampler_keeps_weights_and_of_small_models_keys_and_values():
     kept = sampler_bytes_kept(setup(), LARGE, BARE.memory, 1000)
     assert kept == 2 * ALL
     small = replace(BARE.memory, released_from=10**9)
     assert sampler_bytes_kept(setup(), LARGE, small, 1000) == 2 * ALL + 1000
+    assert sampler_bytes_kept(setup("engine.sampler=plain"), LARGE, small, 1000) == 2 * ALL
     vllm = setup("engine.sampler=vllm", "engine.vllm.memory_share=0.25")
     assert sampler_bytes_kept(vllm, LARGE, BARE.memory, 1000) == GIB // 4
