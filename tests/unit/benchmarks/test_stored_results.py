@@ -152,16 +152,38 @@ def test_the_page_of_smollm2_has_what_the_stored_curves_say(script):
         for _, *cells in lines:
             assert f"| {' | '.join(cells)} |" in page
     others = ("sokoban_ppo", "frozen_lake_ppo", "frozen_lake_grpo", "countdown_grpo")
-    for name in (*others, "countdown_ppo", "metamath_grpo", "gsm8k_grpo"):
+    others += ("countdown_ppo", "metamath_grpo", "metamath_ppo", "gsm8k_grpo")
+    for name in (*others, "sokoban_ppo_long", "frozen_lake_grpo_pair"):
         runs = read_curve_file(RESULTS / f"smollm2_{name}.json")
         header, *lines = curves.lines_of_runs(runs)
         places = [header.index(column) for column in ("success", "MI", "H(Z|X)")]
         for line in lines:
-            if line[1] == "mean":
+            if line[1] == "mean" or len(runs[line[0]]) == 1:
                 cells = " | ".join(line[place] for place in places)
                 assert f"| {len(runs[line[0]])} | {cells} |" in page
         if len(runs["none"]) == len(runs["top_p"]) == 3:
             assert curves.paired_line(runs, "top_p", "none")[2] in page
+
+
+STREAMS = {
+    "rewards 0 and 1, steady": "success or not, steady",
+    "from hard to easy tasks": "success or not, slow",
+    "graded rewards, steady": "graded, steady",
+    "variance falls to a fiftieth": "graded, slow",
+    "the same in one jump": "graded, jump",
+}
+
+
+def test_the_page_on_filtering_has_the_stored_figures_of_streams():
+    page = (ROOT / "docs" / "filtering.md").read_text()
+    figures = json.loads((RESULTS / "streaming.json").read_text())["figures"]
+    for stream, name in STREAMS.items():
+        cells = []
+        for window in ("16", "64", "512", "batch"):
+            found = figures[name][window]
+            agreement = f"{found['precision']:.2f} {found['recall']:.2f}"
+            cells.append(f"{agreement}, {found['kept_mass']:.2f}")
+        assert f"| {' | '.join([stream, *cells])} |" in page
 
 
 def test_ends_of_a_curve_are_means_over_ten_steps_or_single_looks(script):
