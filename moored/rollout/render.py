@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from moored.errors import MooredError
+from moored.models.today import with_fixed_date
 from moored.reply import THINK_TAGS, find_parts, format_reply, open_think
 from moored.rollout.decode import Decoder, bound, common_length
 from moored.rollout.encode import ChunkEncoder, check_ids
-from moored.rollout.today import with_fixed_date
 from moored.types import Content, Message, Prompt, Span, content_images
 
 if TYPE_CHECKING:
@@ -75,8 +75,7 @@ class Renderer:
                 f"instruction-tuned model, or put a chat_template.jinja into the model's folder"
             )
         self.tokenizer = tokenizer
-        template = with_fixed_date(tokenizer.get_chat_template())
-        self._options = {"chat_template": template, **(template_options or {})}
+        self._options = {"chat_template": _template(tokenizer), **(template_options or {})}
         self._image_text = image_text
         self._encoder = ChunkEncoder(tokenizer)
         self._between: dict[str, _Between] = {}
@@ -369,6 +368,18 @@ class _Between:
     """Without the end of turn, for a reply that wrote it itself."""
     message: np.ndarray
     """From the border before the user message on."""
+
+
+def _template(tokenizer: PreTrainedTokenizerBase) -> str:
+    """The chat template for dialogues without tools."""
+    try:
+        return with_fixed_date(tokenizer.get_chat_template())
+    except ValueError as error:
+        named = ", ".join(sorted(cast(Mapping[str, str], tokenizer.chat_template)))
+        raise MooredError(
+            f"the tokenizer {tokenizer.name_or_path!r} has several chat templates ({named}), and "
+            f"none of them is called default; give the name default to the one that should be used"
+        ) from error
 
 
 def _token_span(ends: Sequence[int], chars: Span, shift: int) -> Span:

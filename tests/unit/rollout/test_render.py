@@ -259,6 +259,49 @@ def test_a_template_that_writes_the_date_writes_the_same_every_day(toy_tokenizer
     assert tokenizer.decode(told.start(FIRST).ids).startswith("Today<|im_start|>")
 
 
+@pytest.mark.parametrize(
+    ("asked", "shown"),
+    [
+        # In a macro as gpt-oss has it, as a number, and with directives that are rarer.
+        (
+            "{%- macro a() %}{{ 'Date: ' + strftime_now('%Y-%m-%d') }}{% endmacro %}{{ a() }}",
+            "Date: 2024-07-26",
+        ),
+        ("{{ strftime_now('%d') | int - 1 }}", "25"),
+        ("{{ strftime_now('%A, %-m/%e/%y, day %j, %I:%M %p, 100 %%') }}", None),
+    ],
+)
+def test_the_date_is_fixed_however_a_template_asks_for_it(toy_tokenizer, asked, shown):
+    tokenizer = toy_tokenizer.make_tokenizer("chatml")
+    tokenizer.chat_template = asked + tokenizer.chat_template
+    text = tokenizer.decode(Renderer(tokenizer).start(FIRST).ids)
+    assert text.startswith((shown or "Friday, 7/26/24, day 208, 12:00 AM, 100 %") + "<|im_start|>")
+
+
+@pytest.mark.parametrize(
+    "beginning", ["\n", "  ", "\n\n  {% set a = 1 %}\n", " \n{{- '' }}", "Go. "]
+)
+def test_a_template_that_may_write_the_date_says_everything_else_as_before(
+    toy_tokenizer, beginning
+):
+    tokenizer = toy_tokenizer.make_tokenizer("chatml")
+    tokenizer.chat_template = f"{beginning}{tokenizer.chat_template.lstrip()}"
+    own = Renderer(tokenizer).start(FIRST).ids
+    tokenizer.chat_template += "{# strftime_now #}"
+    assert Renderer(tokenizer).start(FIRST).ids.tolist() == own.tolist()
+
+
+def test_of_several_templates_the_one_called_default_is_used_and_has_to_be_there(toy_tokenizer):
+    tokenizer = toy_tokenizer.make_tokenizer("chatml")
+    own = tokenizer.chat_template
+    expected = Renderer(tokenizer).start(FIRST).ids
+    tokenizer.chat_template = {"rag": "Read.", "default": own}
+    assert Renderer(tokenizer).start(FIRST).ids.tolist() == expected.tolist()
+    tokenizer.chat_template = {"tool_use": own, "rag": own}
+    with pytest.raises(MooredError, match=r"several chat templates \(rag, tool_use\), and none"):
+        Renderer(tokenizer)
+
+
 def test_template_options_reach_the_template(toy_tokenizer):
     tokenizer = toy_tokenizer.make_tokenizer("chatml")
     tokenizer.chat_template = "{{ greeting }}" + tokenizer.chat_template

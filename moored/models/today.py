@@ -9,7 +9,11 @@ from datetime import date
 
 TODAY = date(2024, 7, 26)
 """The date that Llama's template has where it is told none."""
-DIRECTIVES = ("%-d", "%d", "%b", "%B", "%-m", "%m", "%Y", "%y", "%A", "%a", "%F", "%H", "%M", "%S")
+DIRECTIVES = (
+    *(f"%-{letter}" for letter in "dHIjmMSy"),
+    *(f"%{letter}" for letter in "aAbBcdDeFGHIjmMpRSTuUVwWxXyYzZ"),
+    "%%",
+)
 
 
 def with_fixed_date(template: str) -> str:
@@ -17,7 +21,8 @@ def with_fixed_date(template: str) -> str:
     if "strftime_now" not in template:
         return template
     filled = "".join(f" | replace('{code}', '{TODAY.strftime(code)}')" for code in DIRECTIVES)
-    # As a variable it would be text: only a macro of the template can take its place.
+    # As a variable it would be text: only a macro of the template can take its place. White space
+    # that the template begins with stays: of a line end after a block, one is left out.
     return (
-        f"{{%- macro strftime_now(format) -%}}{{{{ format{filled} }}}}{{%- endmacro -%}}{template}"
+        f"{{%- macro strftime_now(format) -%}}{{{{ format{filled} }}}}{{%- endmacro %}}\n{template}"
     )
