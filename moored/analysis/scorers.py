@@ -21,6 +21,7 @@ from moored.diagnostics.pairs import PairSet, ScoreFn
 from moored.errors import MooredError
 from moored.files.records import Chat, PromptLike
 from moored.models.hub import hub_answers
+from moored.models.today import with_fixed_date
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -173,6 +174,7 @@ class Encoder:
         try:
             text = tokenizer.apply_chat_template(
                 cast(Any, chat),
+                chat_template=with_fixed_date(tokenizer.get_chat_template()),
                 tokenize=False,
                 add_generation_prompt=not goes_on,
                 continue_final_message=goes_on,

@@ -19,6 +19,7 @@ from moored.engine.base import Engine, Request, SamplingParams, Scorer, new_sess
 from moored.errors import MooredError
 from moored.models.lengths import position_limit, sliding_window
 from moored.plan.shapes import description_of
+from moored.rollout.encode import check_ids
 from moored.types import Message, Prompt, ScoreRequest
 
 if TYPE_CHECKING:
@@ -94,8 +95,11 @@ def check_engine(engine: Engine, plain: PlainModel, temperature: float) -> None:
     _compare(plain, prompt.ids, reply.token_ids, {"sampler": reply.logprobs, "learner": scored})
 
 
-def check_scores(scorer: Scorer, plain: PlainModel, tokenizer: PreTrainedTokenizerBase) -> None:
+def check_scores(
+    scorer: Scorer, plain: PlainModel, tokenizer: PreTrainedTokenizerBase, vocabulary: int
+) -> None:
     """The same where nothing is written, which needs no chat template."""
+    check_ids(tokenizer, np.zeros(0, dtype=np.int64), vocabulary)
     text = " ".join(message.text for message in MESSAGES)
     ids = np.array(tokenizer.encode(text, add_special_tokens=False))
     prompt, rest = Prompt(ids[:NUM_TOKENS]), ids[NUM_TOKENS : 2 * NUM_TOKENS]

@@ -136,7 +136,7 @@ class LocalEngine:
 
     def check_scores(self) -> None:
         """As `check`, where nothing is written."""
-        check_scores(self.scorer, self._plain_model(), self.tokenizer)
+        check_scores(self.scorer, self._plain_model(), self.tokenizer, self.vocabulary)
 
     def _plain_model(self) -> PlainModel:
         return PlainModel(

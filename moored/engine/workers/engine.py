@@ -70,7 +70,7 @@ class TeamEngine:
 
     def check_scores(self) -> None:
         """As `check`, where nothing is written."""
-        check_scores(self.scorer, self._plain_model(), self.tokenizer)
+        check_scores(self.scorer, self._plain_model(), self.tokenizer, self.vocabulary)
 
     def _plain_model(self) -> PlainModel:
         return PlainModel(

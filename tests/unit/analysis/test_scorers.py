@@ -98,6 +98,13 @@ def test_chats_are_rendered_with_the_template_and_replies_go_on_from_it(nano):
     assert str(tokenizer.decode(nano.encoder.prompt(open_end))).endswith("assistant\nI")
 
 
+def test_chat_messages_have_the_same_date_every_day(toy_tokenizer):
+    tokenizer = toy_tokenizer.make_tokenizer("chatml")
+    tokenizer.chat_template = "{{ strftime_now('%d %b %Y') }}" + tokenizer.chat_template
+    ids = Encoder(tokenizer).prompt([{"role": "user", "content": "hi"}])
+    assert str(tokenizer.decode(ids)).startswith("26 Jul 2024<|im_start|>user")
+
+
 def test_a_prompt_gets_the_bos_its_tokenizer_adds_and_never_two(toy_tokenizer):
     from tokenizers.processors import TemplateProcessing
 
@@ -154,6 +161,13 @@ def test_a_model_that_the_engine_computes_otherwise_does_not_score(tmp_path, kin
     (tmp_path / "chat_template.jinja").unlink()
     tiny_model(kind, vocab_size=1024, scale=3.0, **options).save_pretrained(tmp_path)
     with pytest.raises(MooredError, match=f"'{kind}' do not work with this engine.*{why}"):
+        local_scorer(str(tmp_path), "cpu", "float32")
+
+
+def test_a_model_with_fewer_embeddings_than_the_tokenizer_has_ids_does_not_score(tmp_path):
+    shutil.copytree(embedded_models()["nano"], tmp_path, dirs_exist_ok=True)
+    tiny_model(vocab_size=300).save_pretrained(tmp_path)
+    with pytest.raises(MooredError, match="model has embeddings for 300 ids only"):
         local_scorer(str(tmp_path), "cpu", "float32")
 
 
