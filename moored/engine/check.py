@@ -30,6 +30,22 @@ MESSAGES = (
     Message("user", "A box stands left of its target. Which way do you push it, and why?"),
 )
 """A dialogue as chat models expect: on arbitrary tokens bfloat16 itself is off by many nats."""
+OTHERS = (
+    (
+        Message("system", "Answer in one short sentence."),
+        Message("user", "The key is under the red stone, north of the bridge. Where is the key?"),
+    ),
+    (
+        Message("system", "You play a game against a friend."),
+        Message("user", "There are nine cards on the table, and you may take one, two or three."),
+    ),
+    (
+        Message("system", "You are good with numbers."),
+        Message("user", "Count from one to ten. Which of these are even, and what is their sum?"),
+    ),
+)
+"""Dialogues that are tried after the first in bfloat16. Rounding sends a token of a mixture of
+experts to others now and then, and some replies are off by that; of a wrong engine all are."""
 CHECKED_KINDS = ("local", "torchrun", "ray")
 """Engines that hold a loaded model to its window and its positions."""
 NUM_TOKENS = 16
@@ -86,13 +102,20 @@ def check_positions(model_type: str, limit: int | None, max_context: int) -> Non
 
 def check_engine(engine: Engine, plain: PlainModel, temperature: float) -> None:
     """Raise when sampler or learner differ from the plain model by more than rounding explains."""
-    prompt = engine.renderer.start(MESSAGES)
     params = SamplingParams(max_tokens=NUM_TOKENS, temperature=temperature)
-    with _explained(plain):
-        request = Request(session=new_session(), prompt=prompt, seed=0)
-        reply = write_replies(engine.sampler, [request], params)[0]
-        scored = engine.scorer.score([ScoreRequest(prompt, [reply.token_ids])])[0][0]
-    _compare(plain, prompt.ids, reply.token_ids, {"sampler": reply.logprobs, "learner": scored})
+    found = None
+    for dialogue in (MESSAGES, *(OTHERS if plain.bf16 else ())):
+        prompt = engine.renderer.start(dialogue)
+        with _explained(plain):
+            request = Request(session=new_session(), prompt=prompt, seed=0)
+            reply = write_replies(engine.sampler, [request], params)[0]
+            scored = engine.scorer.score([ScoreRequest(prompt, [reply.token_ids])])[0][0]
+            parts = {"sampler": reply.logprobs, "learner": scored}
+            found = _difference(plain, prompt.ids, reply.token_ids, parts)
+        if found is None:
+            return
+    assert found is not None
+    raise found
 
 
 def check_scores(
@@ -105,7 +128,9 @@ def check_scores(
     prompt, rest = Prompt(ids[:NUM_TOKENS]), ids[NUM_TOKENS : 2 * NUM_TOKENS]
     with _explained(plain):
         scored = scorer.score([ScoreRequest(prompt, [rest])])[0][0]
-    _compare(plain, prompt.ids, rest, {"learner": scored})
+        found = _difference(plain, prompt.ids, rest, {"learner": scored})
+    if found is not None:
+        raise found
 
 
 @contextmanager
@@ -122,10 +147,10 @@ def _explained(plain: PlainModel) -> Iterator[None]:
         ) from error
 
 
-def _compare(
+def _difference(
     plain: PlainModel, prompt_ids: np.ndarray, ids: np.ndarray, parts: Mapping[str, np.ndarray]
-) -> None:
-    """Raise when log-probabilities of a part of the engine are not the model's."""
+) -> MooredError | None:
+    """What to raise when log-probabilities of a part of the engine are not the model's."""
     exact = plain.logprobs(prompt_ids, ids, False)
     allowed = TOLERANCE
     if plain.bf16:
@@ -134,7 +159,8 @@ def _compare(
     for name, found in parts.items():
         error = float(np.abs(found - exact).max())
         if not error <= allowed:
-            raise MooredError(
+            return MooredError(
                 f"{plain.kind} do not work with this engine: log-probabilities of the {name} "
                 f"differ from the model's by {error:.3g} nats, where {allowed:.3g} are rounding"
             )
+    return None

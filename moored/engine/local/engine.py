@@ -28,6 +28,7 @@ from moored.engine.local.precision import remove_float_hook
 from moored.engine.local.sampler import LocalSampler
 from moored.engine.local.state import save_tokenizer
 from moored.engine.lora import add_lora, plain_model
+from moored.engine.passes import says_out_of_memory
 from moored.engine.vllm.sampler import VllmSampler, vllm_sampler
 from moored.engine.vllm.server import ServerSampler
 from moored.engine.vllm.support import check_vllm
@@ -145,6 +146,7 @@ class LocalEngine:
             bf16=self.learner.bf16,
         )
 
+    @says_out_of_memory("the check of the model")
     @torch.no_grad()
     def _plain_logprobs(self, prompt_ids: np.ndarray, ids: np.ndarray, bf16: bool) -> np.ndarray:
         """Log-probabilities of `ids` by the model's own forward pass."""

@@ -29,6 +29,7 @@ from moored.engine.local.engine import describe_model, eos_ids, lends_memory, ta
 from moored.engine.local.sampler import LocalSampler
 from moored.engine.local.state import save_plain, save_tokenizer
 from moored.engine.lora import add_lora, plain_model
+from moored.engine.passes import says_out_of_memory
 from moored.engine.vllm.sampler import VllmSampler
 from moored.engine.workers.ranks import Rank, check_gpus, ranks_text
 from moored.models.lengths import exact_limit, position_limit, sliding_window, usual_length
@@ -192,6 +193,7 @@ class RankWorker:
     def close_stream(self, number: int) -> None:
         self._streams.pop(number).close()
 
+    @says_out_of_memory("the check of the model")
     @torch.no_grad()
     def plain_logprobs(self, prompt_ids: np.ndarray, ids: np.ndarray, bf16: bool) -> np.ndarray:
         """Log-probabilities of `ids` by the model's own forward pass."""

@@ -93,6 +93,50 @@ def test_numbers_that_are_not_finite_are_refused():
         check(FakeEngine(sampler_off=float("nan")), plain(bf16=True, off=1.0))
 
 
+class UnluckyEngine(FakeEngine):
+    """As a mixture of experts in bfloat16: rounding sends some tokens of the first replies to other
+    experts than those of the exact model."""
+
+    def __init__(self, num_off: int) -> None:
+        super().__init__()
+        self.left = num_off
+
+    def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Completion]:
+        self._sampler_off = 0.3 if self.left > 0 else 0.0
+        self.left -= 1
+        return super().generate(requests, params)
+
+
+def test_in_bfloat16_a_reply_that_is_off_by_chance_is_no_reason_to_refuse():
+    check(UnluckyEngine(2), plain(bf16=True))
+    with pytest.raises(MooredError, match=r"by 0.3 nats, where 0.05 are rounding"):
+        check(UnluckyEngine(100), plain(bf16=True))
+    # In float32 nothing is left to chance.
+    with pytest.raises(MooredError, match=r"by 0.3 nats, where 0.001 are rounding"):
+        check(UnluckyEngine(1), plain(bf16=False))
+
+
+def failing(error: Exception) -> PlainModel:
+    def fail(*_: object) -> np.ndarray:
+        raise error
+
+    return PlainModel(kind="toys", logprobs=fail, bf16=True)
+
+
+def test_a_model_whose_own_pass_fails_is_refused_in_a_sentence():
+    with pytest.raises(MooredError, match=r"toys do not work .* \(RuntimeError: expected m1\)"):
+        check(FakeEngine(), failing(RuntimeError("expected m1")))
+
+
+def test_too_little_memory_for_a_models_own_pass_is_told_as_such(checked, monkeypatch):
+    def fail(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr("moored.engine.local.engine.nullcontext", fail)
+    with pytest.raises(OutOfMemoryError, match="out of GPU memory in the check of the model"):
+        checked("GPT2", n_embd=32, n_layer=2, n_head=2)
+
+
 class FullSampler(FakeEngine):
     @says_out_of_memory("sampling")
     def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Completion]:
