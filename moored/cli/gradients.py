@@ -101,7 +101,7 @@ def gradients_command(
     if log is not None:
         log.append("gradients", policy.num_steps_done, record)
     if as_json:
-        print_json({"step": policy.num_steps_done, **_plain(record)})
+        print_json({"step": policy.num_steps_done, **record})
         return
     _show(policy, record, log)
 
@@ -254,12 +254,3 @@ def _cells(bucket: Mapping[str, Any], terms: Sequence[str], has_sizes: bool) -> 
 def _text(value: float, spec: str) -> str:
     """A dash for what is not known."""
     return "–" if value != value else format(value, spec)
-
-
-def _plain(value: Any) -> Any:
-    """NaN as null."""
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and value != value else value

@@ -7,9 +7,10 @@ goes to stderr.
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from contextvars import ContextVar
 from functools import wraps
@@ -22,7 +23,17 @@ _kept: ContextVar[TextIO | None] = ContextVar("_kept", default=None)
 
 def print_json(record: object, default: Callable[[Any], object] | None = None) -> None:
     """Print what a command has found."""
-    print(json.dumps(record, indent=2, default=default), file=_kept.get() or sys.stdout, flush=True)
+    text = json.dumps(plain(record), indent=2, default=default)
+    print(text, file=_kept.get() or sys.stdout, flush=True)
+
+
+def plain(value: Any) -> Any:
+    """NaN and infinities, which JSON has no numbers for, as null."""
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def with_json_alone(command: Callable[..., None]) -> Callable[..., None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -75,6 +76,15 @@ def test_a_stream_that_a_caller_put_in_place_gets_the_record_alone(capsys):
     assert found.err == "an environment\n"
     command(as_json=False)
     assert capsys.readouterr().out.startswith("an environment\n{")
+
+
+def test_numbers_that_json_lacks_are_null(capsys):
+    """Such as the mean reward where every episode ended in an error of its environment."""
+    print_json({"reward": math.nan, "parts": [{"loss": math.inf}, (-math.inf, 0.5)]})
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {
+        "reward": None,
+        "parts": [{"loss": None}, [None, 0.5]],
+    }
 
 
 def test_output_goes_where_it_went_after_a_command_that_fails(capsys):
