@@ -156,7 +156,7 @@ def _evaluation_config(
     if not is_run and given.get("engine", {}).get("kind") != "endpoint":
         of_run["rollout"] = _lengths_of(source, given.get("rollout", {}).get("max_response_tokens"))
     if is_run:
-        import_from_start(Path(source))
+        import_from_start(Path(source), here_first=env is not None)
         of_run = located(load_config(Path(source) / "config.yaml"), source).model_dump()
     if is_run and has_only_model(Path(source)):
         # Adapters are summed into the weights there.

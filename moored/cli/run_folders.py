@@ -74,18 +74,21 @@ def check_is_run(folder: Path, command: str, *, other: Path | None = None) -> No
         )
 
 
-def import_from_start(run: Path) -> None:
-    """Let a run's `module:Class` be found where it was started, before the current folder."""
+def import_from_start(run: Path, *, here_first: bool = False) -> None:
+    """Let a run's `module:Class` be found where it was started, before the current folder.
+
+    `here_first`: after it, for a `module:Class` that is not of the run but was typed here.
+    """
     from moored.models.located import start_folder
 
     folder = start_folder(run).path
     if folder is None or str(folder) in sys.path:
         return
-    with suppress(FileNotFoundError):  # the current folder was deleted
-        here = os.getcwd()
-        # After all that is installed, as the current folder is.
-        place = sys.path.index(here) if here in sys.path else len(sys.path)
-        sys.path.insert(place, str(folder))
+    # After all that is installed, as the current folder is.
+    place = len(sys.path)
+    with suppress(FileNotFoundError, ValueError):  # the current folder was deleted, or is not there
+        place = sys.path.index(os.getcwd()) + here_first
+    sys.path.insert(place, str(folder))
 
 
 def start_or_stop(stop: StopRequest, start: Callable[[], T]) -> T:

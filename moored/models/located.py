@@ -74,7 +74,8 @@ def noted_folder(run: str | Path) -> Path | None:
     folder = Path(run)
     starts = read_records(folder, "starts") if (folder / "starts.jsonl").is_file() else []
     noted = [str(start[FOLDER]) for start in starts if FOLDER in start]
-    return Path(noted[-1]) if noted and Path(noted[-1]).is_dir() else None
+    # Unlike `Path.is_dir`, False also where the folder lies in one of another user.
+    return Path(noted[-1]) if noted and os.path.isdir(noted[-1]) else None
 
 
 def about_folder(resumed: Path | None = None) -> dict[str, str]:

@@ -11,7 +11,7 @@ from moored.errors import ConfigError
 from moored.runlog.changes import Change, changed_options
 from moored.runlog.log import read_records
 from moored.sft.dialogues import file_digest
-from moored.sft.options import SftConfig, load_sft_config, located_sft, settle
+from moored.sft.options import SftConfig, load_sft_config, located_sft, settle_resumed
 
 FREE = ("workers", "checkpoint_every")
 """Options on which no weight and no metric depends; all others stay as they were."""
@@ -25,7 +25,8 @@ DIGEST = "dialogues_sha256"
 
 def changes_since(run: Path, config: SftConfig) -> dict[str, Change]:
     """What `config` changes in the run's own; raises for what must stay."""
-    changes = changed_options(settle(load_sft_config(run / "config.yaml")), settle(config))
+    before, _ = settle_resumed(load_sft_config(run / "config.yaml"), run)
+    changes = changed_options(before, settle_resumed(config, run)[0])
     _check_dialogues(run, config, is_other=DIALOGUES in changes)
     for name, change in changes.items():
         if name not in (*FREE, DIALOGUES):

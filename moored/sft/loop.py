@@ -37,6 +37,7 @@ from moored.sft.options import (
     engine_config,
     located_sft,
     settle,
+    settle_resumed,
 )
 from moored.sft.samples import (
     Batch,
@@ -110,9 +111,7 @@ class SftRecord:
 def build_sft(config: SftConfig, folder: Path, *, resume: bool = False) -> SftRun:
     """Assemble a run: dialogues first, because a mistake there is found in no time."""
     # What is computed with; the run keeps its options as they were written.
-    found = settle(located_sft(config, folder) if resume else config)
-    named = {"model": config.model, "env": config.env, "dialogues": config.dialogues}
-    config = found.model_copy(update=named)
+    config, found = settle_resumed(config, folder) if resume else (settle(config),) * 2
     with ExitStack() as stack:
         source = open_source(found)
         stack.callback(source.close)

@@ -165,6 +165,16 @@ def located_sft(config: SftConfig, run: Path) -> SftConfig:
     return config.model_copy(update={**update, "dialogues": dialogues})
 
 
+def settle_resumed(config: SftConfig, run: Path) -> tuple[SftConfig, SftConfig]:
+    """A warm start's configuration to go on with, settled: as it was written, and as it is meant.
+
+    Numbers follow the model that its options mean, not one of the same name in the current folder.
+    """
+    found = settle(located_sft(config, run))
+    named = {"model": config.model, "env": config.env, "dialogues": config.dialogues}
+    return found.model_copy(update=named), found
+
+
 def learning_rate(config: SftConfig) -> float:
     """The rate that is set, or one for the size of the model; an unknown size counts as large."""
     if config.optimizer.lr is not None:

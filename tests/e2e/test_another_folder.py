@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 
+from moored.cli.run_folders import import_from_start
 from moored.runlog.log import read_records
 
 RUN_WORDS = ["collapse.every=0", "evaluation.every=0", "checkpoint_every=1", "filter.rule=none"]
@@ -65,10 +67,40 @@ def test_an_environment_of_the_folder_is_found_elsewhere(here, project, monkeypa
     words = [*RUN_WORDS, "num_steps=1", "env=env_of_the_project:Mine"]
     here("train", "--no-report", "grpo", "model=tuned", *words, "--run", "run")
     monkeypatch.chdir("../elsewhere")
-    monkeypatch.delitem(__import__("sys").modules, "env_of_the_project")
-    monkeypatch.setattr("sys.path", [p for p in __import__("sys").path if p != str(project)])
+    monkeypatch.delitem(sys.modules, "env_of_the_project")
+    monkeypatch.setattr("sys.path", [p for p in sys.path if p != str(project)])
     here("train", "--no-report", "--resume", "../project/run", "num_steps=2")
     assert len(read_records(project / "run")) == 2
+
+
+def test_an_environment_that_is_typed_here_is_that_of_the_current_folder(
+    here, project, monkeypatch
+):
+    own = "from moored.envs.bandit import Bandit\n\n\nclass Mine(Bandit):\n    pass\n"
+    (project / "env_of_both.py").write_text(own)
+    words = [*RUN_WORDS, "num_steps=1", "env=env_of_both:Mine"]
+    here("train", "--no-report", "grpo", "model=tuned", *words, "--run", "run")
+    monkeypatch.chdir("../elsewhere")
+    Path("env_of_both.py").write_text(f"{own}\n\nclass Other(Mine):\n    pass\n")
+    for given in (["env_of_both:Other"], []):
+        monkeypatch.delitem(sys.modules, "env_of_both")
+        monkeypatch.setattr("sys.path", [p for p in sys.path if p != str(project)])
+        env = [word for name in given for word in ("--env", name)]
+        assert "on 2 tasks" in here("eval", "../project/run", "-n", "2", *env)
+        is_here = Path(sys.modules["env_of_both"].__file__ or "").parent == Path.cwd()
+        assert is_here == bool(given)
+
+
+def test_an_environment_is_found_from_a_folder_that_was_deleted(project, monkeypatch):
+    (project / "run").mkdir()
+    start = {"schema": 1, "step": 0, "folder": str(project)}
+    (project / "run/starts.jsonl").write_text(json.dumps(start) + "\n")
+    (project / "gone").mkdir()
+    monkeypatch.chdir("gone")
+    (project / "gone").rmdir()
+    monkeypatch.setattr("sys.path", [p for p in sys.path if p != str(project)])
+    import_from_start(project / "run")
+    assert sys.path[-1] == str(project)
 
 
 def test_a_warm_start_is_resumed_elsewhere_and_with_its_dialogues_moved(here, project, monkeypatch):
@@ -78,6 +110,9 @@ def test_a_warm_start_is_resumed_elsewhere_and_with_its_dialogues_moved(here, pr
         shutil.copytree("whole", name)
         shutil.rmtree(f"{name}/checkpoints/step_000003")
     monkeypatch.chdir("../elsewhere")
+    # Another model of that name, which is not meant.
+    Path("tuned").mkdir()
+    Path("tuned/config.json").write_text('{"max_position_embeddings": 16}')
     here("sft", "--resume", "../project/part")
     assert metrics(project / "part") == wanted
     (project / "pairs.jsonl").rename("renamed.jsonl")

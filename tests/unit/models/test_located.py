@@ -89,6 +89,14 @@ def test_a_project_that_was_moved_goes_by_the_current_folder(project, tmp_path, 
     assert model_of(moved / run, "tuned") == str(moved / "tuned")
 
 
+def test_a_folder_that_cannot_be_looked_at_counts_as_gone(project):
+    """As in the home of another user; that of an overlong name raises even for root."""
+    run = project / "runs/one"
+    note(run, Path("/") / ("home" * 100))
+    assert noted_folder(run) is None
+    assert model_of(run, "tuned") == "tuned"
+
+
 def test_a_run_that_notes_no_folder_is_read_as_before(project):
     (project / "runs/one/starts.jsonl").write_text('{"schema": 1, "step": 0}\n')
     assert model_of(project / "runs/one", "tuned") == "tuned"
