@@ -91,7 +91,9 @@ class RunLog:
             if not file.exists() or stream == "events":
                 continue
             records = list(_read(file))
-            kept = [record for record in records if _step(record) <= step]
+            # To -1, only what was measured is forgotten: starts come before any step.
+            last = max(step, 0) if stream in ("starts", "changes") else step
+            kept = [record for record in records if _step(record) <= last]
             if stream == "timing":
                 late = (record for record in records if _step(record) > step)
                 forgotten |= {_step(record): _seconds(record) for record in late}

@@ -136,6 +136,18 @@ def test_a_run_that_never_finished_a_step_may_be_started_again(tmp_path):
         check_folder(tmp_path / "a")
 
 
+def test_rewinding_to_before_the_first_measurement_keeps_how_the_run_was_started(tmp_path):
+    """A warm start without a checkpoint measures again, in the folder that its start noted."""
+    log = RunLog(tmp_path)
+    log.append("starts", 0, {"folder": "/project"})
+    log.append("changes", 0, {"options": {"workers": {"old": 4, "new": 2}}})
+    for step in (0, 1):
+        log.append("metrics", step, {"evaluation/loss": 7.0})
+    log.rewind(-1)
+    assert [len(read_records(tmp_path, name)) for name in ("starts", "changes")] == [1, 1]
+    assert read_records(tmp_path) == []
+
+
 def test_rewinding_removes_later_rollouts_and_torn_ones(tmp_path):
     log = RunLog(tmp_path)
     log.rewind(1)
