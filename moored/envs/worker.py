@@ -200,7 +200,8 @@ def _spawn(
     """A child that runs `serve` with this process's import path, and what is heard from it."""
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     process = subprocess.Popen(
-        [sys.executable, "-c", f"from {__name__} import serve; serve(*{serve_arguments!r})"],
+        # -P: without it, files in the current folder would come before all others.
+        [sys.executable, "-P", "-c", f"from {__name__} import serve; serve(*{serve_arguments!r})"],
         env=os.environ | {"PYTHONPATH": path} | dict(environ),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

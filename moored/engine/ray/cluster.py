@@ -270,10 +270,16 @@ def num_cpus_here() -> int:
 
 
 def _own_paths() -> list[str]:
-    """Where this process finds modules besides Python's own; other nodes may have them too."""
-    found = dict.fromkeys(os.path.abspath(path or ".") for path in ["", *sys.path])
+    """Where this process finds modules besides Python's own, first to last, also on other nodes."""
+    found = dict.fromkeys(os.path.abspath(path or ".") for path in [*sys.path, ""])
     inside = tuple(os.path.join(prefix, "lib") for prefix in (sys.prefix, sys.base_prefix))
     return [path for path in found if os.path.isdir(path) and not path.startswith(inside)]
+
+
+def find_modules_as_driver() -> None:
+    """In an actor: Ray lets it look in the driver's current folder before all others."""
+    driver = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:] = dict.fromkeys([*filter(None, driver), *sys.path])
 
 
 def _store_bytes() -> int:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from moored.config import RolloutConfig
+from moored.engine.ray.cluster import find_modules_as_driver
 from moored.envs.base import Environment, check_available
 from moored.errors import EnvError, MooredError
 from moored.rollout.calls import Answer, Question
@@ -68,6 +69,7 @@ class EnvHost:
         # Options may name files relative to the folder that the run was started in.
         with suppress(OSError):
             os.chdir(folder)
+        find_modules_as_driver()
         self._pool = EnvPool(workers=rollout.env_workers, timeout_s=rollout.env_timeout_s)
         self._makers: dict[int, MakeEnv] = {}
         self._envs: dict[int, tuple[MakeEnv, Environment]] = {}

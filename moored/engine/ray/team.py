@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from moored.config import Config
-from moored.engine.ray.cluster import Cluster, counted
+from moored.engine.ray.cluster import Cluster, counted, find_modules_as_driver
 from moored.engine.ray.weights import Meeting, Packed, pack_weights
 from moored.engine.workers.ranks import Rank
 from moored.engine.workers.team import WorkerLost
@@ -70,6 +70,7 @@ class RankHost:
         self, make: MakeWorker, config: Config, address: tuple[str, int], *, trains: bool
     ) -> int:
         """Meet the other ranks and build the worker; returns the process id."""
+        find_modules_as_driver()
         self._worker = make(config, self._rank, address, trains=trains)
         return os.getpid()
 

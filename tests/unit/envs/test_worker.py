@@ -349,3 +349,16 @@ def _is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def test_modules_are_found_in_the_order_of_this_process(tmp_path, monkeypatch):
+    """A file of that name in the current folder comes where that folder is on the path."""
+    for name in ("start", "here"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "of_both.py").write_text(f"def where():\n    return {name!r}\n")
+    (tmp_path / "here/random.py").write_text("raise SystemExit('not the module of Python')\n")
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "start"), str(tmp_path / "here")])
+    worker = Worker("of_both:where", prepare="random:random")
+    assert worker.ask() == "start"
+    worker.stop()

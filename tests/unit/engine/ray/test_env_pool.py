@@ -152,6 +152,18 @@ def test_rollouts_are_those_of_environments_in_the_driver(start, writer, env):
     assert len(nodes) == 2, "one actor on each node"
 
 
+def test_a_module_of_that_name_in_the_current_folder_is_not_the_driver_s(
+    start, writer, own_folder, monkeypatch
+):
+    """As when a run is resumed from another folder, which comes last on the path."""
+    with EnvPool() as here:
+        expected = play(writer, here, "my_envs:Walk")
+    (own_folder / "my_envs.py").write_text("class Walk:\n    name = 'another'\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(own_folder)])
+    pool, _ = start("my_envs:Walk")
+    assert same(play(writer, pool, "my_envs:Walk"), expected)
+
+
 def test_ten_kills_at_random_moments_change_no_number(start, writer):
     env = {"name": "my_envs:Walk", "options": {"pause_s": 0.005}}
     with EnvPool() as here:
