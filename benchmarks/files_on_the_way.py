@@ -92,8 +92,8 @@ def _run(command: tuple[str, ...]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Count files of moored.")
-    parser.add_argument("--check", action="store_true", help="fail on files that the page does not name")
+    parser = argparse.ArgumentParser(description="Files of moored that docs/architecture.md names.")
+    parser.add_argument("--check", action="store_true", help="fail on files it does not name")
     check = parser.parse_args().check
     with tempfile.TemporaryDirectory() as folder:
         run = str(Path(folder) / "run")
