@@ -8,12 +8,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from shlex import quote
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
 from moored.cli.stopping import StopRequest
 from moored.errors import ConfigError, RunLogError
+
+if TYPE_CHECKING:
+    from moored.config import Config
+    from moored.sft.options import SftConfig
 
 T = TypeVar("T")
 
@@ -89,6 +93,20 @@ def import_from_start(run: Path, *, here_first: bool = False) -> None:
     with suppress(FileNotFoundError, ValueError):  # the current folder was deleted, or is not there
         place = sys.path.index(os.getcwd()) + here_first
     sys.path.insert(place, str(folder))
+
+
+def start_line(run: Path, written: Config | SftConfig, found: Config | SftConfig) -> str | None:
+    """Where the paths and modules of a run's options lie, if that is not the current folder.
+
+    `written` are the options as they were typed, `found` with the paths that they have from here.
+    """
+    from moored.models.located import start_folder
+
+    folder = start_folder(run).path
+    has_module = any(":" in spec.name for spec in written.env)
+    if folder is None or not (has_module or written != found):
+        return None
+    return f"relative paths and modules: those of {folder}, where the run was started"
 
 
 def start_or_stop(stop: StopRequest, start: Callable[[], T]) -> T:

@@ -22,6 +22,7 @@ from moored.cli.run_folders import (
     check_is_run,
     import_from_start,
     new_folder,
+    start_line,
     start_or_stop,
     stopped_at_once,
 )
@@ -135,11 +136,15 @@ def _resume(
     check_folder(folder, resume=True)
     _check_goes_on(folder, config, console, as_json=as_json)
     import_from_start(folder)
-    _checked(located_sft(config, folder))
+    found = located_sft(config, folder)
+    _checked(found)
     from moored.sft.loop import build_sft, resume_sft
 
     made = build_sft(config, folder, resume=True)
     num_lost = resume_sft(made)
+    elsewhere = start_line(folder, config, found)
+    if elsewhere is not None:
+        print_line(console, elsewhere)
     if num_lost:
         is_first = made.next_step == 1
         where = NO_CHECKPOINT if is_first else f"going on after step {made.next_step - 1}"

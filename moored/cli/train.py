@@ -21,6 +21,7 @@ from moored.cli.run_folders import (
     check_is_run,
     import_from_start,
     new_folder,
+    start_line,
     start_or_stop,
     stopped_at_once,
 )
@@ -123,6 +124,9 @@ def _resume(words: Sequence[str], folder: Path, other: Path | None) -> Run:
     made = build_run(config, folder, resume=True)
     with _closed_on_error(made):
         resume(made, command=_command())
+    elsewhere = start_line(folder, config, found)
+    if elsewhere is not None:
+        print(elsewhere)
     for name, change in changes.items():
         old, new = (option_cell(value) for value in change.values())
         print(f"changed: {name} from {old} to {new}")

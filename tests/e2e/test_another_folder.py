@@ -50,7 +50,9 @@ def test_a_run_with_relative_paths_is_resumed_and_read_elsewhere(here, project, 
     monkeypatch.chdir("../elsewhere")
     # Another file of that name, which is not meant.
     Path("rows.jsonl").write_text('{"query": "B?", "response": "The answer is: 7"}\n')
-    here("train", "--no-report", "--resume", "../project/part", "num_steps=2")
+    said = here("train", "--no-report", "--resume", "../project/part", "num_steps=2")
+    # A copy of a project would go on with the files of the original: that is said.
+    assert f"relative paths and modules: those of {project}, where" in said
     assert metrics(project / "part") == metrics(project / "whole")
     told = (project / "part/config.yaml").read_text()
     assert told == stored.replace("num_steps: 1", "num_steps: 2")
@@ -59,6 +61,9 @@ def test_a_run_with_relative_paths_is_resumed_and_read_elsewhere(here, project, 
         str(project),
     ]
     assert "on 4 tasks" in here("eval", "../project/part", "-n", "4")
+    monkeypatch.chdir("../project")
+    said = here("train", "--no-report", "--resume", "part", "num_steps=3")
+    assert "relative paths" not in said
 
 
 def test_an_environment_of_the_folder_is_found_elsewhere(here, project, monkeypatch):
@@ -113,7 +118,8 @@ def test_a_warm_start_is_resumed_elsewhere_and_with_its_dialogues_moved(here, pr
     # Another model of that name, which is not meant.
     Path("tuned").mkdir()
     Path("tuned/config.json").write_text('{"max_position_embeddings": 16}')
-    here("sft", "--resume", "../project/part")
+    said = here("sft", "--resume", "../project/part")
+    assert f"relative paths and modules: those of {project}, where" in said
     assert metrics(project / "part") == wanted
     (project / "pairs.jsonl").rename("renamed.jsonl")
     said = here("sft", "--resume", "../project/moved", expect=2)
