@@ -57,6 +57,8 @@ def _write(
             if num_rows == 0:
                 break
         sampler.decode(num_rows)
+    # Lanes that kept their slots would go on writing to them in a stream.
+    sampler.state.stop_all()
     tokens, logps = (
         tensor[: len(requests), : params.max_tokens].numpy()
         for tensor in (sampler.state.out_tokens, sampler.state.out_logps)

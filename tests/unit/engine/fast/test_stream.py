@@ -348,6 +348,17 @@ def test_memory_that_is_read_later_is_not_written_by_idle_rows(model):
     assert_same(as_stream(sampler, 5, 3), in_lockstep(make_sampler(model), 5, 3))
 
 
+def test_a_stream_after_a_batch_has_its_slots_for_itself(model):
+    """Rows that a batch left in their lanes would go on writing to slots of others."""
+    sampler = make_sampler(model)
+    batch = [Request(session=s, prompt=p, seed=s) for s, p in enumerate(first_prompts(8))]
+    sampler.generate(batch, SamplingParams(max_tokens=2))
+    sampler.end_sessions(range(8))
+    request = Request(session=8, prompt=Prompt(np.arange(3, 43)), seed=8)
+    expected = make_sampler(model).generate([request], PARAMS)
+    assert_same({0: write_replies(sampler, [request], PARAMS)[0]}, {0: expected[0]})
+
+
 def test_rows_move_together_when_fewer_lanes_would_do(model, monkeypatch):
     monkeypatch.setattr(slot_stream, "MOST_STEPS", 8)
     sampler = make_sampler(model)
