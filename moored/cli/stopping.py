@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
+import threading
+from types import FrameType
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """Ctrl-C, and what schedulers and `kill` send."""
+RETRY_S = 0.05
+"""How long a signal that came during an import waits before it is looked at again."""
 
 
 class StopRequest:
-    """Notes the first signal once steps are running; before that, and for the second, raises."""
+    """Notes the first signal once steps are running; before that, and for the second, raises.
+
+    Before steps are running, the first waits for the end of an import: raised in the middle of one,
+    it aborts the process inside torch's C++, or is caught there and changes the exit code.
+    """
 
     def __init__(self) -> None:
         self._before: dict[int, object] = {}
         self._waits_for_step = False
+        self._retry: threading.Timer | None = None
+        self._is_retried = False
+        """True when a signal that came during an import is brought back."""
         self.signal: int | None = None
         """The last signal that came."""
 
@@ -36,12 +48,36 @@ class StopRequest:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._retry is not None:
+            self._retry.cancel()
         for number, handler in self._before.items():
             signal.signal(number, handler)  # pyright: ignore[reportArgumentType]
 
-    def _on_signal(self, number: int, _: object) -> None:
-        is_first, self.signal = not self.is_made, number
-        if not is_first or not self._waits_for_step:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        is_first = self._is_retried or not self.is_made
+        self._is_retried, self.signal = False, number
+        if not is_first:
             raise KeyboardInterrupt
-        # Not through a console or stream: the signal may have come in the middle of its printing.
-        os.write(2, b"\nstopping after this step; Ctrl-C or SIGTERM again stops at once\n")
+        if self._waits_for_step:
+            # Not through a console or stream: the signal may have come while it was printing.
+            os.write(2, b"\nstopping after this step; Ctrl-C or SIGTERM again stops at once\n")
+        elif _is_importing(frame):
+            self._retry = threading.Timer(RETRY_S, self._bring_back, [signal.Signals(number)])
+            self._retry.daemon = True
+            self._retry.start()
+        else:
+            raise KeyboardInterrupt
+
+    def _bring_back(self, number: signal.Signals) -> None:
+        """Runs in a thread of its own, and the handler in the main thread."""
+        self._is_retried = True
+        _thread.interrupt_main(number)
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    """True while a module is being imported, at any depth."""
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False

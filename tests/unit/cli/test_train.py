@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
 import signal
+import time
 
 import pytest
 
 from moored.cli.run_folders import claim_folder
-from moored.cli.stopping import StopRequest
+from moored.cli.stopping import RETRY_S, StopRequest
 from moored.cli.train import _run_name
 from moored.models.find import embedded_models
 from moored.presets import describe_presets
@@ -98,6 +100,40 @@ def test_before_the_first_step_one_signal_is_enough(number, capfd):
         os.kill(os.getpid(), number)
     assert stop.exit_code == 128 + number
     assert capfd.readouterr().err == ""
+
+
+def test_a_signal_waits_for_the_end_of_an_import(tmp_path, monkeypatch):
+    # Raised in the middle of `import torch`, it ends the process with SIGABRT.
+    lines = ["import os, time", f"os.kill(os.getpid(), {int(signal.SIGTERM)})", "time.sleep(0.2)"]
+    (tmp_path / "slow_import.py").write_text("\n".join([*lines, "is_whole = True"]))
+    monkeypatch.syspath_prepend(tmp_path)
+    with StopRequest() as stop:
+        module = importlib.import_module("slow_import")
+        assert module.is_whole and stop.is_made
+        with pytest.raises(KeyboardInterrupt):
+            time.sleep(10)
+    assert stop.exit_code == 143
+
+
+def test_a_second_signal_does_not_wait_for_the_import(tmp_path, monkeypatch):
+    kill = f"os.kill(os.getpid(), {int(signal.SIGINT)})"
+    (tmp_path / "endless_import.py").write_text(f"import os\n{kill}\n{kill}\nis_whole = True")
+    monkeypatch.syspath_prepend(tmp_path)
+    with StopRequest() as stop, pytest.raises(KeyboardInterrupt):
+        importlib.import_module("endless_import")
+    assert stop.exit_code == 130
+
+
+def test_a_signal_that_waited_until_steps_run_asks_to_stop(tmp_path, monkeypatch, capfd):
+    kill = f"os.kill(os.getpid(), {int(signal.SIGINT)})"
+    (tmp_path / "late_import.py").write_text(f"import os\n{kill}")
+    monkeypatch.syspath_prepend(tmp_path)
+    with StopRequest() as stop:
+        importlib.import_module("late_import")
+        stop.wait_for_step()
+        time.sleep(10 * RETRY_S)
+        assert stop.is_made
+    assert capfd.readouterr().err.startswith("\nstopping after this step")
 
 
 def test_a_run_without_a_name_takes_the_next_free_number(tmp_path, monkeypatch):
