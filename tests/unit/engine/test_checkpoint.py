@@ -6,11 +6,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from moored.engine.checkpoint import newest_checkpoint, save_checkpoint
 from moored.errors import RunLogError
 from moored.runlog.log import written_whole
+
+EXPORTED = ("model.safetensors", "config.json")
 
 
 def write(final: Path, text: str) -> None:
@@ -23,6 +27,15 @@ def test_a_folder_takes_the_place_of_the_old_one(tmp_path):
     write(tmp_path / "run" / "model", "new")
     assert (tmp_path / "run" / "model" / "file").read_text() == "new"
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["model"]
+
+
+def test_others_can_read_weights_as_they_can_read_other_files(tmp_path):
+    with written_whole(tmp_path / "model") as folder:
+        save_file({"weight": np.zeros(2)}, folder / "model.safetensors")
+        (folder / "model.safetensors").chmod(0o600)
+        (folder / "config.json").write_text("{}")
+    modes = [(tmp_path / "model" / name).stat().st_mode for name in EXPORTED]
+    assert modes[0] == modes[1]
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), OSError("full")])
