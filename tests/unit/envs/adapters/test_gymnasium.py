@@ -20,6 +20,7 @@ from moored.envs.adapters import GymnasiumEnv
 from moored.envs.adapters.gymnasium import best_action
 from moored.envs.base import SPLIT_SEEDS
 from moored.envs.check.runner import check_env
+from moored.envs.mix import open_env
 from moored.errors import EnvError, UnknownNameError
 from moored.types import Message, messages_digest
 
@@ -157,6 +158,12 @@ def test_taxi_starts_belong_to_one_split_each() -> None:
     ]
     assert all(len(starts) > 5 for starts in splits)
     assert not splits[0] & splits[1] and not splits[0] & splits[2] and not splits[1] & splits[2]
+
+
+def test_the_environment_that_the_page_names_can_be_made() -> None:
+    (name,) = re.findall(r"`env: (gymnasium:[^`]+)`", DOCS.read_text())
+    with open_env(name) as env:
+        assert env.reset(0)
 
 
 # gymnasium: replies
