@@ -28,7 +28,7 @@ from moored.cli.run_folders import (
 )
 from moored.cli.stopping import StopRequest
 from moored.engine.workers.ranks import typed_command
-from moored.errors import ConfigError
+from moored.errors import ConfigError, close_match_hint
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -202,6 +202,7 @@ def read_sft_config(words: Sequence[str]) -> SftConfig:
         elif preset_kinds().get(word) == "model":
             models.append(str(read_presets([word])["model"]))
         else:
+            _check_is_no_misspelt_preset(word)
             models.append(word)
     if len(models) > 1:
         raise ConfigError(f"one model can be taught at a time, got {' and '.join(models)}")
@@ -214,6 +215,15 @@ def read_sft_config(words: Sequence[str]) -> SftConfig:
                 f"one of them out"
             )
     return load_sft_config(data, overrides)
+
+
+def _check_is_no_misspelt_preset(word: str) -> None:
+    from moored.presets import preset_kinds
+
+    presets = [name for name, kind in preset_kinds().items() if kind == "model"]
+    hint = close_match_hint(word, presets)
+    if hint.startswith("did you mean") and "/" not in word and not Path(word).exists():
+        raise ConfigError(f"{word!r} is neither a model nor a preset of one; {hint}")
 
 
 def _checked(config: SftConfig, *, probe: bool = False) -> SftConfig:

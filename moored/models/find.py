@@ -147,11 +147,11 @@ def _may_be_hub_id(name: str) -> bool:
 
 
 def _looks_like_hub_id(name: str) -> bool:
-    """`org/name`, unless that is clearly meant as a path: `./x`, `runs/x`, a folder of runs."""
+    """`org/name`, unless that is clearly meant as a path: `./x`, `runs/x`, of a run or of runs."""
     first = Path(name).parts[0]
     is_path = name.startswith((".", "/", "~")) or first == "runs"
-    holds_runs = any(Path(first).glob("*/config.yaml"))
-    return HUB_ID.fullmatch(name) is not None and not is_path and not holds_runs
+    is_of_runs = any(any(Path(first).glob(file)) for file in ("config.yaml", "*/config.yaml"))
+    return HUB_ID.fullmatch(name) is not None and not is_path and not is_of_runs
 
 
 def smollm_folder() -> Path | None:

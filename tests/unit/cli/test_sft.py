@@ -53,6 +53,7 @@ def command(tmp_path, monkeypatch, capsys):
         (["nano", "env=bandt"], "unknown environment 'bandt'; did you mean 'bandit'?"),
         (["nano", "env.0.options.x=1", "env=bandit"], "env"),
         (["nanoo", "env=bandit"], "neither embedded nor a folder; did you mean 'nano'?"),
+        (["qwen2.5-0.5", "env=bandit"], "nor a preset of one; did you mean 'qwen2.5-0.5b'?"),
         (["nano", "mini", "env=bandit"], "one model can be taught at a time, got nano and mini"),
         (["nano", "model=mini", "env=bandit"], "the model is 'nano' by its first word and another"),
         (["nano", "sudoku"], "'sudoku' is an environment, not a model; write env=sudoku"),

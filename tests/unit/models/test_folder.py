@@ -106,6 +106,7 @@ def test_a_run_directory_in_place_of_a_model_names_the_model_of_the_run(tmp_path
         ("runs/nope", "there is no folder 'runs/nope'; 'runs' does not exist either"),
         ("mine/bettle", "there is no folder 'mine/bettle'; did you mean 'bottle'"),
         ("mine/xyz", "there is no folder 'mine/xyz'; 'mine' holds no folder of a model"),
+        ("young/model", "there is no folder 'young/model'; 'young' holds no folders"),
         ("plain/tinny", "no folder 'plain/tinny'; did you mean 'tiny'.*start in a folder that hol"),
         ("a/b/c", "there is no folder 'a/b/c'; 'a/b' does not exist either"),
         ("notes.txt", "model 'notes.txt' is a file; give the folder it lies in"),
@@ -117,6 +118,8 @@ def test_a_misspelt_folder_is_not_looked_for_on_the_hub(tmp_path, monkeypatch, n
     (tmp_path / "mine" / "bottle").mkdir(parents=True)
     (tmp_path / "mine" / "bottle" / "config.yaml").write_text("seed: 0\n")
     (tmp_path / "plain" / "tiny").mkdir(parents=True)
+    (tmp_path / "young").mkdir()
+    (tmp_path / "young" / "config.yaml").write_text("seed: 0\n")
     with pytest.raises(MooredError, match=message):
         check_model_name(name)
 
