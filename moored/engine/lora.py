@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from moored.config import Config
+from moored.errors import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -25,12 +26,19 @@ BASE = ".base_layer."
 
 def add_lora(model: PreTrainedModel, config: Config) -> nn.Module:
     """The model as the run trains it: with LoRA layers, or as it is."""
-    if not config.optimizer.lora_rank:
+    rank = config.optimizer.lora_rank
+    if not rank:
         return model
+    width = model.config.get_text_config().hidden_size
+    if rank > width:
+        raise ConfigError(
+            f"optimizer.lora_rank = {rank} is more than the width {width} of the model, so "
+            f"adapters would be larger than the weights; lower it, or train all weights with 0"
+        )
     from peft import LoraConfig, get_peft_model
 
     lora = LoraConfig(
-        r=config.optimizer.lora_rank,
+        r=rank,
         lora_alpha=config.optimizer.lora_alpha,  # pyright: ignore[reportArgumentType]
         target_modules="all-linear",
         task_type="CAUSAL_LM",

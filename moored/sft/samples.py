@@ -178,7 +178,8 @@ def next_batch(
                 f"not even the first reply of {MOST_TOO_LONG} dialogues in a row fits into "
                 f"{about_context(max_context, limit)}"
             )
-        samples, used, index = [*samples, *found], used + size, index + 1
+        samples += found
+        used, index = used + size, index + 1
         if used >= batch_tokens:
             break
     return Batch(samples, index, index - first, num_cut)
