@@ -28,6 +28,7 @@ from moored.analysis.curve_files import (
     read_curve_file,
     up_to_shortest,
 )
+from moored.cli.console import counted
 from moored.errors import ConfigError
 
 START, END = 0.05, 0.2
@@ -96,8 +97,9 @@ def paired_line(runs: Mapping[str, Sequence[StoredRun]], one: str, other: str) -
         pairs = [[ends_of(by_seed[seed], name) for by_seed in ends] for seed in seeds]
         found = [a[1] - b[1] for a, b in pairs if a is not None and b is not None]
         centre, half = interval(found) if found else (math.nan, math.nan)
-        cells.append(f"{centre:+.2f} ± {half:.2f}" if found else "–")
-    return [f"{one} − {other}", f"{len(seeds)} pairs", *cells]
+        spread = "" if math.isnan(half) else f" ± {half:.2f}"
+        cells.append(f"{centre:+.2f}{spread}" if found else "–")
+    return [f"{one} − {other}", counted(len(seeds), "pair"), *cells]
 
 
 def ends_of(run: StoredRun, name: str) -> tuple[float, float] | None:

@@ -9,8 +9,8 @@ all other words are BPE. Any text can be encoded and decodes exactly.
 
 from __future__ import annotations
 
+import argparse
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -183,4 +183,6 @@ def print_costs(recipe: Path) -> None:
 
 
 if __name__ == "__main__":
-    print_costs(Path(sys.argv[1]) if len(sys.argv) > 1 else RECIPE)
+    parser = argparse.ArgumentParser(description="What prompts and replies cost, in tokens.")
+    parser.add_argument("recipe", type=Path, nargs="?", default=RECIPE)
+    print_costs(parser.parse_args().recipe)

@@ -78,6 +78,11 @@ class Report:
         assert len(found) == sum(len(section.figures) for section in self.sections)
         return found
 
+    @property
+    def shows_dependence(self) -> bool:
+        """False for warm starts, in which it is not measured."""
+        return any(drawn.title.startswith("MI ") for drawn in self.figures.values())
+
 
 def check_folders(paths: Sequence[Path]) -> None:
     """Raise before anything is read when a path is not a folder."""

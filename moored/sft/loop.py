@@ -308,6 +308,10 @@ def measure(run: SftRun) -> dict[str, float]:
             )
         else:
             metrics["evaluation/loss"] = loss
+    elif run.config.evaluation.num_dialogues:
+        logger.warning(
+            "there is no held-out loss: all dialogues are the same, so none can be left to test on"
+        )
     if run.config.env and run.config.evaluation.num_tasks:
         config, see = engine_config(run.config), run.on_replies
         found = evaluate(run.engine, run.mix, config, pool=run.pool, on_replies=see)

@@ -68,7 +68,9 @@ def test_the_headline_is_verdict_and_alarm_and_the_alarm_is_marked_in_every_curv
 
 
 def test_mi_is_shown_in_both_views_with_bands_from_their_standard_errors(run):
-    chart = report_on(run).figures["mi_estimate"].chart
+    report = report_on(run)
+    assert "high MI says that reasoning depends" in page_of(report)
+    chart = report.figures["mi_estimate"].chart
     bands = [trace for trace in chart["data"] if trace.get("fill")]
     assert [band["name"] for band in bands] == ["first turn", "observation swap"]
     line = next(

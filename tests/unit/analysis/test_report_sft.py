@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from moored.analysis.compare import compare_runs
 from moored.analysis.report import build_report
+from moored.analysis.report_page import render_report
 from moored.runlog.log import RunLog
 
 CONFIG = "command: sft\nseed: {seed}\nnum_steps: 2\nmodel: nano\nenv: []\n"
@@ -36,6 +38,7 @@ def test_the_phases_of_a_step_add_up_to_its_time(tmp_path):
 def test_the_report_of_a_warm_start_shows_both_losses_and_says_that_it_is_one(tmp_path):
     report = build_report([write_run(tmp_path / "a")], command="")
     assert report.title == ("Warm start, which has no verdict")
+    assert "high MI" not in render_report(report, made=datetime(2026, 1, 1, tzinfo=UTC))
     traces = report.figures["loss"].chart["data"]
     drawn = {trace["name"]: (trace["x"], trace["y"]) for trace in traces}
     assert drawn == {"training loss": ([1, 2], [2.0, 1.0]), "held-out loss": ([0, 2], [3.0, 1.5])}

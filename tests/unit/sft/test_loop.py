@@ -201,6 +201,23 @@ def test_held_out_dialogues_that_are_too_long_are_named_instead_of_a_loss(
     )
 
 
+def test_dialogues_that_are_all_the_same_leave_no_held_out_loss_and_that_is_said(
+    tiny_folder, tmp_path, caplog
+):
+    file = tmp_path / "dialogues.jsonl"
+    file.write_text(json.dumps({"prompt": "Letter A.", "completion": "Letter A."}) + "\n")
+    for asked in (4, 0):
+        evaluation = {"num_dialogues": asked, "max_response_tokens": 16}
+        config = options(tiny_folder, dialogues=str(file), env=[], evaluation=evaluation)
+        run = build_sft(config, tmp_path / f"run-{asked}")
+        caplog.clear()
+        with caplog.at_level("WARNING", logger="moored.sft.loop"):
+            assert measure(run) == {}
+        run.close()
+        said = [record.getMessage() for record in caplog.records]
+        assert bool(asked) == ("all dialogues are the same" in " ".join(said))
+
+
 def test_a_run_does_not_go_on_with_a_file_that_was_edited(tiny_folder, tmp_path):
     file, folder = tmp_path / "dialogues.jsonl", tmp_path / "run"
     rows = [{"prompt": f"Letter {x}.", "completion": f"Letter {x}."} for x in "ABCD"]
