@@ -39,7 +39,14 @@ MIN_CHUNK = 64
 def trunk_of(model: nn.Module) -> nn.Module:
     """The decoder without its head; LoRA layers sit inside it."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # pyright: ignore[reportCallIssue]
-    return getattr(inner, inner.base_model_prefix)  # pyright: ignore[reportArgumentType]
+    trunk = getattr(inner, cast(str, inner.base_model_prefix), None)
+    if trunk is None:
+        # As of Llama 4's text model, whose class names what it does not have.
+        raise MooredError(
+            f"models of type {cast(Any, inner).config.model_type!r} do not work with this engine, "
+            f"which does not find their layers; choose one of the families in docs/models.md"
+        )
+    return trunk
 
 
 def hidden_states(trunk: nn.Module, packed: Packed) -> torch.Tensor:

@@ -305,7 +305,10 @@ def check_fast_params(params: SamplingParams) -> None:
     """Raise for what cannot be drawn on the device."""
     check_params(params)
     if len(params.stop_ids) > MAX_STOPS:
-        raise MooredError(f"at most {MAX_STOPS} stop tokens, got {len(params.stop_ids)}")
+        raise MooredError(
+            f"replies may end at {MAX_STOPS} tokens at most, got {len(params.stop_ids)}; name "
+            f"fewer in the model's generation_config.json, or set engine.sampler=plain"
+        )
 
 
 def reply_lengths(tokens: np.ndarray, params: SamplingParams) -> list[int]:

@@ -8,6 +8,7 @@ import torch
 
 from moored.engine import passes
 from moored.engine.packing import pack, to_tensors
+from moored.errors import MooredError
 from moored.types import Prompt
 from tests.tiny_model import tiny_model
 
@@ -63,3 +64,10 @@ def test_a_critic_fits_a_trunk_whose_last_weight_is_not_a_norm():
     packed = to_tensors(pack([prompt], [2], max_tokens=8), [reply], torch.device("cpu"))
     values = passes.Critic(model)(packed)
     assert values.tolist() == [0.0, 0.0]  # its head begins at 0
+
+
+def test_a_model_that_hides_its_layers_is_refused_in_a_sentence():
+    sizes = {"num_local_experts": 2, "intermediate_size_mlp": 48, "head_dim": 8}
+    model = tiny_model("llama4_text", interleave_moe_layer_step=1, **sizes)
+    with pytest.raises(MooredError, match=r"of type 'llama4_text' do not work .* does not find"):
+        passes.trunk_of(model)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from moored.engine.base import Request, SamplingParams
-from moored.engine.fast.rows import State, make_completions
+from moored.engine.fast.rows import State, check_fast_params, make_completions
 from moored.engine.fast.slots import Session
 from moored.errors import MooredError
 from moored.types import Completion, FinishReason, Prompt
@@ -63,3 +63,9 @@ def test_replies_are_those_of_the_lanes_in_their_order():
     assert tokens.tolist() == [[2, 8, 9], [1, 0, 1]]
     assert logps[:, 0].tolist() == [1, 0]
     assert logps[:, 1:].view(np.float32).tolist() == [[-8.0, -9.0], [0.0, -1.0]]
+
+
+def test_more_tokens_that_end_replies_than_there_is_room_for_are_refused_with_what_to_do():
+    check_fast_params(SamplingParams(max_tokens=1, stop_ids=tuple(range(8))))
+    with pytest.raises(MooredError, match=r"8 tokens at most, got 9; name fewer .*sampler=plain"):
+        check_fast_params(SamplingParams(max_tokens=1, stop_ids=tuple(range(9))))
