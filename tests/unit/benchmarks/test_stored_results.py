@@ -156,7 +156,8 @@ def test_the_page_of_smollm2_has_what_the_stored_curves_say(script):
     for name in (*others, "sokoban_ppo_long", "frozen_lake_grpo_pair"):
         runs = read_curve_file(RESULTS / f"smollm2_{name}.json")
         header, *lines = curves.lines_of_runs(runs)
-        places = [header.index(column) for column in ("success", "MI", "H(Z|X)")]
+        shown = ("success", "MI, swap", "MI", "H(Z|X)", "validity", "reply tokens")
+        places = [header.index(column) for column in shown]
         for line in lines:
             if line[1] == "mean" or len(runs[line[0]]) == 1:
                 cells = " | ".join(line[place] for place in places)
