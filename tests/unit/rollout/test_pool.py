@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -187,17 +187,20 @@ def test_threads_that_were_given_up_are_counted_until_they_end(clock):
 
 
 def test_other_workers_go_on_while_a_call_hangs(clock, hang):
-    finished = threading.Semaphore(0)
+    # Until the others' results are in, the clock stands: a slow thread's call would be late, too.
+    others_are_in = threading.Event()
     late = clock.outlast(60.0, hang)
-
-    def hang_after_the_others() -> object:
-        for _ in range(3):
-            finished.acquire(timeout=60)
-        return late()
-
     with EnvPool(workers=2, timeout_s=60.0) as pool:
-        found = pool.run_all([hang_after_the_others, *[finished.release] * 3])
-    assert isinstance(found[0], EnvTimeoutError) and found[1:] == [None] * 3
+        pool.submit("hangs", lambda: others_are_in.wait(60) and late())
+        for number in range(3):
+            pool.submit(number, lambda: "done")
+        found: dict[Hashable, object] = {}
+        while len(found) < 3:
+            found.update(pool.poll())
+        assert found == {0: "done", 1: "done", 2: "done"}
+        others_are_in.set()
+        ((key, error),) = pool.poll()
+    assert key == "hangs" and isinstance(error, EnvTimeoutError)
 
 
 def test_time_in_the_queue_does_not_count(clock):
