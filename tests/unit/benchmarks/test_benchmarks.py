@@ -152,6 +152,35 @@ def test_both_ways_of_cross_scoring_agree(benchmark, tmp_path):
     assert figures["moored"]["tokens"] == figures["concatenated"]["tokens"]
 
 
+def test_fast_and_plain_learners_agree_on_what_the_sampler_wrote(benchmark, tmp_path):
+    out = tmp_path / "agreement.json"
+    words = "smoke engine.device=cpu rollout.num_groups=2 rollout.group_size=2"
+    benchmark("agreement").main([*words.split(), "--rounds", "2", "--out", str(out)])
+    rounds = json.loads(out.read_text())["figures"]["rounds"]
+    assert len(rounds) == 2
+    for found in rounds:
+        assert found["exact_gradient_norm"] > 0.0
+        assert found["sampler, as it wrote"]["logp_max"] < 1e-4
+        # In float32 the model's own code is what counts as exact.
+        assert "the model's own code" not in found
+        assert 0.0 < found["moored's learner"]["gradient"] < 1e-4
+
+
+def test_how_far_a_gradient_is_off(benchmark):
+    torch = pytest.importorskip("torch")
+    own = {"logp": np.array([-1.0, -2.5]), "gradients": [torch.tensor([6.0]), torch.tensor([4.0])]}
+    exact = {
+        "logp": np.array([-1.0, -2.0]),
+        "gradients": [torch.tensor([3.0]), torch.tensor([4.0])],
+    }
+    found = benchmark("agreement").difference(own, exact)
+    assert (found["logp_mean"], found["logp_max"]) == (0.25, 0.5)
+    # 3 off where the exact gradient has length 5; the first weight is off by all of its own.
+    assert found["gradient"] == pytest.approx(0.6)
+    assert found["gradient_worst_weight"] == 1.0
+    assert found["cosine"] == pytest.approx((18 + 16) / (5 * 52**0.5))
+
+
 def test_the_gradient_benchmark_keeps_every_measurement_with_its_command(
     benchmark, tmp_path, monkeypatch
 ):
