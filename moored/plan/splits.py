@@ -24,6 +24,8 @@ from moored.plan.sharded import (
 
 WAYS = (1, 2, 4, 8, 16)
 """Tensor parallelism to choose from."""
+MOST_NODE_COUNTS = 2048
+"""Numbers of learners' nodes to choose from, about: 16,384 GPUs in nodes of 8 have as many."""
 
 
 def check_split(setup: Setup, cluster: Cluster, samplers: int | None, ways: int | None) -> None:
@@ -86,11 +88,12 @@ def possible_ways(setup: Setup, cluster: Cluster, ways: int | None) -> list[int]
 
 
 def possible_learners(setup: Setup, cluster: Cluster, samplers: int | None) -> list[int]:
-    """Parts of a node, or whole nodes; every rank has a group."""
+    """Parts of a node, or whole nodes, of very many several at a time; every rank has a group."""
     if samplers is not None:
         return [cluster.num_gpus - samplers]
     node, most = cluster.gpus_per_node, min(cluster.num_gpus - 1, setup.num_groups)
-    return [*range(1, min(node, most) + 1), *range(2 * node, most + 1, node)]
+    together = node * max(1, -(-most // (node * MOST_NODE_COUNTS)))
+    return [*range(1, min(together, most) + 1), *range(2 * together, most + 1, together)]
 
 
 def most_replicas(setup: Setup, cluster: Cluster, learners: int, ways: int) -> int:

@@ -19,6 +19,7 @@ from moored.plan.layouts import IN_TURN, OVERLAPPED, TOGETHER, ClusterPlan
 from moored.plan.links import LINK_SHARE, make_cluster
 from moored.plan.seconds import Lengths, longest_lengths
 from moored.plan.setup import setup_of
+from moored.plan.splits import possible_learners
 from moored.plan.whole import Whole
 from moored.presets import read_presets
 
@@ -98,6 +99,27 @@ def test_no_other_split_of_the_same_gpus_is_faster():
         if other is not None:
             steps[other.learners] = other.step_s
     assert min(steps.values()) == steps[best.learners] == best.step_s
+
+
+def test_very_many_small_nodes_are_dealt_out_several_at_a_time():
+    """All 16,383 splits of so many nodes took seconds; the best of all has 820 learners."""
+    cluster = make_cluster(GPUS["h100"], 16_384, gpus_per_node=1)
+    words = ["rollout.num_groups=16384", "collapse.num_pairs=16384"]
+    config, shape = options("Qwen/Qwen2.5-7B", *words), shape_of("Qwen/Qwen2.5-7B")
+    tried = possible_learners(setup_of(config, shape), cluster, None)
+    assert tried == [*range(1, 9), *range(16, 16_384, 8)]
+    exact = plan_cluster(config, shape, cluster, longest_lengths(config, turns=5), samplers=15_564)
+    steps = [
+        plan_cluster(
+            config, shape, cluster, longest_lengths(config, turns=5), samplers=16_384 - number
+        ).best.step_s
+        for number in tried
+        if abs(number - 820) < 8
+    ]
+    assert min(steps) == pytest.approx(exact.best.step_s, rel=1e-3)
+    # As many as before where they are few.
+    few = make_cluster(GPUS["h100"], 64, gpus_per_node=1)
+    assert possible_learners(setup_of(config, shape), few, None) == [*range(1, 64)]
 
 
 def test_ranks_need_no_more_memory_at_the_start_than_later():
