@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from contextlib import closing
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,11 +11,12 @@ import typer
 from moored.cli.console import make_console, print_line
 from moored.cli.json_output import print_json
 from moored.cli.options import AsJson, ConfigWords, read_config
-from moored.errors import ConfigError, EnvError, MooredError
+from moored.errors import ConfigError, MooredError
 
 if TYPE_CHECKING:
     from moored.config import Config
     from moored.plan import Gpu, Lengths, Plan
+    from moored.plan.plan import LengthsOf
 
 DEFAULT_GPU = "h200"
 CLUSTER_KINDS = ("torchrun", "ray")
@@ -72,6 +72,7 @@ def plan_command(
     With `--gpus N`, how to divide a cluster between samplers and learners. Exit code 1 when it does
     not fit.
     """
+    from moored.cli.plan_lengths import as_given
     from moored.engine.check import check_context
 
     config = read_config(what or [])
@@ -79,11 +80,11 @@ def plan_command(
     _check_is_planned(config, cluster)
     check_context(config)
     chosen, note = _choose_gpu(config, gpu, memory_gib, tflops, bandwidth)
-    lengths = _lengths(config, turns, prompt_tokens, reply_tokens)
+    lengths_of = as_given(config, turns, prompt_tokens, reply_tokens)
     fits = (
-        _plan_one(config, chosen, note, lengths, as_json=as_json)
+        _plan_one(config, chosen, note, lengths_of, as_json=as_json)
         if gpus is None
-        else _plan_cluster(config, chosen, lengths, cluster, as_json=as_json)
+        else _plan_cluster(config, chosen, lengths_of(config), cluster, as_json=as_json)
     )
     if not fits:
         raise typer.Exit(1)
@@ -101,26 +102,10 @@ class _Cluster:
     network: float | None
 
 
-def _lengths(
-    config: Config, turns: int | None, prompt_tokens: int | None, reply_tokens: int | None
-) -> Lengths:
-    from moored.plan import longest_lengths
-    from moored.plan.seconds import PROMPT_TOKENS, check_lengths, most_turns
-
-    prompt = prompt_tokens or PROMPT_TOKENS
-    if turns is None:
-        most = most_turns(config, prompt=prompt, reply=reply_tokens or 1)
-        turns = min(_max_turns(config), most)
-    found = longest_lengths(config, prompt=prompt, turns=turns, reply=reply_tokens)
-    found = found if prompt_tokens is None else replace(found, prompt=prompt_tokens)
-    check_lengths(config, found)
-    return found
-
-
-def _plan_one(config: Config, gpu: Gpu, note: str, lengths: Lengths, *, as_json: bool) -> bool:
+def _plan_one(config: Config, gpu: Gpu, note: str, lengths_of: LengthsOf, *, as_json: bool) -> bool:
     from moored.plan import plan, shape_of
 
-    found = plan(config, shape_of(config.model), gpu, lengths)
+    found = plan(config, shape_of(config.model), gpu, lengths_of=lengths_of)
     if as_json:
         _print_json(found)
     else:
@@ -202,21 +187,6 @@ def _choose_gpu(
     if here is not None:
         return here, "the one here"
     return find_gpu(DEFAULT_GPU), "assumed, because there is none here; --gpu names another"
-
-
-def _max_turns(config: Config) -> int:
-    """Of the environment that has most."""
-    from moored.envs.mix import EnvMix
-
-    most = 1
-    try:
-        for make in EnvMix(config.env).makers:
-            with closing(make()) as env:
-                most = max(most, env.max_turns)
-    except EnvError as error:
-        # A run is often planned where it will not be made, and only its turns are needed.
-        raise EnvError(f"{error}; to plan all the same, give --turns") from error
-    return most
 
 
 def _print_json(found: Plan) -> None:

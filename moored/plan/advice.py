@@ -153,9 +153,10 @@ def _try(found: Plan, changes: Sequence[Change]) -> Advice | None:
     if config is None:
         return None
     try:
-        planned = plan(config, found.setup.shape, found.gpu)
+        planned = plan(config, found.setup.shape, found.gpu, lengths_of=found.lengths_of)
     except MooredError:
-        # engine.vllm.tensor_parallel may not divide the heads, and counts with vLLM only.
+        # engine.vllm.tensor_parallel may not divide the heads, and counts with vLLM only; or the
+        # episodes that were asked for are longer than the changed configuration allows.
         return None
     if not planned.fits:
         return None

@@ -5,7 +5,7 @@ Pure functions of the configuration, the shape of its model and a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from moored.config import Config
@@ -19,6 +19,9 @@ from moored.plan.shapes import ModelShape
 BATCH_SIZES = (24576, 16384, 12288, 8192, 6144, 4096, 2048)
 """Tokens of a micro-batch to choose from; on a GPU more than the largest gains nothing."""
 
+LengthsOf = Callable[[Config], Lengths]
+"""The lengths of episodes that a configuration is planned for; raises where it allows none such."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
@@ -30,6 +33,8 @@ class Plan:
     micro_batch_tokens: int
     checkpointing: bool
     lengths: Lengths
+    lengths_of: LengthsOf
+    """For what is advised instead."""
     memory: Memory
     seconds: Mapping[str, float] | None
     """By phase; None where it does not fit, the model is too small to be timed, or the rates of the
@@ -79,12 +84,16 @@ def plan(
     gpu: Gpu,
     lengths: Lengths | None = None,
     *,
+    lengths_of: LengthsOf = longest_lengths,
     given: Coefficients = MEASURED,
 ) -> Plan:
-    """Plan a step; `lengths` (by default the longest that are allowed) matter to seconds only."""
+    """Plan a step; `lengths` (by default the longest that are allowed) matter to seconds only.
+
+    `lengths_of` says them for this configuration and for others that are advised instead.
+    """
     setup = setup_of(config, shape)
     check_vllm(setup, gpu)
-    lengths = lengths or longest_lengths(config)
+    lengths = lengths or lengths_of(config)
     tokens, checkpointing = _choose(setup, gpu, given)
     memory = plan_memory(setup, gpu, given.memory, tokens=tokens, checkpointing=checkpointing)
     seconds = None
@@ -107,6 +116,7 @@ def plan(
         micro_batch_tokens=tokens,
         checkpointing=checkpointing,
         lengths=lengths,
+        lengths_of=lengths_of,
         memory=memory,
         seconds=seconds,
     )

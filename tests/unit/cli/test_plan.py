@@ -135,6 +135,21 @@ def test_episodes_that_cannot_be_are_not_planned(run, words, said):
     assert said in err and "rollout.max_" in err
 
 
+def test_advice_is_held_to_the_lengths_that_were_given(run):
+    """10 replies of 350 tokens do not go into a context of 2,048, which was advised for them."""
+    words = ["plan", "sokoban", "grpo", "qwen2.5-0.5b", "--gpu", "rtx-4090"]
+    words += ["engine.dtype=float32", "rollout.max_context=16384", "--json"]
+    given = ["--turns", "10", "--reply-tokens", "350"]
+    pieces = json.loads(run(*words, *given)[1])["advice"]
+    assert len(pieces) == 3
+    for piece in pieces:
+        changed = [f"{name}={value}" for name, value in piece["options"].items()]
+        assert run(*words, *given, *changed)[0] == 0
+    # Without --turns an episode has as many as the context has room for.
+    short = json.loads(run(*words)[1])["advice"]
+    assert {"rollout.max_context": 2048} in [piece["options"] for piece in short]
+
+
 def test_a_context_that_training_would_refuse_is_not_planned(run, tmp_path):
     described = {"model_type": "llama", "max_position_embeddings": 512, "vocab_size": 64}
     described |= {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
