@@ -10,7 +10,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moored.errors import MooredError
+from moored.models.adapter import cannot_merge, has_other_shape, is_tied, lacks_modules
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -29,14 +29,11 @@ def merge_adapter(model: PreTrainedModel, folder: Path, base: str) -> PreTrained
         warnings.simplefilter("ignore")
         adapted = _adapted(model, folder, base)
         if not hasattr(adapted, "merge_and_unload"):
-            raise MooredError(
-                f"adapter {str(folder)!r} cannot be merged into the weights of a model, as prompts "
-                f"that were learned cannot; give a LoRA adapter"
-            )
+            raise cannot_merge(folder)
         changed = {own for own, end in zip(_ends(model), plain, strict=True) if own is not end}
         # Of single tokens PEFT itself has one set of rows for both.
         if _is_tied(*plain) and any(type(own).__name__ != TOKENS for own in changed):
-            _refuse_tied(folder, base)
+            raise is_tied(folder, base)
         merged = adapted.merge_and_unload()
     # peft froze them for the adapter's sake.
     return merged.requires_grad_(True)
@@ -46,24 +43,16 @@ def _adapted(model: PreTrainedModel, folder: Path, base: str) -> Any:
     """What PEFT makes of the two; a pair that does not fit is refused."""
     from peft import PeftModel
 
-    wrong = f"adapter {str(folder)!r} does not fit its base {base!r}"
-    remedy = "name the model it was trained on in its adapter_config.json"
     warnings.filterwarnings("error", message=MISSING)
     try:
         return PeftModel.from_pretrained(model, str(folder))
     except UserWarning as error:
-        raise MooredError(
-            f"{wrong}: the adapter has no weights for some modules that it should change, as if "
-            f"the base had more layers; {remedy}"
-        ) from error
+        raise lacks_modules(folder, base) from error
     except RuntimeError as error:
         found = MISMATCH.search(str(error))
         if found is None:
             raise
-        raise MooredError(
-            f"{wrong}: {found[1]!r} has another shape in each, as after adding tokens to a "
-            f"vocabulary; {remedy}"
-        ) from error
+        raise has_other_shape(folder, base, found[1]) from error
 
 
 def _ends(model: PreTrainedModel) -> tuple[object, object]:
@@ -73,12 +62,3 @@ def _ends(model: PreTrainedModel) -> tuple[object, object]:
 
 def _is_tied(first: object, last: object) -> bool:
     return getattr(first, "weight", None) is getattr(last, "weight", ())
-
-
-def _refuse_tied(folder: Path, base: str) -> None:
-    raise MooredError(
-        f"adapter {str(folder)!r} changes the embedding or the output layer (embed_tokens or "
-        f"lm_head), but its base {base!r} has one weight for both (tie_word_embeddings), so "
-        f"merging would give a different model; train the adapter without these two in "
-        f"target_modules and modules_to_save, or on a base with tie_word_embeddings=false"
-    )

@@ -12,9 +12,12 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from moored.errors import MooredError
+from moored.models.adapter import base_name
 from moored.models.find import check_model_name, embedded_models, weights_folder
 from moored.models.load import load_model
+from moored.models.merge import merge_adapter
 from moored.models.rates import count_parameters
+from moored.plan import shape_of
 
 torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")
@@ -51,6 +54,16 @@ def changed_nano(folder: Path, **values: object) -> str:
 def logits(model: Any) -> Any:
     with torch.no_grad():
         return model.eval()(input_ids=torch.arange(8)[None]).logits
+
+
+def load(name: str) -> None:
+    load_model(name, CPU)
+
+
+def merge(name: str) -> None:
+    """Without what is known beforehand: a base may be a hub id."""
+    base = base_name(Path(name))
+    merge_adapter(load_model(base, CPU).model, Path(name), base)
 
 
 def name_base(folder: Path, base: str | None) -> None:
@@ -130,9 +143,10 @@ def test_damaged_weights_are_refused(adapter, tmp_path):
 )
 def test_an_adapter_of_a_tied_embedding_is_refused(tmp_path, targets, options, recwarn):
     folder = make_adapter(tmp_path, "nano", targets, **options)
-    with pytest.raises(MooredError, match="its base 'nano' has one weight for both") as raised:
-        load_model(str(folder), CPU)
-    assert "\n" not in str(raised.value)
+    for refused in (check_model_name, load, merge):
+        with pytest.raises(MooredError, match="its base 'nano' has one weight for both") as raised:
+            refused(str(folder))
+        assert "\n" not in str(raised.value)
     assert not [str(warning.message) for warning in recwarn if warning.category is UserWarning]
 
 
@@ -189,17 +203,23 @@ def test_a_base_with_more_layers_is_refused(adapter, tmp_path, recwarn):
     base = changed_nano(tmp_path / "base", num_hidden_layers=6)
     (tmp_path / "adapter").mkdir()
     folder = copied(adapter, tmp_path / "adapter", base)
-    with pytest.raises(MooredError, match=r"does not fit its base .* as if the base had more"):
-        load_model(str(folder), CPU)
+    for refused in (shape_of, check_model_name, load, merge):
+        with pytest.raises(MooredError, match=r"does not fit its base .* as if the base had more"):
+            refused(str(folder))
     assert not [str(warning.message) for warning in recwarn if warning.category is UserWarning]
 
 
 def test_an_adapter_with_a_larger_vocabulary_is_refused(tmp_path):
-    base = changed_nano(tmp_path / "base", vocab_size=1030)
-    folder = make_adapter(tmp_path / "adapter", base, ["q_proj"], modules_to_save=["lm_head"])
-    name_base(folder, "nano")
-    with pytest.raises(MooredError, match=r"'lm_head.*' has another shape in each, as after addin"):
-        load_model(str(folder), CPU)
+    larger, base = (
+        changed_nano(tmp_path / str(size), vocab_size=size, tie_word_embeddings=False)
+        for size in (1030, 1024)
+    )
+    folder = make_adapter(tmp_path / "adapter", larger, ["q_proj"], modules_to_save=["lm_head"])
+    check_model_name(str(folder))
+    name_base(folder, base)
+    for refused in (check_model_name, load, merge):
+        with pytest.raises(MooredError, match=r"'lm_head.*' has another shape in each, as after a"):
+            refused(str(folder))
 
 
 def test_learned_prompts_are_refused(tmp_path):
@@ -207,10 +227,28 @@ def test_learned_prompts_are_refused(tmp_path):
     model = peft.get_peft_model(load_model("nano", CPU).model, prompts)
     model.save_pretrained(tmp_path)
     name_base(tmp_path, "nano")
-    with pytest.raises(
-        MooredError, match=r"cannot be merged into the weights .* give a LoRA adapt"
-    ):
-        load_model(str(tmp_path), CPU)
+    for refused in (check_model_name, load, merge):
+        with pytest.raises(MooredError, match=r"cannot be merged into .* give a LoRA adapt"):
+            refused(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"layers_to_transform": [0, 2]}, {"exclude_modules": ["model.layers.1.self_attn.q_proj"]}],
+)
+def test_an_adapter_of_some_layers_is_taken(tmp_path, options):
+    folder = make_adapter(tmp_path, "nano", ["q_proj"], **options)
+    check_model_name(str(folder))
+    assert load_model(str(folder), CPU)
+
+
+def test_layers_that_a_model_does_not_use_need_no_adapter(adapter, tmp_path):
+    """Some files have one more, which guesses ahead and which transformers leaves out."""
+    base = Path(changed_nano(tmp_path / "base", num_hidden_layers=6))
+    file = base / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "num_hidden_layers": 5}))
+    (tmp_path / "adapter").mkdir()
+    check_model_name(str(copied(adapter, tmp_path / "adapter", str(base))))
 
 
 @pytest.mark.parametrize("num_layers", [5, 4])
