@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from moored.config import Config
 from moored.errors import MooredError
+from moored.plan.coefficients import MEASURED
 from moored.plan.gpus import GIB, Gpu
 from moored.plan.memory import vllm_shares
 from moored.plan.plan import BATCH_SIZES, Plan, plan
@@ -140,9 +141,12 @@ def _another_sampler(found: Plan) -> Iterator[Change]:
         )
         for share, rows in vllm_shares(found.setup, found.gpu)
     ]
-    # The largest share that leaves the learner its own writes most episodes at a time.
-    fitting = (change for change in reversed(changes) if _try(found, [change]) is not None)
-    best = next(fitting, changes[0] if changes else None)
+    # The largest share that leaves the learner its own, and as much free as micro-batches leave,
+    # writes most episodes at a time.
+    most_gib = MEASURED.memory.filled_share * found.gpu.memory_gib
+    tried = ((change, _try(found, [change])) for change in reversed(changes))
+    roomy = (change for change, advised in tried if advised and advised.peak_gib <= most_gib)
+    best = next(roomy, changes[0] if changes else None)
     if best is not None:
         yield best
 

@@ -15,7 +15,6 @@ from moored.plan.cluster_work import ClusterWork, Route
 from moored.plan.coefficients import MEASURED, Coefficients
 from moored.plan.gpus import GIB, Gpu
 from moored.plan.layouts import (
-    ALONE_SHARE,
     IN_TURN,
     LAYOUTS,
     OVERLAPPED,
@@ -24,6 +23,7 @@ from moored.plan.layouts import (
     Layout,
 )
 from moored.plan.links import Cluster, make_cluster
+from moored.plan.memory import ALONE_SHARE
 from moored.plan.seconds import Lengths, longest_lengths
 from moored.plan.setup import setup_of
 from moored.plan.shapes import ModelShape

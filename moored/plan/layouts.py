@@ -10,14 +10,13 @@ from moored.config import Config
 from moored.plan.cluster_work import Route, Update
 from moored.plan.gpus import GIB
 from moored.plan.links import Cluster
+from moored.plan.memory import ALONE_SHARE
 from moored.plan.seconds import Lengths
 from moored.plan.setup import Setup
 from moored.plan.sharded import LearnerMemory, SamplerMemory
 
 TOGETHER, IN_TURN, OVERLAPPED = "together", "apart, in turn", "apart, max_lag 1"
 LAYOUTS = (TOGETHER, IN_TURN, OVERLAPPED)
-ALONE_SHARE = 0.9
-"""Of the memory of a GPU for a vLLM that has it to itself."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,6 +34,8 @@ MIN_PROMPT_TOKENS, MIN_CONTINUATION_TOKENS = 256, 1024
 """Of engine/fast/graphs.py."""
 FEW_ROWS = 8
 """Episodes at a time, below which a sampler is not advised."""
+ALONE_SHARE = 0.9
+"""Of the memory of a GPU for a vLLM that has it to itself; no larger share is advised."""
 Parts = Mapping[str, int]
 """Bytes by part."""
 
@@ -235,7 +237,7 @@ def vllm_shares(setup: Setup, gpu: Gpu) -> list[tuple[float, int]]:
     From room for a few episodes at a time, or all where they are fewer, up to room for all.
     """
     shares: list[tuple[float, int]] = []
-    for twentieths in range(1, 19):
+    for twentieths in range(1, round(20 * ALONE_SHARE) + 1):
         reserved = int(twentieths / 20 * gpu.memory_bytes)
         rows = (reserved - _vllm_weights(setup)) // _vllm_slot(setup)
         if rows >= min(FEW_ROWS, setup.most_rows):
@@ -261,7 +263,7 @@ def check_vllm(setup: Setup, gpu: Gpu) -> None:
     raise MooredError(
         f"engine.vllm.memory_share = {setup.vllm_share:g} gives vLLM {has / GIB:.1f} GiB of "
         f"{gpu.name}, but its weights and one episode take {needed / GIB:.1f} GiB; "
-        + (f"set it to {share:.2f} or more" if share < 1.0 else "take a smaller model")
+        + (f"set it to {share:.2f} or more" if share <= ALONE_SHARE else "take a smaller model")
     )
 
 

@@ -10,8 +10,8 @@ from bisect import bisect_left
 from moored.errors import MooredError
 from moored.plan.coefficients import MEASURED, Coefficients
 from moored.plan.gpus import Gpu
-from moored.plan.layouts import ALONE_SHARE
 from moored.plan.links import Cluster
+from moored.plan.memory import ALONE_SHARE
 from moored.plan.setup import Setup
 from moored.plan.sharded import (
     LearnerMemory,
