@@ -162,15 +162,19 @@ def _closed_on_error(run: Run) -> Iterator[None]:
 
 
 def _check_machine(config: Config) -> None:
-    """Refuse what lacks packages, or clearly cannot fit into the memory of the GPU here."""
+    """Refuse what lacks packages, or clearly cannot fit into the memory of the GPU here.
+
+    Warns of what may not.
+    """
     from moored.engine.build import require_run_packages
     from moored.engine.gpu import present_gpu
     from moored.plan import refuse_what_cannot_fit
 
     require_run_packages(config)
     gpu = present_gpu(config.engine.device)
-    if gpu is not None:
-        refuse_what_cannot_fit(config, gpu)
+    warning = None if gpu is None else refuse_what_cannot_fit(config, gpu)
+    if warning is not None:
+        typer.echo(f"moored: {warning}", err=True)
 
 
 def _command() -> list[str]:

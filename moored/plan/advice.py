@@ -223,16 +223,25 @@ def remedy(found: Plan) -> str:
     return NOTHING_HELPS
 
 
-def refuse_what_cannot_fit(config: Config, gpu: Gpu) -> None:
+def refuse_what_cannot_fit(config: Config, gpu: Gpu) -> str | None:
     """Raise when a run needs clearly more memory than the GPU has, before anything is loaded.
 
-    Models of unknown shape, and those that another engine computes, are let through.
+    What may be too large is tried, with a warning; None where it fits. Models of unknown shape, and
+    those that another engine computes, are let through.
     """
     found = plan_if_known(config, gpu)
-    if found is not None and found.over > MARGIN:
+    if found is None or found.fits:
+        return None
+    if found.over > MARGIN:
         raise MooredError(
             f"{config.model} {verdict(found)}; {remedy(found)}; `moored plan` shows every part"
         )
+    pieces = advice(found)
+    return (
+        f"by plan {config.model} {verdict(found)}; plans may be {100 * MARGIN:.0f} % off, so it is "
+        f"tried, and may end for lack of memory; "
+        + (f"to be safe, set {pieces[0].text()}" if pieces else NOTHING_HELPS)
+    )
 
 
 def plan_if_known(config: Config, gpu: Gpu) -> Plan | None:

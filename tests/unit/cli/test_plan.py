@@ -12,7 +12,7 @@ import pytest
 
 from moored.cli.main import main
 from moored.config import load_config
-from moored.errors import EnvError
+from moored.errors import EnvError, MooredError
 from moored.plan.gpus import Gpu
 from tests.warm import run_warm
 
@@ -414,6 +414,24 @@ def test_train_refuses_what_cannot_fit_before_it_loads_a_model(run, monkeypatch,
     assert "more than the 0.5 GiB of NVIDIA Tiny; " in error
     # No run directory is left behind.
     assert list(tmp_path.iterdir()) == []
+
+
+def test_train_warns_of_what_may_not_fit(run, monkeypatch):
+    """A run that was planned up to 10 % over the memory began without a word."""
+
+    def build(config, path):
+        raise MooredError("this is where it begins")
+
+    monkeypatch.setattr("moored.train.build_run", build)
+    small = Gpu("NVIDIA Tiny", 0.9)
+    monkeypatch.setattr("moored.engine.gpu.present_gpu", lambda device="auto": small)
+    warning, begun = run("train", "smoke")[2].splitlines()
+    assert warning.startswith("moored: by plan nano does not fit: 1.0 GiB in the sco")
+    assert "so it is tried, and may end for lack of memory; none of the changes" in warning
+    assert begun == "moored: this is where it begins"
+    large = Gpu("NVIDIA Large", 9.0)
+    monkeypatch.setattr("moored.engine.gpu.present_gpu", lambda device="auto": large)
+    assert run("train", "smoke")[2] == begun + "\n"
 
 
 SCALE = (Path(__file__).parents[3] / "docs" / "scale.md").read_text(encoding="utf-8")
