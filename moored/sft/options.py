@@ -19,6 +19,9 @@ from moored.plan.shapes import description_of, shape_of
 
 USUAL_CONTEXT = 2048
 USUAL_REPLY = 400
+MOST_BATCH_TOKENS = 2**24
+"""Llama 3 405B was pretrained on so many at a time. More are taken for a mistake: oracles play as
+many dialogues as are asked for, and the first step would not end."""
 LARGE_MODEL_PARAMETERS = 1_000_000_000
 LORA_FACTOR = 10.0
 """Adapters start at zero and have few weights: they need larger steps than the whole model."""
@@ -89,7 +92,7 @@ class SftConfig(Options):
     """What is demonstrated, several by weight; with `dialogues`, what the model is tried on."""
     dialogues: str | None = None
     """JSON lines of dialogues to learn from instead of the oracles' episodes."""
-    batch_tokens: int = Field(default=8192, ge=1)
+    batch_tokens: int = Field(default=8192, ge=1, le=MOST_BATCH_TOKENS)
     """Tokens of a step, prompts included: as many whole dialogues as fit, at least one."""
     max_context: int | None = Field(default=None, ge=16)
     """Longest dialogue in tokens; a longer one is cut after the last reply that fits. null: 2,048,

@@ -31,6 +31,8 @@ ROOT = Path(__file__).parents[3]
         ({"env": "bandit", "lr": 1.0}, "unknown option 'lr'; did you mean 'optimizer.lr'?"),
         ({"env": "bandit", "num_steps": 0}, "num_steps = 0: input should be greater than"),
         ({"env": "bandit", "workers": 1000}, "workers = 1000: input should be less than or equal"),
+        # The first step of such a run never ended.
+        ({"env": "bandit", "batch_tokens": 10**9}, "batch_tokens = 1000000000: input should be le"),
         ({"env": "bandit", "demonstrations": {"noise": 2}}, "demonstrations.noise = 2"),
         ({"env": "bandit", "engine": {"kind": "endpoint"}}, "an endpoint cannot be trained"),
     ],
