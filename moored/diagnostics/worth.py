@@ -21,6 +21,10 @@ from moored.diagnostics.report import Interval
 from moored.diagnostics.resampling import t_quantile
 from moored.errors import MooredError
 
+ROUNDING = 1e-6
+"""Relative difference up to which rewards are equal: sums of the same prices, also in float32,
+differ by their order. Gains of a prompt where nothing else varies would only add to the scale."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worth:
@@ -76,7 +80,8 @@ def gain_reward_correlation(
 ) -> Worth | None:
     """Σ (gain − its prompt's mean)(reward − its prompt's mean) over the root of both squares.
 
-    Rewards that are not finite are left out. None where nothing varies inside a prompt.
+    Over prompts whose rewards vary, by more than rounding. Rewards that are not finite are left
+    out. None where nothing varies inside a prompt.
     """
     gains_M, rewards_M = (np.asarray(given, dtype=float) for given in (gains, rewards))
     prompts_M = np.asarray(prompts)
@@ -89,7 +94,7 @@ def gain_reward_correlation(
     count = 0
     for prompt in np.unique(prompts_M):
         own = (prompts_M == prompt) & np.isfinite(rewards_M)
-        if own.sum() < 2 or np.ptp(rewards_M[own]) == 0.0:
+        if own.sum() < 2 or np.ptp(rewards_M[own]) <= ROUNDING * np.abs(rewards_M[own]).max():
             continue
         g, r = (values[own] - values[own].mean() for values in (gains_M, rewards_M))
         sums.append((g @ g, r @ r, g @ r))

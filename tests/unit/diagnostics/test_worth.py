@@ -59,6 +59,17 @@ def test_prompts_without_varying_rewards_and_lost_episodes_are_left_out():
     assert gain_reward_correlation([], [], []) is None
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_rewards_that_differ_by_rounding_do_not_vary(dtype):
+    # Ten moves for -0.1 each; another order of the sum misses -1 by a bit.
+    other = float(np.cumsum(np.full(10, -0.1, dtype))[-1])
+    assert other != -1.0
+    gains, rewards = [0, 1, 5, 9], [0, 1, -1.0, other]
+    found = gain_reward_correlation(gains, rewards, [0, 0, 1, 1])
+    assert found is not None and (found.correlation, found.num_prompts) == (1.0, 1)
+    assert gain_reward_correlation(gains[2:], rewards[2:], [1, 1]) is None
+
+
 def test_arrays_of_different_lengths_are_refused():
     with pytest.raises(MooredError, match=r"one length, got \(2,\), \(1,\) and \(2,\)"):
         gain_reward_correlation([0, 1], [1], [0, 0])
