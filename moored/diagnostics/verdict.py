@@ -189,7 +189,7 @@ def judge(
             verdict=Verdict.COLLAPSED,
             why=f"{_loss(fact, tests)}: {fact.text()}, from {counted}.",
         )
-    return _undecided(level, tests, counted)
+    return _undecided(level, tests, counted, thresholds)
 
 
 def _loss(fact: _Test, tests: _Tests) -> str:
@@ -250,11 +250,12 @@ def _unknown(level: Level, counted: str) -> Judgement:
     )
 
 
-def _undecided(level: Level, tests: _Tests, counted: str) -> Judgement:
+def _undecided(level: Level, tests: _Tests, counted: str, thresholds: Thresholds) -> Judgement:
     wanted = max(tests.prompts_needed(), ENOUGH_PROMPTS, level.num_prompts + 1)
-    if level.p_value is not None and tests.ceiling.clearance > 0.0:
-        z = NormalDist().inv_cdf(1.0 - min(max(level.p_value, 1e-6), 1.0 - 1e-6))
-        wanted = max(wanted, level.num_prompts * (1.645 / z) ** 2 if z > 0.0 else math.inf)
+    p, most = level.p_value, thresholds.max_p_value
+    if p is not None and p > most and tests.ceiling.clearance > 0.0:
+        z, asked = _normal_score(p), _normal_score(most)
+        wanted = max(wanted, level.num_prompts * (asked / z) ** 2 if z > 0.0 else math.inf)
     prompts_needed = math.ceil(wanted) if wanted <= MOST_PROMPTS else None
     closest = min(
         (test for test in (tests.start, tests.ceiling) if test is not None),
@@ -270,6 +271,11 @@ def _undecided(level: Level, tests: _Tests, counted: str) -> Judgement:
         why=f"{counted} cannot tell: {closest.text()}{_p_text(level)}; {remedy}.",
         prompts_needed=prompts_needed,
     )
+
+
+def _normal_score(p_value: float) -> float:
+    """Standard errors above chance that have this one-sided p-value."""
+    return NormalDist().inv_cdf(1.0 - min(max(p_value, 1e-6), 1.0 - 1e-6))
 
 
 def _p_text(level: Level) -> str:

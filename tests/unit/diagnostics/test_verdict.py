@@ -92,6 +92,17 @@ def test_an_interval_that_holds_the_floor_cannot_tell_and_says_how_many_prompts_
     assert f"about {found.prompts_needed} prompts are needed" in found.why
 
 
+def test_a_p_value_that_is_not_small_enough_says_how_many_prompts_would_make_it_so():
+    # 1.751 errors above chance from 8 prompts, and 0.01 takes 2.326: (2.326 / 1.751)² · 8 = 14.1.
+    found = judge(replace(SOUND, p_value=0.04))
+    assert (found.verdict, found.prompts_needed) == (CANNOT_TELL, 15)
+    # 0.05 takes 1.645, which is there: the p-value is no reason to ask for more.
+    lenient = Thresholds(max_p_value=0.05)
+    assert judge(replace(SOUND, p_value=0.04), thresholds=lenient).verdict is HEALTHY
+    found = judge(replace(SOUND, p_value=0.06), thresholds=lenient)
+    assert found.prompts_needed == 9  # (1.645 / 1.555)² · 8 = 8.95
+
+
 def test_an_interval_that_holds_more_than_everything_is_not_given_in_figures():
     blurred = replace(SOUND, ceiling_share=0.2, ceiling_share_se=9.0, p_value=0.1)
     assert "is 20% (99 % interval wider than ±100%, floor 10%)" in judge(blurred).why
