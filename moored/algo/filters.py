@@ -138,8 +138,8 @@ def select(
 
     | rule | keeps | `value` |
     |---|---|---|
-    | `top_p` | smallest prefix with cumulative score >= value * total - eps | mass, 0.9 |
-    | `top_p_softmax` | smallest prefix with cumulative softmax(score) >= value | mass |
+    | `top_p` | smallest prefix with cumulative score >= value * total - eps | mass, 0.9; 1: all |
+    | `top_p_softmax` | smallest prefix with cumulative softmax(score) >= value | mass; 1: all |
     | `top_k` | floor(value * P) groups, at least 1 | fraction of all groups |
     | `top_k_count` | `value` groups | count |
     | `min_p` | score >= value * max (`largest=False`: score <= min / value) | fraction |

@@ -135,7 +135,7 @@ def advise_batch(
         headline=_headline(decision, plain, rv_P),
         settings=decision.settings,
         reasons=(*decision.reasons, *_task_reasons(plain, int(np.median(counts_P)))),
-        trend=find_trend(rv_P, steps_P, decision.settings or PLAIN_FILTER),
+        trend=find_trend(rv_P, steps_P, decision.settings or PLAIN_FILTER, counts_P >= 2),
     )
 
 
@@ -172,8 +172,14 @@ def _kept(rv_P: np.ndarray, steps_P: np.ndarray, **rule: float | str) -> np.ndar
     return kept_P
 
 
-def find_trend(rv_P: np.ndarray, steps_P: np.ndarray, settings: FilterSettings) -> Trend | None:
-    """How RV, and the share of groups that the filter keeps, change over the steps."""
+def find_trend(
+    rv_P: np.ndarray, steps_P: np.ndarray, settings: FilterSettings, is_known_P: np.ndarray
+) -> Trend | None:
+    """How RV, and the share of groups that the filter keeps, change over the steps.
+
+    Of the groups that have an RV: where episodes end in errors, it is not the signal that falls.
+    """
+    rv_P, steps_P = rv_P[is_known_P], steps_P[is_known_P]
     rule = {"rule": settings.rule, "value": settings.value, "eps": settings.eps}
     kept_P = _kept(rv_P, steps_P, **rule)
     steps_S = np.unique(steps_P)
@@ -260,15 +266,15 @@ def _decide(plain: Advice, rv_P: np.ndarray, steps_P: np.ndarray) -> _Decision:
 
 
 def _headline(decision: _Decision, plain: Advice, rv_P: np.ndarray) -> str:
-    kept, settings = decision.kept, decision.settings
+    kept, settings, num_known = decision.kept, decision.settings, len(plain.rv.known)
     match decision.recommendation:
         case Recommendation.FIX_REWARD:
             share = plain.triage.share("reward_blind")
             return f"Fix the reward first: in {share:.0%} of the groups it sees no difference"
         case Recommendation.NO_SIGNAL:
-            return f"Nothing to learn from: no reward varies inside any of {len(rv_P)} groups"
+            return f"Nothing to learn from: no reward varies inside any of {num_known} groups"
         case Recommendation.MORE_GROUPS:
-            return f"Cannot tell: {len(rv_P)} groups are too few"
+            return f"Cannot tell: {_too_few(num_known, len(rv_P))}"
         case Recommendation.NO_FILTER:
             return "No filter: all groups carry about the same signal"
     assert kept is not None
@@ -286,6 +292,12 @@ def _headline(decision: _Decision, plain: Advice, rv_P: np.ndarray) -> str:
     if decision.recommendation is Recommendation.TRY_FILTER:
         return f"Try a filter, and compare it with none: {found}"
     return f"Filter: {found}"
+
+
+def _too_few(num_known: int, num_groups: int) -> str:
+    if num_known < num_groups:
+        return f"{num_known} of {num_groups} groups with two rewards to compare are too few"
+    return "1 group is too few" if num_groups == 1 else f"{num_groups} groups are too few"
 
 
 def _rule(rv_P: np.ndarray, steps_P: np.ndarray) -> FilterSettings:

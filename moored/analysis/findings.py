@@ -183,7 +183,7 @@ def _series_notes(series: Series) -> list[Finding]:
         text = f"reward {rewards.mean:.3f}, spread inside groups {rewards.std_in_group:.3f}"
         if rewards.zero_spread_share is not None:
             text += (
-                f", groups without spread {rewards.zero_spread_share:.0%} of {rewards.num_groups}"
+                f", groups without spread {rewards.zero_spread_share:.0%} of {rewards.num_compared}"
             )
         found.append(Finding(text))
     found += _worth(series)

@@ -91,8 +91,10 @@ class RewardStats:
     std_in_group: float | None
     """Root of the mean within-group variance; None when no group has two rewards."""
     zero_spread_share: float | None
-    """Share of groups whose rewards are all equal."""
+    """Share of the groups with two rewards whose rewards are all equal, up to rounding."""
     num_groups: int
+    num_compared: int = 0
+    """Groups with two rewards or more, whose share and spread these are."""
 
 
 @dataclass(slots=True)
@@ -184,12 +186,16 @@ class StepDraw:
         """None when no row has a reward."""
         if not self.num_rewards:
             return None
-        variances = [m2 / n for n, _, m2 in self.groups.values.values() if n > 1]
+        known = [moments for moments in self.groups.values.values() if moments[0] > 1]
+        variances = [m2 / n for n, _, m2 in known]
         return RewardStats(
             mean=self.reward_sum / self.num_rewards,
-            std_in_group=float(np.sqrt(np.mean(variances))) if variances else None,
-            zero_spread_share=float(np.mean(np.array(variances) < 1e-20)) if variances else None,
+            std_in_group=float(np.sqrt(np.mean(variances))) if known else None,
+            zero_spread_share=float(np.mean([_is_flat(*each) for each in known]))
+            if known
+            else None,
             num_groups=len(self.groups.values),
+            num_compared=len(known),
         )
 
 
@@ -362,6 +368,11 @@ def _digest(prompt: PromptLike, seed: int) -> bytes:
         raw = b"c" + json.dumps(prompt, sort_keys=True, default=str).encode()
     key = (seed % (1 << 64)).to_bytes(8)
     return hashlib.blake2b(raw, digest_size=16, key=key).digest()
+
+
+def _is_flat(count: float, mean: float, squares: float) -> bool:
+    """Rewards are equal up to rounding: trainers sum them in float32."""
+    return math.sqrt(squares / count) <= max(1e-10, 1e-6 * abs(mean))
 
 
 def _update(moments: list[float], value: float) -> None:

@@ -136,9 +136,10 @@ def read_result(path: Path, seed: int) -> RunResult:
     ends = read_ends(path)
     steps, timing = read_records(path), read_records(path, "timing")
     figures = {name: fmean(values) for name, values in ends.ends.items() if values}
-    figures["peak success"] = peak([_number(r, "rollout/success_rate") or 0.0 for r in steps])
+    if success := _numbers(steps, "rollout/success_rate"):
+        figures["peak success"] = peak(success)
     for name, key in STEP_MEANS.items():
-        values = [value for r in _settled(steps) if (value := _number(r, key)) is not None]
+        values = _numbers(_settled(steps), key)
         figures |= {name: fmean(values)} if values else {}
     return RunResult(
         path=path,
@@ -177,6 +178,11 @@ def _times(timing: Sequence[Any]) -> dict[str, float]:
 def _number(record: Mapping[str, object], key: str) -> float | None:
     value = record.get(key)
     return float(value) if isinstance(value, int | float) else None
+
+
+def _numbers(records: Sequence[Any], key: str) -> list[float]:
+    """The numbers under a key; null, e.g. where all episodes of a step ended in errors, is none."""
+    return [value for record in records if (value := _number(record, key)) is not None]
 
 
 def _means(runs: Sequence[RunResult], figures: Sequence[str]) -> dict[str, Mean]:

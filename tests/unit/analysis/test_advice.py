@@ -172,6 +172,36 @@ def test_a_falling_reward_variance_is_told_as_a_trend_over_the_steps():
     assert str(trend).startswith("RV is falling: 0.5 in steps 1–4, 0.0312 in steps 9–12 (p 0.0")
 
 
+def test_groups_that_ended_in_errors_are_no_fall_of_reward_variance():
+    lost = [math.nan, math.nan]
+    rows = [row for step in range(12) for row in (MIDDLE, MIDDLE if step < 6 else lost)]
+    trend = advise_rows(rows, steps=np.repeat(np.arange(12), 2)).trend
+    assert trend is not None and trend.direction == "steady"
+    assert (trend.early_rv, trend.late_rv) == (0.25, 0.25)
+    assert (trend.early_kept, trend.late_kept) == (1.0, 1.0)
+    # A step without any reward to compare says nothing, and is not counted.
+    rows = [lost if step in (2, 3) else MIDDLE for step in range(6)]
+    assert advise_rows(rows, steps=np.arange(6)).trend is None
+
+
+def test_four_steps_have_no_trend_because_no_order_of_them_is_significant():
+    rows = [BIG, MIDDLE, SMALL, FAINT, FAIL]
+    assert advise_rows(rows[:4], steps=np.arange(4)).trend is None
+    trend = advise_rows(rows, steps=np.arange(5)).trend
+    # 2 of 120 orders are as clear.
+    assert trend is not None and trend.direction == "falling"
+    assert trend.p_value == pytest.approx(2 / 120, abs=0.01)
+
+
+def test_headlines_count_the_groups_that_have_rewards_to_compare():
+    lone = [1, math.nan]
+    found = advise_rows([MIDDLE] * 3 + [lone] * 9)
+    assert found.headline == ("Cannot tell: 3 of 12 groups with two rewards to compare are too few")
+    found = advise_rows([FAIL] * 5 + [lone] * 9)
+    assert found.headline == "Nothing to learn from: no reward varies inside any of 5 groups"
+    assert advise_rows([MIDDLE]).headline == "Cannot tell: 1 group is too few"
+
+
 def test_equal_steps_have_no_trend_and_few_steps_are_not_asked():
     even = advise_rows([MIDDLE, FAIL] * 6, steps=np.repeat(np.arange(6), 2)).trend
     assert even is not None and (even.direction, even.p_value) == ("steady", 1.0)

@@ -7,6 +7,7 @@ import tracemalloc
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from moored.analysis import sample
@@ -140,8 +141,17 @@ def test_rewards_are_compared_inside_groups_only():
     assert found.mean == pytest.approx(3.6)
     # Variances 0.25 and 0; the group of one says nothing.
     assert found.std_in_group == pytest.approx(0.125**0.5)
-    assert (found.zero_spread_share, found.num_groups) == (0.5, 3)
+    assert (found.zero_spread_share, found.num_compared, found.num_groups) == (0.5, 2, 3)
     assert draw([record("a")], num_prompts=4, num_pairs=4).looks[0].rewards() is None
+
+
+def test_rewards_that_were_summed_in_float32_have_no_spread():
+    other = float(np.cumsum(np.full(10, -0.1, np.float32))[-1])
+    assert other != -1.0
+    rewards = {"a": [-1.0, other], "b": [1.0, 1.001], "c": [0.0, 1e-6]}
+    rows = [record(prompt, rewards={"reward": r}) for prompt, rs in rewards.items() for r in rs]
+    found = draw(rows, num_prompts=4, num_pairs=4).looks[0].rewards()
+    assert found is not None and found.zero_spread_share == pytest.approx(1 / 3)
 
 
 def test_replies_without_reasoning_are_counted_not_drawn():

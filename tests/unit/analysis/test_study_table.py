@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,15 @@ def test_the_table_says_over_how_many_steps_it_averages_and_where_runs_end(tmp_p
     alone = read_table({("a",): {0: tmp_path / "a"}}, factors=["x"])
     assert len(table_notes(alone)) == 1 and "last 10 steps" in table_notes(alone)[0]
     assert table_notes(read_table({("a",): {}}, factors=["x"])) == []
+
+
+def test_a_step_of_errors_is_no_step_without_success(tmp_path):
+    write_run(tmp_path / "a", [0.5, math.nan, 0.7])
+    assert read_result(tmp_path / "a", 0).figures["peak success"] == pytest.approx(0.6)
+    log = RunLog(tmp_path / "sft")
+    log.write_config("seed: 0\n")
+    log.append("metrics", 1, {"train/loss": 0.5})
+    assert "peak success" not in read_result(tmp_path / "sft", 0).figures
 
 
 def test_a_run_of_two_environments_has_a_column_of_mi_for_each(tmp_path):
