@@ -100,7 +100,7 @@ def read_run(path: Path) -> RunData:
         raise RunLogError(f"{str(path)!r} has no finished step; there is nothing to show yet")
     problems: list[str] = []
     options = _attempt(problems, lambda: read_yaml(path / "config.yaml"), {})
-    rollouts = _attempt(problems, lambda: read_rollouts(path, ddof=_ddof(options)), None)
+    rollouts = _attempt(problems, lambda: read_rollouts(path, **_scoring(options)), None)
     if rollouts is not None:
         problems += rollouts.problems
     return RunData(
@@ -229,9 +229,12 @@ def _diagnosis(path: Path) -> Diagnosis | None:
     return read_diagnosis(path) if read_records(path, "collapse") else None
 
 
-def _ddof(options: Mapping[str, Any]) -> int:
-    chosen = options.get("filter")
-    return 1 if isinstance(chosen, Mapping) and chosen.get("ddof") == 1 else 0
+def _scoring(options: Mapping[str, Any]) -> dict[str, Any]:
+    """How the filter of the run scores rewards."""
+    found = options.get("filter")
+    chosen = found if isinstance(found, Mapping) else {}
+    ddof = 1 if chosen.get("ddof") == 1 else 0
+    return {"ddof": ddof, "is_total": chosen.get("reward") == "total"}
 
 
 def _gradients(path: Path) -> list[dict[str, Any]]:

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from moored.algo.groups import group, moments
+from moored.algo.groups import cap_malformed, group, moments
 from moored.analysis.excerpts import differing_parts
 from moored.errors import MooredError, RunLogError, require_packages
 
 REWARD_COLUMNS = ("group_id", "env", "task_seed", "kept", "episode", "trajectory_reward")
-REWARD_COLUMNS += ("success", "stop", "turn", "turn_reward", "turn_penalty")
-TEXT_COLUMNS = (*REWARD_COLUMNS, "observation", "reply", "is_valid")
+REWARD_COLUMNS += ("success", "stop", "turn", "turn_reward", "turn_penalty", "is_valid")
+TEXT_COLUMNS = (*REWARD_COLUMNS, "observation", "reply")
 MOST_FILES = 24
 """Whose groups the histogram of RV counts, spread evenly over the run."""
 MOST_PROMPTS = 64
@@ -44,7 +44,7 @@ class StepGroups:
     rewards_PG: np.ndarray
     """NaN after an error."""
     variance_P: np.ndarray
-    """RV: variance of the task rewards in each group."""
+    """RV: variance, in each group, of the rewards that the filter goes by."""
     is_kept_P: np.ndarray
 
 
@@ -86,8 +86,11 @@ class Rollouts:
     """Files that cannot be read."""
 
 
-def read_rollouts(run: Path, *, ddof: int = 0) -> Rollouts | None:
-    """Read a run's stored rollouts; None when it stored none."""
+def read_rollouts(run: Path, *, ddof: int = 0, is_total: bool = False) -> Rollouts | None:
+    """Read a run's stored rollouts; None when it stored none.
+
+    `ddof` and `is_total`, for `reward=total`, are those of its filter.
+    """
     files = sorted((run / "rollouts").glob("step_*.parquet"))
     if not files:
         return None
@@ -96,7 +99,7 @@ def read_rollouts(run: Path, *, ddof: int = 0) -> Rollouts | None:
     read, problems = {}, []
     for file in chosen:
         try:
-            read[file] = _step_groups(file, ddof)
+            read[file] = _step_groups(file, ddof, is_total=is_total)
         except MooredError as error:
             problems.append(str(error))
     groups = list(read.values())
@@ -128,21 +131,21 @@ def _stages(groups: Sequence[StepGroups]) -> dict[str, StepGroups]:
     return {"early": groups[0], "middle": groups[len(groups) // 2], "late": groups[-1]}
 
 
-def _step_groups(file: Path, ddof: int) -> StepGroups:
-    labels, rewards, task_rewards, is_kept = [], [], [], []
+def _step_groups(file: Path, ddof: int, *, is_total: bool) -> StepGroups:
+    labels, rewards, scored, is_kept = [], [], [], []
     for members in _groups(_rows(file, REWARD_COLUMNS)):
         episodes = list(_episodes(members))
         labels.append(f"{members[0]['env']}, task {members[0]['task_seed']}")
         is_kept.append(bool(members[0]["kept"]))
         rewards.append([_number(turns[0]["trajectory_reward"]) for turns in episodes])
-        task_rewards.append([_task_reward(turns) for turns in episodes])
+        scored.append(rewards[-1] if is_total else _task_rewards(episodes))
     if not labels:
         raise RunLogError(f"{str(file)!r} holds no group")
     return StepGroups(
         step=_step(file),
         labels=tuple(labels),
         rewards_PG=_padded(rewards),
-        variance_P=moments(group(_padded(task_rewards))).variance(ddof),
+        variance_P=moments(group(_padded(scored))).variance(ddof),
         is_kept_P=np.array(is_kept),
     )
 
@@ -150,6 +153,16 @@ def _step_groups(file: Path, ddof: int) -> StepGroups:
 def _padded(rows: Sequence[Sequence[float]]) -> np.ndarray:
     width = max(map(len, rows))
     return np.array([[*row, *[np.nan] * (width - len(row))] for row in rows], dtype=float)
+
+
+def _task_rewards(episodes: Sequence[Sequence[Row]]) -> Sequence[float]:
+    """What `filter.reward=task` scores of the episodes of a group."""
+    is_valid = [all(row["is_valid"] is not False for row in turns) for turns in episodes]
+    return cap_malformed(
+        np.array([_task_reward(turns) for turns in episodes]),
+        np.array(is_valid),
+        np.array([bool(turns[0]["success"]) for turns in episodes]),
+    ).tolist()
 
 
 def _task_reward(turns: Sequence[Row]) -> float:

@@ -206,9 +206,19 @@ def _rewards(run: RunData) -> Section:
         title=title,
         text="A row is a prompt, largest RV on top, and its cells are the rewards of its "
         "trajectories in descending order. Where all have the same reward, RV is 0 and the "
-        "prompt teaches nothing. RV is of task rewards, without penalties for form.",
+        f"prompt teaches nothing. {_what_varies(run.options)}",
         figures=(*figures, histogram),
         columns=3,
+    )
+
+
+def _what_varies(options: Mapping[str, Any]) -> str:
+    """Which rewards RV is of: those that the filter goes by."""
+    if _option(options, "filter", "reward") == "total":
+        return "RV is of all that was earned, penalties included, as filter.reward=total has it."
+    return (
+        "RV is of what the filter goes by: task rewards, without penalties for form, where a "
+        "malformed failure counts at most as much as the worst well-formed trajectory."
     )
 
 

@@ -7,9 +7,11 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from moored.analysis.findings import Kind
@@ -19,6 +21,7 @@ from moored.analysis.report_markdown import render_markdown
 from moored.diagnostics.worth import Worth
 from moored.errors import ConfigError, MooredError
 from moored.runlog.log import RunLog
+from moored.runlog.rollouts import write_groups
 
 ROOT = Path(__file__).parents[3]
 HOSTILE = "</script><script>alert('x')</script><img src=x onerror=y> & \"quoted\""
@@ -145,6 +148,25 @@ def test_rewards_are_mapped_early_in_the_middle_and_late_and_trajectories_shown(
         *("dropped by the filter", "dropped by the filter"),
     ]
     assert "#####\n#P" in shown[0].turns[0].seen and len(shown[0].turns) == 2
+
+
+@pytest.mark.parametrize(("kind", "variance"), [("task", 0.0), ("total", 0.09)])
+def test_reward_variance_is_that_of_the_rewards_the_filter_goes_by(bench, tmp_path, kind, variance):
+    pytest.importorskip("pyarrow")
+    log = RunLog(tmp_path)
+    log.write_config(f"filter: {{reward: {kind}}}\n")
+    log.append("metrics", 1, {"rollout/success_rate": 0.0})
+    # One failure played ten moves at -0.1; the other was malformed, fined 0.4, and played none.
+    group = bench._group(0, 0.0, np.random.default_rng(0))
+    played, lost = group.trajectories[:2]
+    last = played.turns[-1]
+    played = replace(played, turns=(replace(last, reward=-1.0),))
+    lost = replace(lost, turns=(replace(last, reward=-0.4, penalty=-0.4, is_valid=False),))
+    groups = [replace(group, trajectories=(played, lost))]
+    write_groups(log.rollouts_file(1), groups, step=1, kept=[True])
+    rewards = section(report_on(tmp_path), "Rewards")
+    assert rewards.figures[0].chart["data"][1]["z"] == [[pytest.approx(variance)]]
+    assert ("penalties included" in rewards.text) == (kind == "total")
 
 
 def test_scores_are_mapped_early_and_late_on_one_scale(run):
