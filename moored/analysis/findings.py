@@ -295,8 +295,9 @@ def interval_of(report: CollapseReport, name: str) -> Interval | None:
     half = t_quantile(report.num_used_prompts - 1, 0.95) * error
     value = getattr(report, name)
     least = 0.0 if is_entropy or name == "retrieval_accuracy" else -math.inf
-    most = 1.0 if name == "retrieval_accuracy" else math.inf
-    return Interval(max(value - half, least), min(value + half, most))
+    ceiling = report.mi_upper_bound
+    bounds = {"mi_estimate": ceiling, "mi_seq_estimate": ceiling, "retrieval_accuracy": 1.0}
+    return Interval(max(value - half, least), min(value + half, bounds.get(name, math.inf)))
 
 
 def interval(report: CollapseReport, name: str) -> str:

@@ -134,6 +134,9 @@ def test_where_there_is_no_bootstrap_intervals_come_from_standard_errors():
     # Student's t with three degrees of freedom: 3.182 at 95 %.
     assert (found.low, found.high) == pytest.approx((0.5 - 0.3182, 0.5 + 0.3182), abs=1e-3)
     assert interval_of(report, "mi_upper_bound") is None
+    # No estimate is beyond log N, so neither is their mean.
+    near = replace(report, mi_upper_bound=0.6)
+    assert interval_of(near, "mi_estimate") == replace(found, high=0.6)
 
 
 def test_two_prompts_give_no_interval_of_what_compares_them_and_entropy_ends_at_zero():
