@@ -39,16 +39,20 @@ def take_step(
     state.empty_steps = state.empty_steps + 1 if metrics["update/is_empty"] else 0
     state.validity = metrics["rollout/validity_rate"]
     state.has_only_errors = math.isnan(metrics.get("rollout/success_rate", 0.0))
-    variance = metrics["rollout/reward_variance_mean"]
-    if len(state.first_variances) < 10:
-        state.first_variances.append(variance)
-    else:
-        floor = config.stop.low_variance * float(np.mean(state.first_variances))
-        state.low_variance_steps = state.low_variance_steps + 1 if variance < floor else 0
+    if not state.has_only_errors:  # where it has, there is no variance, not a low one
+        _take_variance(config, state, metrics["rollout/reward_variance_mean"])
     success = metrics.get("evaluation/success_rate")
     if success is not None:
         is_low = success < config.stop.min_success
         state.low_evaluations = state.low_evaluations + 1 if is_low else 0
+
+
+def _take_variance(config: Config, state: LoopState, variance: float) -> None:
+    if len(state.first_variances) < 10:
+        state.first_variances.append(variance)
+        return
+    floor = config.stop.low_variance * float(np.mean(state.first_variances))
+    state.low_variance_steps = state.low_variance_steps + 1 if variance < floor else 0
 
 
 def stop_reason(config: Config, state: LoopState) -> str:
