@@ -36,8 +36,8 @@ def is_adapter(folder: Path) -> bool:
     return not (folder / "config.json").is_file() or not has_model_weights(folder)
 
 
-def base_name(folder: Path) -> str:
-    """The model that an adapter was trained on."""
+def named_base(folder: Path) -> str:
+    """The model that an adapter was trained on, as it is written there."""
     base = _options(folder).get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         raise MooredError(
@@ -82,11 +82,11 @@ def check_adapter(folder: Path, base: Path | None) -> None:
         for name, shape in _shapes(folder / WEIGHTS).items():
             own = name.removeprefix(PREFIX)
             if known.get(own, shape) != shape:
-                raise has_other_shape(folder, base_name(folder), own)
+                raise has_other_shape(folder, named_base(folder), own)
         if _lacks_layers(folder, base, known):
-            raise lacks_modules(folder, base_name(folder))
+            raise lacks_modules(folder, named_base(folder))
     if _changes_ends(folder) and read_description(base).get("tie_word_embeddings") is True:
-        raise is_tied(folder, base_name(folder))
+        raise is_tied(folder, named_base(folder))
 
 
 def check_fit(folder: Path, base: Path, known: Mapping[str, tuple[int, ...]]) -> None:

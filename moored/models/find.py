@@ -6,12 +6,13 @@ Needs neither torch nor the network.
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 from pathlib import Path
 from typing import Any
 
 from moored.errors import MooredError, close_match_hint, require_packages
-from moored.models.adapter import base_name, check_adapter, is_adapter
+from moored.models.adapter import CONFIG, check_adapter, is_adapter, named_base
 from moored.models.folder import check_model_folder, read_description
 from moored.models.hub import downloaded_folder
 
@@ -27,6 +28,37 @@ def embedded_models() -> dict[str, Path]:
 def model_folder(name: str) -> Path:
     """The folder of a model: an embedded one, or the path that the name is."""
     return embedded_models().get(name) or Path(name)
+
+
+def base_name(folder: Path) -> str:
+    """The model that an adapter was trained on, by a name that means it from here.
+
+    Trainers write the path they were given, often one from the folder that they were started in.
+    Such a base is looked for in the current folder, and then beside the adapter and above.
+    """
+    name = named_base(folder)
+    if name == "smollm2" or name in embedded_models() or os.path.isabs(name):
+        return name
+    near, here = _near_adapter(folder, name), Path(name)
+    if near is None or not _has_description(here):
+        return name if near is None else str(near)
+    if _is_above(Path.cwd(), folder) or near.samefile(here):
+        return name
+    raise MooredError(
+        f"adapter {str(folder)!r} names its base {name!r}, which may be {str(near)!r} or "
+        f"{str(here.absolute())!r}; write the whole path as base_model_name_or_path in its {CONFIG}"
+    )
+
+
+def _near_adapter(folder: Path, name: str) -> Path | None:
+    """The model of that relative path beside an adapter, or from the nearest folder above it."""
+    start = Path(os.path.abspath(folder))
+    places = (Path(os.path.abspath(above / name)) for above in (start, *start.parents))
+    return next((place for place in places if place != start and _has_description(place)), None)
+
+
+def _is_above(folder: Path, other: Path) -> bool:
+    return other.resolve().is_relative_to(folder.resolve())
 
 
 def weights_folder(name: str) -> Path:
@@ -112,7 +144,7 @@ def _check_adapter_pair(source: Path, name: str) -> None:
     try:
         check_model_name(base)
     except MooredError as error:
-        raise base_error(name, error) from error
+        raise base_error(name, base, error) from error
     check_adapter(source, folder if folder.is_dir() else None)
 
 
@@ -133,7 +165,8 @@ def _neighbour_hint(path: Path) -> str:
 
 
 def _has_description(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))
+    # Unlike `Path.is_file`, False also where the folder lies in one of another user.
+    return any(os.path.isfile(folder / name) for name in ("config.json", "adapter_config.json"))
 
 
 def _may_be_hub_id(name: str) -> bool:
@@ -162,5 +195,12 @@ def smollm_folder() -> Path | None:
     return Path(spec.origin).parent
 
 
-def base_error(name: str, error: MooredError) -> MooredError:
-    return MooredError(f"the base of adapter {name!r} cannot be used: {error}")
+def base_error(name: str, base: str, error: MooredError) -> MooredError:
+    """Why the base of an adapter cannot be used, and where it was looked for."""
+    said = f"the base of adapter {name!r} cannot be used: {error}"
+    if base == "smollm2" or os.path.isabs(base) or model_folder(base).is_dir():
+        return MooredError(said)
+    return MooredError(
+        f"{said} ({base!r} was looked for in the current folder, beside the adapter, and in the "
+        f"folders above it; its {CONFIG} may name a whole path)"
+    )

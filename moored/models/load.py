@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moored.errors import MooredError, require_packages
-from moored.models.adapter import base_name, check_fit, is_adapter
+from moored.models.adapter import check_fit, is_adapter
 from moored.models.find import (
     base_error,
+    base_name,
     check_model_name,
     model_folder,
     smollm_folder,
@@ -131,7 +132,7 @@ def _load_adapted(folder: Path, device: torch.device, *, exact: bool) -> LoadedM
     try:
         base = load_model(name, device, exact=exact)
     except MooredError as error:
-        raise base_error(str(folder), error) from error
+        raise base_error(str(folder), name, error) from error
     files = weights_folder(str(folder))
     if not any(files.glob("*.safetensors")):
         # No headers told the shapes before.

@@ -12,8 +12,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from moored.errors import MooredError
-from moored.models.adapter import base_name
-from moored.models.find import check_model_name, embedded_models, weights_folder
+from moored.models.find import base_name, check_model_name, embedded_models, weights_folder
 from moored.models.load import load_model
 from moored.models.merge import merge_adapter
 from moored.models.rates import count_parameters
@@ -286,3 +285,50 @@ def test_a_base_that_is_gone_is_named_with_its_adapter(adapter, tmp_path, monkey
     ) as raised:
         load_model("m/own", CPU)
     assert "huggingface.co" not in str(raised.value)
+
+
+@pytest.fixture
+def project(adapter, tmp_path, monkeypatch) -> Path:
+    """A folder with a base and an adapter that names it by the path from there."""
+    folder = tmp_path / "project"
+    shutil.copytree(embedded_models()["nano"], folder / "models" / "base")
+    (folder / "runs" / "own").mkdir(parents=True)
+    copied(adapter, folder / "runs" / "own", "models/base")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    return folder
+
+
+def test_a_base_by_a_relative_path_is_found_from_another_folder(project, monkeypatch):
+    own = str(project / "runs" / "own")
+    assert weights_folder(own) == project / "models" / "base"
+    assert count_parameters("../project/runs/own") == count_parameters("nano")
+    check_model_name(own)
+    assert load_model(own, CPU)
+    monkeypatch.chdir(project)
+    assert base_name(Path("runs/own")) == "models/base"
+
+
+def test_a_base_by_a_relative_path_is_found_where_both_were_moved(project, tmp_path):
+    project.rename(tmp_path / "moved")
+    assert base_name(tmp_path / "moved/runs/own") == str(tmp_path / "moved/models/base")
+
+
+def test_a_base_in_the_current_folder_is_taken_where_none_lies_near_the_adapter(project):
+    shutil.move(project / "models", "models")
+    assert base_name(project / "runs" / "own") == "models/base"
+
+
+def test_another_folder_of_that_name_here_is_not_taken_for_the_base(project):
+    Path("models/base").mkdir(parents=True)
+    assert base_name(project / "runs" / "own") == str(project / "models" / "base")
+    shutil.copytree(embedded_models()["nano"], "models/base", dirs_exist_ok=True)
+    why = "may be '[^']*project/models/base' or '[^']*elsewhere/models/base'; write the whole path"
+    with pytest.raises(MooredError, match=why):
+        check_model_name(str(project / "runs" / "own"))
+
+
+def test_where_a_base_was_looked_for_is_said(project):
+    name_base(project / "runs" / "own", "./models/gone")
+    with pytest.raises(MooredError, match="looked for in the current folder, beside the adapter"):
+        check_model_name(str(project / "runs" / "own"))
