@@ -86,7 +86,13 @@ def import_from_start(run: Path, *, here_first: bool = False) -> None:
     from moored.models.located import start_folder
 
     folder = start_folder(run).path
-    if folder is None or str(folder) in sys.path:
+    if folder is not None:
+        import_from(folder, here_first=here_first)
+
+
+def import_from(folder: Path, *, here_first: bool = False) -> None:
+    """Let a `module:Class` be found in that folder, before or after the current one."""
+    if str(folder) in sys.path:
         return
     # After all that is installed, as the current folder is.
     place = len(sys.path)

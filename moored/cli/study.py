@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, chdir, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from shlex import join, quote
@@ -19,6 +19,7 @@ import typer
 from moored.cli.console import make_console, print_line
 from moored.cli.options import check_config, split_words
 from moored.cli.report import write_or_explain
+from moored.cli.run_folders import import_from
 from moored.cli.stopping import StopRequest
 from moored.errors import ConfigError, require_packages
 
@@ -87,7 +88,8 @@ def study_command(
     if curves is not None:
         _check_can_store(curves)
     again = _again(name, what, out, only, curves)
-    _run(study, overrides, folder, jobs=jobs, ray=ray, is_plan=plan, curves=curves, again=again)
+    with _where_started(study, folder, curves) as (folder, curves):
+        _run(study, overrides, folder, jobs=jobs, ray=ray, is_plan=plan, curves=curves, again=again)
 
 
 def _analyse(study: Study, words: Sequence[str], folder: Path, *, has_run_options: bool) -> None:
@@ -136,6 +138,30 @@ def _again(
     return " ".join(map(quote, words))
 
 
+@contextmanager
+def _where_started(
+    study: Study, path: Path, curves: Path | None
+) -> Iterator[tuple[Path, Path | None]]:
+    """The folder that a study was started in as the current one, and both paths from there.
+
+    All of its runs, those begun and those to come, mean the same files by relative paths.
+    """
+    from moored.studies.folder import check_owner, start_elsewhere
+
+    check_owner(path, study)
+    start = start_elsewhere(path)
+    with ExitStack() as stack:
+        if start is not None:
+            path, curves = path.absolute(), curves and curves.absolute()
+            import_from(start)
+            stack.enter_context(chdir(start))
+            print_line(
+                make_console(),
+                f"relative paths and modules: those of {start}, where the study was started",
+            )
+        yield path, curves
+
+
 def _run(
     study: Study,
     overrides: Sequence[str],
@@ -148,12 +174,11 @@ def _run(
     again: str,
 ) -> None:
     from moored.cli.study_progress import show_plan
-    from moored.studies.folder import StudyFolder, check_owner, check_runs
+    from moored.studies.folder import StudyFolder, check_runs
     from moored.studies.grid import plan_runs
     from moored.studies.jobs import choose_jobs
 
     runs = plan_runs(study, overrides, check_config)
-    check_owner(path, study)
     check_runs(path, runs)
     console = make_console()
     if is_plan:

@@ -66,7 +66,7 @@ class StartFolder:
 def start_folder(run: str | Path) -> StartFolder:
     """Of a run directory; what is none has started nowhere."""
     noted = noted_folder(run)
-    return StartFolder(None if noted is None or _is_here(noted) else noted)
+    return StartFolder(None if noted is None or is_here(noted) else noted)
 
 
 def noted_folder(run: str | Path) -> Path | None:
@@ -92,7 +92,8 @@ def located(config: Config, run: str | Path) -> Config:
     return config.model_copy(update=update)
 
 
-def _is_here(folder: Path) -> bool:
+def is_here(folder: Path) -> bool:
+    """True for the current folder, by whatever path."""
     try:
         return os.path.samefile(folder, os.curdir)
     except OSError:

@@ -2,12 +2,14 @@
 
 `study.json` says what was asked for, `progress.json` how each run ended, `results.json` and
 `results.md` hold the table. The runs are ordinary run directories in folders of their arms; the
-output of each is in a file beside it. Only one process at a time works on a study.
+output of each is in a file beside it. Only one process at a time works on a study. Relative paths
+in its options are those of the folder it was started in, from wherever it goes on.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from moored.errors import ConfigError, RunLogError
+from moored.models.located import FOLDER, about_folder, is_here
 from moored.runlog.lock import FolderLock
 from moored.runlog.log import write_atomically
 from moored.runlog.machine import describe_machine, installed_versions
@@ -93,7 +96,7 @@ class StudyFolder:
         write_atomically(self.path / "progress.json", text + "\n")
 
     def write_study(self, study: Study, overrides: Sequence[str]) -> None:
-        """Store what was asked for, and with which versions on what machine."""
+        """Store what was asked for, where, and with which versions on what machine."""
         found = {
             "schema": SCHEMA,
             "study": study.name,
@@ -106,6 +109,7 @@ class StudyFolder:
             },
             "overrides": list(overrides),
             "seeds": list(study.seeds),
+            **about_folder(),
             **provenance(),
         }
         write_atomically(self.path / "study.json", json.dumps(found, indent=1) + "\n")
@@ -121,6 +125,17 @@ def provenance() -> dict[str, object]:
         "versions": installed_versions(),
         "hardware": describe_machine(),
     }
+
+
+def start_elsewhere(path: Path) -> Path | None:
+    """Where the study in this folder was started; None where that is here, not known, or gone."""
+    try:
+        found = json.loads((path / "study.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    noted = str(found.get(FOLDER, ""))
+    is_there = os.path.isdir(noted) and os.access(noted, os.X_OK)
+    return Path(noted) if is_there and not is_here(Path(noted)) else None
 
 
 def check_runs(folder: Path, runs: Sequence[PlannedRun]) -> None:

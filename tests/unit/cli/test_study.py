@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from moored.cli import study_analysis
 from moored.cli.main import main
 from moored.cli.study_progress import StudyProgress, show_table
 from moored.config import dump_config
+from moored.models.find import embedded_models
 from moored.runlog.log import RunLog
 from moored.studies.declaration import read_study, restricted, study_names
 from moored.studies.folder import StudyFolder
@@ -85,6 +87,29 @@ def test_mistakes_are_one_line_before_anything_is_written(command, tmp_path, wor
     assert said.startswith("moored: ") and message in said
     assert said.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_a_study_that_was_started_elsewhere_is_planned_with_the_files_there(
+    command, tmp_path, monkeypatch
+):
+    for name in ("project", "elsewhere"):
+        (tmp_path / name).mkdir()
+    shutil.copytree(embedded_models()["nano"], tmp_path / "project" / "tuned")
+    study = read_study("bottle")
+    monkeypatch.chdir("project")
+    folder = StudyFolder(tmp_path / "project" / "part", study)
+    folder.write_study(study, ["model=tuned"])
+    folder.close()
+    monkeypatch.chdir("../elsewhere")
+    words = ["bottle", "model=tuned", "--plan", "--out", "../project/part"]
+    code, out, said = command(*words)
+    assert code == 0, said
+    start = tmp_path / "project"
+    assert out.startswith(f"relative paths and modules: those of {start}, where the study was")
+    assert Path.cwd() == tmp_path / "elsewhere"
+    start.rename(tmp_path / "moved")
+    code, _, said = command(*words[:-1], "../moved/part")
+    assert code == 2 and "arm 'none' cannot run: model 'tuned' is neither" in said
 
 
 def test_correlation_reads_all_runs_of_the_folders_and_names_those_it_leaves_out(command, tmp_path):
