@@ -314,8 +314,9 @@ def resume(run: Run, *, command: Sequence[str] | None = None) -> None:
 
 def start(run: Run, *, command: Sequence[str] | None = None) -> None:
     """Begin a new run: store its configuration, and the `command` that started it."""
-    run.log.write_config(dump_config(run.config))
+    # What has a configuration can be resumed, and its paths belong to the folder noted here.
     _note_start(run, command)
+    run.log.write_config(dump_config(run.config))
     _open_sinks(run)
 
 

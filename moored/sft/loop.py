@@ -167,8 +167,9 @@ def _longest(engine: Engine) -> int | None:
 
 def start_sft(run: SftRun) -> None:
     """Begin a new run: store its configuration, and what it was started with."""
-    run.log.write_config(dump_sft_config(run.config))
+    # What has a configuration can be resumed, and its paths belong to the folder noted here.
     _note_start(run, {**about_folder(), **noted_dialogues(run.config)})
+    run.log.write_config(dump_sft_config(run.config))
 
 
 def resume_sft(run: SftRun) -> int:

@@ -12,7 +12,8 @@ import torch
 import yaml
 
 from moored.cli.run_folders import import_from_start
-from moored.runlog.log import read_records
+from moored.models.located import noted_folder
+from moored.runlog.log import RunLog, read_records
 
 RUN_WORDS = ["collapse.every=0", "evaluation.every=0", "checkpoint_every=1", "filter.rule=none"]
 RUN_WORDS += ["rollout.num_groups=2", "rollout.group_size=2", "rollout.max_response_tokens=4"]
@@ -106,6 +107,28 @@ def test_an_environment_is_found_from_a_folder_that_was_deleted(project, monkeyp
     monkeypatch.setattr("sys.path", [p for p in sys.path if p != str(project)])
     import_from_start(project / "run")
     assert sys.path[-1] == str(project)
+
+
+@pytest.mark.parametrize("command", ["train", "sft"])
+def test_a_kill_at_the_start_leaves_no_run_that_forgot_its_folder(
+    here, project, monkeypatch, command
+):
+    words = ["sft", "tuned", "dialogues=pairs.jsonl", *SFT_WORDS]
+    if command == "train":
+        env = "env={name: metamath, options: {source: rows.jsonl}}"
+        words = ["train", "--no-report", "grpo", "model=tuned", env, *RUN_WORDS, "num_steps=1"]
+
+    def killed(*_: object) -> None:
+        raise SystemExit(137)
+
+    for step in ("append", "write_config"):
+        with monkeypatch.context() as patch:
+            patch.setattr(RunLog, step, killed)
+            here(*words, "--run", "run", expect=137)
+        assert not (project / "run/config.yaml").exists()
+    here(*words, "--run", "run")
+    assert noted_folder("run") == project
+    assert len(read_records("run")) >= 1
 
 
 def test_a_warm_start_is_resumed_elsewhere_and_with_its_dialogues_moved(here, project, monkeypatch):
