@@ -11,14 +11,15 @@ from types import FrameType
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """Ctrl-C, and what schedulers and `kill` send."""
 RETRY_S = 0.05
-"""How long a signal that came during an import waits before it is looked at again."""
+"""How long a signal that has to wait does so before it is looked at again."""
 
 
 class StopRequest:
     """Notes the first signal once steps are running; before that, and for the second, raises.
 
     Before steps are running, the first waits for the end of an import: raised in the middle of one,
-    it aborts the process inside torch's C++, or is caught there and changes the exit code.
+    it aborts the process inside torch's C++, or is caught there and changes the exit code. So it
+    does in a `__del__`, which nothing that is raised leaves.
     """
 
     def __init__(self) -> None:
@@ -26,7 +27,7 @@ class StopRequest:
         self._waits_for_step = False
         self._retry: threading.Timer | None = None
         self._is_retried = False
-        """True when a signal that came during an import is brought back."""
+        """True when a signal that had to wait is brought back."""
         self.signal: int | None = None
         """The last signal that came."""
 
@@ -61,7 +62,7 @@ class StopRequest:
         if self._waits_for_step:
             # Not through a console or stream: the signal may have come while it was printing.
             os.write(2, b"\nstopping after this step; Ctrl-C or SIGTERM again stops at once\n")
-        elif _is_importing(frame):
+        elif _must_wait(frame):
             self._retry = threading.Timer(RETRY_S, self._bring_back, [signal.Signals(number)])
             self._retry.daemon = True
             self._retry.start()
@@ -71,13 +72,18 @@ class StopRequest:
     def _bring_back(self, number: signal.Signals) -> None:
         """Runs in a thread of its own, and the handler in the main thread."""
         self._is_retried = True
-        _thread.interrupt_main(number)
+        if hasattr(signal, "pthread_kill"):
+            # A real signal, which also ends a sleep or the wait for a reply.
+            signal.pthread_kill(threading.main_thread().ident or 0, number)
+        else:
+            _thread.interrupt_main(number)
 
 
-def _is_importing(frame: FrameType | None) -> bool:
-    """True while a module is being imported, at any depth."""
+def _must_wait(frame: FrameType | None) -> bool:
+    """True while a module is being imported, or where Python would only print what is raised."""
     while frame is not None:
-        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+        code = frame.f_code
+        if code.co_filename == "<frozen importlib._bootstrap>" or code.co_name == "__del__":
             return True
         frame = frame.f_back
     return False

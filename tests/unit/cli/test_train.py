@@ -110,9 +110,22 @@ def test_a_signal_waits_for_the_end_of_an_import(tmp_path, monkeypatch):
     with StopRequest() as stop:
         module = importlib.import_module("slow_import")
         assert module.is_whole and stop.is_made
+        began_s = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
-            time.sleep(10)
+            time.sleep(60)
+        assert time.monotonic() - began_s < 30  # it ends the sleep itself
     assert stop.exit_code == 143
+
+
+def test_a_signal_is_not_lost_in_a_finaliser(capfd):
+    class Dying:
+        def __del__(self):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with StopRequest(), pytest.raises(KeyboardInterrupt):
+        Dying()
+        time.sleep(60)
+    assert capfd.readouterr().err == ""
 
 
 def test_a_second_signal_does_not_wait_for_the_import(tmp_path, monkeypatch):
