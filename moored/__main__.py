@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from moored.cli.main import main
-from moored.engine.workers.ranks import started_rank
+from moored.cli.stopping import clean_interrupts
 
 
 def run() -> None:
     """Rank 0, or the only process, runs the command; other ranks compute for it."""
+    with clean_interrupts():
+        from moored.cli.main import main
+        from moored.engine.workers.ranks import started_rank
     rank = started_rank()
     if rank is not None and rank.rank > 0:
         from moored.engine.workers.follow import follow

@@ -2,7 +2,8 @@
 
 Each command imports what it needs when it runs, so `--help` is quick. Exit codes: 0 fine, 1 a check
 failed, 2 something the user can fix (one line on stderr); `diagnose --check` also 3 and 4, and
-`train`, `sft` and `study` 130 or 143 when Ctrl-C or SIGTERM stopped them.
+`train`, `sft` and `study` 130 or 143 when Ctrl-C or SIGTERM stopped them, and others 130 after
+Ctrl-C.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from moored.cli.report import report_command
 from moored.cli.serve_env import serve_env_command
 from moored.cli.serve_search import serve_search_command
 from moored.cli.sft import sft_command
+from moored.cli.stopping import clean_interrupts
 from moored.cli.study import study_command
 from moored.cli.train import train_command
 from moored.errors import MooredError, explain_failure
@@ -85,7 +87,8 @@ def main() -> None:
     _print_question_marks()
     _let_import_from_here()
     try:
-        app(prog_name="moored")
+        with clean_interrupts():
+            app(prog_name="moored")
     except MooredError as error:
         print(f"moored: {error}", file=sys.stderr)
         raise SystemExit(2) from None

@@ -1,4 +1,7 @@
-"""Ctrl-C and SIGTERM while a run trains: the first waits for the step, the second does not."""
+"""Ctrl-C and SIGTERM while a run trains: the first waits for the step, the second does not.
+
+In every command Ctrl-C waits for the end of an import.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import _thread
 import os
 import signal
 import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -22,7 +27,8 @@ class StopRequest:
     does in a `__del__`, which nothing that is raised leaves.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, signals: Sequence[signal.Signals] = STOP_SIGNALS) -> None:
+        self._signals = signals
         self._before: dict[int, object] = {}
         self._waits_for_step = False
         self._retry: threading.Timer | None = None
@@ -45,7 +51,7 @@ class StopRequest:
         self._waits_for_step = True
 
     def __enter__(self) -> StopRequest:
-        self._before = {number: signal.signal(number, self._on_signal) for number in STOP_SIGNALS}
+        self._before = {number: signal.signal(number, self._on_signal) for number in self._signals}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -77,6 +83,22 @@ class StopRequest:
             signal.pthread_kill(threading.main_thread().ident or 0, number)
         else:
             _thread.interrupt_main(number)
+
+
+@contextmanager
+def clean_interrupts() -> Iterator[None]:
+    """Let Ctrl-C end what happens here with exit code 130, and not in the middle of an import."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        # Ignored, as behind `&` in a script, or seen to by a caller.
+        yield
+        return
+    with StopRequest((signal.SIGINT,)) as stop:
+        try:
+            yield
+            if stop.is_made:  # in an import that has ended just now
+                raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            raise SystemExit(stop.exit_code) from None
 
 
 def _must_wait(frame: FrameType | None) -> bool:

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -201,3 +202,47 @@ def test_ctrl_c_ends_an_evaluation_without_a_traceback(tmp_path):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate()
     assert (process.returncode, out, err) == (130, "", "stopped; nothing was measured\n")
+
+
+INTERRUPTED_IMPORT = """
+import os, signal, time
+os.kill(os.getpid(), signal.SIGINT)
+time.sleep(0.2)
+print("imported", flush=True)
+class Env:
+    def __init__(self, *_):
+        time.sleep(50)
+    open = __init__
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["eval", "nano", "--env", "heavy:Env"], "stopped; nothing was measured\n"),
+        (["diagnose", "a.jsonl", "--reader", "heavy:Env"], ""),
+        (["gradients", "grpo", "env=heavy:Env"], ""),
+        (["check-env", "heavy:Env"], ""),
+    ],
+)
+def test_ctrl_c_waits_for_the_end_of_an_import_in_every_command(tmp_path, words, told):
+    (tmp_path / "heavy.py").write_text(INTERRUPTED_IMPORT)
+    (tmp_path / "a.jsonl").write_text('{"prompt": "a", "response": "b"}\n')
+    done = run_warm(words, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "imported\n", told)
+
+
+def test_ctrl_c_while_the_command_itself_is_imported_is_no_traceback():
+    code = (
+        "import builtins, os, runpy, signal\n"
+        "old = builtins.__import__\n"
+        "def told(name, *args, **options):\n"
+        "    if name == 'typer':\n"
+        "        builtins.__import__ = old\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "    return old(name, *args, **options)\n"
+        "builtins.__import__ = told\n"
+        "runpy.run_module('moored', run_name='__main__')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "envs"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from moored.cli.run_folders import claim_folder
-from moored.cli.stopping import RETRY_S, StopRequest
+from moored.cli.stopping import RETRY_S, StopRequest, clean_interrupts
 from moored.cli.train import _run_name
 from moored.models.find import embedded_models
 from moored.presets import describe_presets
@@ -147,6 +147,25 @@ def test_a_signal_that_waited_until_steps_run_asks_to_stop(tmp_path, monkeypatch
         time.sleep(10 * RETRY_S)
         assert stop.is_made
     assert capfd.readouterr().err.startswith("\nstopping after this step")
+
+
+def test_ctrl_c_in_an_import_ends_a_command_after_it(tmp_path, monkeypatch):
+    kill = f"os.kill(os.getpid(), {int(signal.SIGINT)})"
+    (tmp_path / "last_import.py").write_text(f"import os\n{kill}\nis_whole = True")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(signal, "getsignal", lambda number: signal.default_int_handler)
+    with pytest.raises(SystemExit) as left, clean_interrupts():
+        module = importlib.import_module("last_import")
+    assert module.is_whole and left.value.code == 130
+
+
+def test_a_command_that_ignores_ctrl_c_behind_an_ampersand_still_does():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with clean_interrupts():
+            os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_run_without_a_name_takes_the_next_free_number(tmp_path, monkeypatch):
