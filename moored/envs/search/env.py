@@ -29,6 +29,7 @@ from moored.reply import parse_reply
 from moored.types import Message
 
 ACTION = re.compile(r"(search|finish)\s*\[(.*)\]", re.IGNORECASE | re.DOTALL)
+NEXT_ACTION = re.compile(r"\b(?:search|finish)\s*\[", re.IGNORECASE)
 MAX_ACTION_CHARS = 1000
 MAX_TITLE_CHARS = 200
 
@@ -252,12 +253,14 @@ def _finish(task: Question, text: str) -> StepResult:
 
 
 def _parse_action(answer: str | None) -> tuple[str, str] | None:
-    """The action and what its brackets hold; None when it is neither action, or empty."""
+    """The action and what its brackets hold; None when it is neither, empty, or two actions."""
     if answer is None or len(answer) > MAX_ACTION_CHARS:
         return None
     match = ACTION.fullmatch(answer.strip())
-    text = storable(match[2]).strip() if match else ""
-    return (match[1].lower(), text) if match and text else None
+    if match is None or NEXT_ACTION.search(match[2].partition("]")[2]):
+        return None
+    text = storable(match[2]).strip()
+    return (match[1].lower(), text) if text else None
 
 
 def _sentences(text: str) -> list[str]:

@@ -24,6 +24,7 @@ SUB_PAGES: Mapping[str, Place] = {
 }
 MAX_ACTION_CHARS = 2000
 ACTION = re.compile(r"(search|click)\[(.*)\]", re.IGNORECASE | re.DOTALL)
+NEXT_ACTION = re.compile(r"\b(?:search|click)\[", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +116,16 @@ class Walk:
 
 
 def parse_action(answer: str) -> Action | None:
-    """Read `search[words]` or `click[button]`, the verb in any case; None when it is neither."""
+    """Read `search[words]` or `click[button]`, the verb in any case.
+
+    None when it is neither, or more than one action.
+    """
     if len(answer) > MAX_ACTION_CHARS:
         return None
     found = ACTION.fullmatch(answer.strip())
     if found is None or not found[2].strip():
+        return None
+    if NEXT_ACTION.search(found[2].partition("]")[2]):
         return None
     verb = "search" if found[1].lower() == "search" else "click"
     return Action(verb, found[2].strip())

@@ -102,6 +102,7 @@ def test_finish_terminates_with_the_reward_of_the_answer(env, answer, reward, is
     "answer",
     [
         *("Kirham", "search[]", "finish[ ]", "search[a", "look[a]", "search[a] || search[b]x"),
+        *("search[a] || search[b]", "finish[a]\nfinish[b]", "search[a], then FINISH [b [c]]"),
         *("", "search" + "[" * 400, f"search[{'a' * 1000}]", "please search[a]"),
     ],
 )
@@ -112,6 +113,7 @@ def test_what_is_not_one_action_is_malformed_and_uses_up_the_turn(env, answer):
 
 
 def test_brackets_inside_an_action_belong_to_its_text(env):
+    assert act(env, "search[[1] research[ing] search]").is_valid
     assert act(env, "finish[Kirham [town]]").metrics["f1"] == pytest.approx(2 / 3)
 
 

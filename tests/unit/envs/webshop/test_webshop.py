@@ -192,6 +192,8 @@ def test_actions_are_read_in_any_case_and_with_brackets_inside() -> None:
         "click[ ]",
         "buy now",
         "search[a] || click[b",
+        "search[a] || click[b]",
+        "click[Buy Now]\nClick[a [b]]",
         "x" * 9999,
     ):
         assert parse_action(text) is None
