@@ -43,6 +43,7 @@ UNIT_WORD = re.compile(r"(?:[a-z]{2,}|[ghlms])(?:\^?\{?[23]\}?|[²³])?")
 NOT_UNITS = re.compile(
     r"pi|sqrt|log|ln|sin|cos|tan|mod|or|and|plus|minus|times|over|squared|cubed|factorial|choose|"
     r"dozens?|half|halves|(?:third|fifth|sixth|seventh|eighth|ninth|tenth)s?|"
+    r"(?:eleventh|twelfth|[a-z]+teenth|[a-z]+tieth)s?|"
     r"(?:ten-?)?(?:hundred|thousand|million|billion|trillion)(?:th)?s?"
 )
 """Words after a number that change its value. Quarters may be coins and seconds may be time, so
@@ -95,8 +96,8 @@ def _fraction(digits: str) -> Fraction:
 
 
 def _is_unit(text: str) -> bool:
-    """True for what may follow a number: nothing, %, or words such as `km/h` and `square feet`."""
-    words = re.split(r"[\s/.-]+", text.strip().removeprefix("%").strip())
+    """True for what may follow a number: nothing, %, €, or words like `km/h` and `square feet`."""
+    words = re.split(r"[\s/.-]+", text.strip().lstrip("%€£¥").strip())
     if words == [""]:
         return True
     # `5m` may be five times m; `5 m` is a length.

@@ -48,6 +48,7 @@ def reply(env):
         *(("90^\\circ", "90"), ("90°", "90 degrees"), ("3 pieces of cake.", "3")),
         *(("Monday", "monday."), ("\\text{Monday}", "monday"), ("(1, 2)", "(1,2)")),
         *(("\\left(1,2\\right)", "(1,2)"), ("2\\pi", "2 \\pi"), ("x^2 + 1", "x^2+1")),
+        *(("5€", "5"), ("1,000 €", "€1000"), ("5£", "5 pounds"), ("5¥ each", "5")),
         *(("12\u00a0apples", "12"), ("3 quarters", "3"), ("40 seconds", "40")),
     ],
 )
@@ -68,6 +69,7 @@ def test_answers_that_mean_the_same_are_equal(given_answer, expected):
         *(("٣", "3"), ("５", "5"), ("²", "2"), ("½", "2"), ("𝟓", "5"), ("①", "1")),
         *(("", ""), ("", "5"), ("$", "$"), ("\\boxed{}", "5"), ("nan", "5"), ("inf", "5")),
         *(("5 dozen", "5"), ("2 dozens", "2"), ("3 hundredths", "3"), ("3 tenths", "3")),
+        *(("5 twelfths", "5"), ("1 eleventh", "1"), ("3 sixteenths", "3"), ("7 twentieths", "7")),
         *(("2 halves", "2"), ("2 thirds", "2"), ("5 thousands", "5"), ("7 millionths", "7")),
         ("1" * 2000, "1" * 2000),
         ("0." + "0" * 10**6 + "1", "0"),
