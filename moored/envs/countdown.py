@@ -144,7 +144,10 @@ class Countdown:
         return "".join(f" {rng.choice('+-*')} {number}" for number in numbers)[3:]
 
     def spoil(self, answer: str, chance: float, rng: random.Random) -> str:
-        """Exchange one operator; the answer stays an expression of the same numbers."""
+        """Draw one operator anew from + - *, now and then the same one again.
+
+        The answer stays an expression of the same numbers.
+        """
         parts = re.split(r"( [-+*/] )", answer)
         place = rng.randrange(1, len(parts), 2)
         parts[place] = f" {rng.choice('+-*')} "

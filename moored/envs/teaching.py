@@ -42,7 +42,7 @@ class Spoils(Protocol):
     def spoil(self, answer: str, chance: float, rng: random.Random) -> str:
         """The answer with mistakes; each of its parts is wrong with probability `chance`.
 
-        An answer that has one part is wrong in any case.
+        An answer that has one part is spoilt whatever the chance.
         """
         ...
 
