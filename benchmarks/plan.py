@@ -69,6 +69,9 @@ PLANNED_PHASES = {
     "publish": ("publish",),
 }
 """What a plan calls the seconds of each measured phase."""
+PLANNED_MEMORY = {"update": ("reference", "update")}
+"""What it calls the memory, where there may be several phases: a reference of a large model scores
+at the start of the updates."""
 
 
 @dataclass(slots=True)
@@ -285,10 +288,11 @@ def compare(found: Plan, measured: Measured) -> dict[str, dict[str, float | None
     for phase, parts in PLANNED_PHASES.items():
         seconds = measured.seconds.get(phase)
         peak = measured.peak_bytes.get(phase)
-        has_memory = phase in found.memory.phases
+        own = [each for each in PLANNED_MEMORY.get(phase, (phase,)) if each in found.memory.phases]
+        most = max((found.memory.allocated_bytes(each) for each in own), default=None)
         rows[phase] = {
-            "planned_gib": found.memory.allocated_bytes(phase) / GIB if has_memory else None,
-            "measured_gib": None if peak is None or not has_memory else peak / GIB,
+            "planned_gib": None if most is None else most / GIB,
+            "measured_gib": None if peak is None or most is None else peak / GIB,
             "planned_s": sum(planned[part] for part in parts) if planned else None,
             "measured_s": None if seconds is None else median(seconds),
         }

@@ -33,7 +33,8 @@ from torch import nn
 from transformers import LlamaForCausalLM
 
 from moored.config import load_config
-from moored.engine.local.learner import MICRO_BATCH_TOKENS, LocalLearner
+from moored.engine.local.batches import default_tokens
+from moored.engine.local.learner import LocalLearner
 from moored.models.load import load_model
 from moored.types import Prompt, ScoreRequest
 
@@ -143,7 +144,7 @@ def main(words: Sequence[str] | None = None) -> int:
     draw = partial(draw_tokens, np.random.default_rng(0), vocabulary)
     prompts = [Prompt(ids) for ids in draw(given.prompts, given.prompt_tokens)]
     replies = draw(given.reasonings, given.reasoning_tokens)
-    budget = MICRO_BATCH_TOKENS[device.type != "cpu"]
+    budget = default_tokens(device.type)
     learner = LocalLearner(
         model,
         load_config(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 DEFAULT_GPU = "h200"
 CLUSTER_KINDS = ("torchrun", "ray")
-NAME_WIDTH, NUMBER_WIDTH = 18, 9
+NAME_WIDTH, NUMBER_WIDTH = 18, 10
 LEFT_OUT = "not counted: environments, looks at collapse, evaluations, logging"
 
 
@@ -228,8 +228,9 @@ def _head(found: Plan, note: str) -> list[str]:
             f"keys and values of {memory.rows} of {setup.most_rows} episodes fit at a time; others "
             f"wait"
         )
-    if memory.host_bytes:
-        lines.append(f"main memory: {memory.host_bytes / 2**30:.1f} GiB for the optimiser")
+    if memory.host:
+        parts = (f"{size / 2**30:.1f} GiB for the {part}" for part, size in memory.host.items())
+        lines.append(f"main memory: {', '.join(parts)}")
     return lines
 
 

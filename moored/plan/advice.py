@@ -88,7 +88,7 @@ def _changes(found: Plan) -> Iterator[Change]:
         yield {"optimizer.states": "host"}, "the optimiser works in main memory, slower"
     if setup.optimizer == "adamw" and not setup.lora_rank:
         yield {"optimizer.kind": "adamw_8bit"}, "moments of the optimiser are rounded"
-    if setup.has_reference and not setup.lora_rank:
+    if setup.has_own_reference:
         yield {"algorithm.kl_coef": 0.0}, "no KL to the first policy"
     yield from _less_training(found)
 

@@ -113,7 +113,8 @@ class ClusterWork:
         """
         setup = self.setup
         samples = -(-setup.num_episodes * setup.num_epochs // setup.num_updates)
-        compute = self.work.passes(memory.checkpointing) * self._imbalance(samples, ranks) / ranks
+        compute = self.work.passes(memory.checkpointing) + self.work.reference()
+        compute *= self._imbalance(samples, ranks) / ranks
         tokens = self.work.epoch_tokens / setup.num_episodes
         most = memory.micro_batch_tokens
         batches = setup.num_updates * self._micro_batches(samples, tokens, ranks, most)

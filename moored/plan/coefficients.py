@@ -14,10 +14,10 @@ RECORDED_TO = 300_000_000
 """`MAX_RECORDED` of engine/fast/graphs.py: parameters of the largest model whose passes are CUDA
 graphs, which keep their memory and are launched at once."""
 RELEASED_FROM = 1_000_000_000
-"""`RELEASED_FROM` of engine/local/engine.py: parameters of the smallest model whose updates use the
-memory of keys and values."""
+"""Of engine/local/parking.py: parameters of the smallest model whose updates use the memory of keys
+and values, and whose reference waits in main memory."""
 FORWARD_TIMES, FORWARD_TOKENS = 4, 24576
-"""Of engine/local/learner.py: passes without gradients have so many times the tokens of others, up
+"""Of engine/local/batches.py: passes without gradients have so many times the tokens of others, up
 to a bound."""
 
 
@@ -101,6 +101,7 @@ class SpeedCoefficients:
     3.5 s for 64 forward passes of 36 layers, 22.3 s for 64 updates of both models
     (benchmarks/results/plan_h200.json)."""
     recorded_to: int = RECORDED_TO
+    released_from: int = RELEASED_FROM
     timed_from: int = 100_000_000
     """Parameters of the smallest model whose steps are timed. Host and short kernels bound those of
     smaller ones: the rates above are of 135 million and more, and would give `mini` a GRPO step

@@ -2,7 +2,7 @@
 
 Weights in bfloat16 are computed with by learner and fast sampler alike; float32 master weights
 belong to the optimiser. Of what only a phase needs, keys and values stay until the update, and of
-small models throughout.
+small models throughout. The reference of a large model has a phase of its own, after scoring.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from moored.plan.coefficients import FORWARD_TOKENS, MemoryCoefficients, forward
 from moored.plan.gpus import GIB, Gpu
 from moored.plan.setup import Setup
 
-PHASES = ("rollout", "scoring", "update")
 RECORDED, RECORDED_STEPS = "recorded passes", "recorded steps"
 OUTSIDE = (RECORDED, RECORDED_STEPS, "CUDA", "reserve")
 """Parts that torch's count of allocated bytes leaves out."""
@@ -45,9 +44,9 @@ class Memory:
     """What each phase needs."""
 
     phases: Mapping[str, Parts]
-    """By phase, in the order of a step."""
-    host_bytes: int
-    """Main memory for states of the optimiser."""
+    """By phase, in the order of a step; one is the reference's where it waits in main memory."""
+    host: Parts
+    """Main memory for states of the optimiser and for a reference that waits."""
     rows: int
     """Episodes whose keys and values fit at a time."""
 
@@ -58,6 +57,10 @@ class Memory:
     @property
     def peak_bytes(self) -> int:
         return sum(self.phases[self.peak_phase].values())
+
+    @property
+    def host_bytes(self) -> int:
+        return sum(self.host.values())
 
     def allocated_bytes(self, phase: str) -> int:
         """What `torch.cuda.max_memory_allocated` would say of a phase."""
@@ -99,15 +102,15 @@ def plan_memory(
     if is_kept and setup.shape.num_parameters >= given.released_from:
         # Large models lend the memory of keys and values to updates, and keep what is recorded.
         steps = {RECORDED_STEPS: recorded_steps_bytes(setup, given)}
-    phases = {
-        "rollout": {**sampling, **recorded, **steps},
-        "scoring": {**kept, **scoring, **recorded, **steps},
-        "update": {**(steps or kept), **update},
-    }
-    host = _state_bytes(setup, given) * (setup.policy_trained + setup.critic_trained)
+    scored = {**scoring, **recorded, **steps}
+    phases = {"rollout": {**sampling, **recorded, **steps}, "scoring": {**kept, **scored}}
+    if setup.parks_reference(given.released_from):
+        # It scores when keys and values are lent, and before there are gradients.
+        phases["reference"] = {"reference weights": setup.weight_bytes, **scored}
+    phases["update"] = {**(steps or kept), **update}
     return Memory(
         phases={name: _whole(resident, parts, given) for name, parts in phases.items()},
-        host_bytes=int(host) if setup.states_on_host else 0,
+        host=_host(setup, given),
         rows=rows,
     )
 
@@ -141,12 +144,24 @@ def _state_bytes(setup: Setup, given: MemoryCoefficients) -> float:
     return moments + (4 if setup.bf16 or setup.states_on_host else 0)
 
 
+def _host(setup: Setup, given: MemoryCoefficients) -> Parts:
+    """Parts in main memory."""
+    parts: dict[str, int] = {}
+    if setup.states_on_host:
+        trained = setup.policy_trained + setup.critic_trained
+        parts["optimiser"] = int(_state_bytes(setup, given) * trained)
+    if setup.parks_reference(given.released_from):
+        # Torch takes pinned memory in powers of two.
+        parts["reference"] = 1 << (setup.weight_bytes - 1).bit_length()
+    return parts
+
+
 def _resident(setup: Setup, given: MemoryCoefficients) -> dict[str, int]:
     """Parts that stay from phase to phase."""
     shape, element = setup.shape, setup.element_bytes
     state = 0.0 if setup.states_on_host else _state_bytes(setup, given)
     adapters = shape.adapter_parameters(setup.lora_rank)
-    whole = element * shape.num_parameters
+    whole = setup.weight_bytes
     parts = {
         "policy weights": whole + element * adapters,
         "policy optimiser": int(state * setup.policy_trained),
@@ -156,7 +171,7 @@ def _resident(setup: Setup, given: MemoryCoefficients) -> dict[str, int]:
         trunk = adapters if setup.lora_rank else shape.trunk_parameters
         parts["critic weights"] = element * trunk
         parts["critic optimiser"] = int(state * setup.critic_trained)
-    if setup.has_reference and not setup.lora_rank:
+    if setup.has_own_reference and not setup.parks_reference(given.released_from):
         parts["reference weights"] = whole
     # The fast sampler needs sums with adapters, the plain one rounded weights throughout.
     has_copy = setup.lora_rank if setup.has_fast_sampler else setup.bf16
@@ -223,7 +238,7 @@ def _vllm_rows(setup: Setup, reserved: int) -> int:
 
 
 def _vllm_weights(setup: Setup) -> int:
-    return setup.element_bytes * setup.shape.num_parameters // setup.vllm_ways
+    return setup.weight_bytes // setup.vllm_ways
 
 
 def _vllm_slot(setup: Setup) -> int:

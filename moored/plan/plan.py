@@ -66,6 +66,7 @@ class Plan:
             "peak_phase": memory.peak_phase,
             "memory_gib": phases,
             "host_gib": round(memory.host_bytes / GIB, 3),
+            "host_parts_gib": {p: round(size / GIB, 3) for p, size in memory.host.items()},
             "rows_at_a_time": memory.rows,
             "micro_batch_tokens": self.micro_batch_tokens,
             "gradient_checkpointing": self.checkpointing,

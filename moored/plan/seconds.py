@@ -197,31 +197,50 @@ class Work:
         return self._forward(values + scores, self.step_tokens)
 
     def passes(self, checkpointing: bool) -> float:
-        """Forward and backward; LoRA saves the gradients of weights, a reference adds a forward."""
+        """Forward and backward, of policy and critic; LoRA saves the gradients of weights."""
         setup, tokens = self.setup, self.epoch_tokens * self.setup.num_epochs
         flop = self.policy_flop + (self.trunk_flop if setup.has_critic else 0.0)
         times = (2 if setup.lora_rank else 3) + checkpointing
-        rate = self.learner_rate * self.given.update_share
-        reference = self._forward(self.policy_flop, tokens) if setup.has_reference else 0.0
-        return times * flop * tokens / rate + reference
+        return times * flop * tokens / (self.learner_rate * self.given.update_share)
+
+    def reference(self) -> float:
+        """Passes of a reference that scores every minibatch of every epoch."""
+        tokens = self.epoch_tokens * self.setup.num_epochs
+        return self._forward(self.policy_flop, tokens) if self.setup.has_reference else 0.0
 
     def scoring_launches(self, tokens: int) -> float:
         """What the host takes to launch `advantages`."""
         models = self.setup.has_critic + self.setup.scores_old
-        return models * self._num_passes(self.step_tokens, forward_tokens(tokens)) * self.launch_s
+        return models * self._step_launches(tokens)
+
+    def _step_launches(self, tokens: int) -> float:
+        """Of a model that scores all samples of a step at once."""
+        return self._num_passes(self.step_tokens, forward_tokens(tokens)) * self.launch_s
 
     def update_passes(self, tokens: int, checkpointing: bool) -> float:
         """The GPU computes while the host launches; the slower one counts."""
-        return max(self.passes(checkpointing), self._update_launches(tokens, checkpointing))
+        computed, launched = self.passes(checkpointing), self._launches(tokens, checkpointing)
+        if self.setup.parks_reference(self.given.released_from):
+            return max(computed, launched) + self._parked_reference(tokens)
+        computed += self.reference()
+        return max(computed, launched + self._reference_launches(tokens))
 
-    def _update_launches(self, tokens: int, checkpointing: bool) -> float:
+    def _parked_reference(self, tokens: int) -> float:
+        """It is copied from main memory and scores all samples before the first update."""
+        copied = self.setup.weight_bytes / self.given.host_copy_bytes_s
+        scored = self._forward(self.policy_flop, self.step_tokens)
+        return max(copied + scored, self._step_launches(tokens))
+
+    def _launches(self, tokens: int, checkpointing: bool) -> float:
         """What the host takes to launch `passes`; backwards twice as long as forwards."""
-        setup = self.setup
-        trained = (1 + setup.has_critic) * (3 + checkpointing)
+        trained = (1 + self.setup.has_critic) * (3 + checkpointing)
         trained *= self._num_passes(self.epoch_tokens, tokens)
-        reference = self._num_passes(self.epoch_tokens, forward_tokens(tokens))
-        reference *= setup.has_reference
-        return setup.num_epochs * (trained + reference) * self.launch_s
+        return self.setup.num_epochs * trained * self.launch_s
+
+    def _reference_launches(self, tokens: int) -> float:
+        """What the host takes to launch `reference`."""
+        passes = self._num_passes(self.epoch_tokens, forward_tokens(tokens))
+        return self.setup.has_reference * self.setup.num_epochs * passes * self.launch_s
 
     @property
     def launch_s(self) -> float:

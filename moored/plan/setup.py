@@ -69,6 +69,20 @@ class Setup:
         return -(-self.num_episodes // per_epoch) * self.max_context
 
     @property
+    def has_own_reference(self) -> bool:
+        """Under LoRA the reference is the policy without its adapters."""
+        return self.has_reference and not self.lora_rank
+
+    def parks_reference(self, released_from: int) -> bool:
+        """On one GPU: the reference waits in main memory, and scores once in a step."""
+        return self.has_own_reference and self.shape.num_parameters >= released_from
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of the whole model, as passes compute with it."""
+        return self.element_bytes * self.shape.num_parameters
+
+    @property
     def element_bytes(self) -> int:
         """Of a weight in a forward pass, and of keys and values."""
         return 2 if self.bf16 else 4

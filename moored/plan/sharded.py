@@ -204,7 +204,7 @@ def _resident(setup: Setup, given: MemoryCoefficients, ranks: int) -> dict[str, 
     }
     if setup.has_critic:
         parts["critic"] = int((4 + moments) * setup.critic_trained) // ranks
-    if setup.has_reference and not setup.lora_rank:
+    if setup.has_own_reference:
         parts["reference"] = 2 * shape.num_parameters // ranks
     return parts
 

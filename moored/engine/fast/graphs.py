@@ -13,12 +13,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
+from torch import nn
 from torch.nn.functional import pad as pad_tensor
 
 from moored.engine.fast.buckets import bucket, power_bucket
 from moored.engine.fast.capture import HostBuffers, capture, run_aside
 from moored.engine.fast.tree_attention import Bounds, bounds_of
 from moored.engine.packing import TokenBatch, Tree
+from moored.engine.passes import is_plain_head
+from moored.models.fast_shape import has_fixed_angles
 
 Outputs = Mapping[str, torch.Tensor]
 Pass = Callable[[TokenBatch], Outputs]
@@ -81,6 +84,12 @@ class _Recording:
     """What it reads."""
     outputs: Outputs
     """What it writes; the next replay of any recording may overwrite it."""
+
+
+def can_record(model: nn.Module) -> bool:
+    """True where launches bound a pass, and none asks for a number."""
+    size = sum(weight.numel() for weight in model.parameters())
+    return size <= MAX_RECORDED and has_fixed_angles(model.config) and is_plain_head(model)
 
 
 class Graphs:

@@ -143,6 +143,9 @@ class ShardedLearner(LocalLearner):
     def _can_record(self) -> bool:
         return False
 
+    def _parks(self) -> bool:
+        return False
+
     def _forward(self, module: nn.Module, compute: Callable[[], T]) -> T:
         return self._sharded[module].run(compute)
 

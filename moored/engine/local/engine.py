@@ -24,6 +24,7 @@ from moored.engine.fast.sampler import SlotSampler
 from moored.engine.gpu import fit_to_gpu
 from moored.engine.local.learner import LocalLearner
 from moored.engine.local.optimizers import check_optimizer
+from moored.engine.local.parking import is_large
 from moored.engine.local.precision import remove_float_hook
 from moored.engine.local.sampler import LocalSampler
 from moored.engine.local.state import save_tokenizer
@@ -37,10 +38,6 @@ from moored.models.lengths import exact_limit, position_limit, sliding_window, u
 from moored.models.load import load_model
 from moored.rollout.render import Renderer
 from moored.training.algorithms import load_algorithm
-
-RELEASED_FROM = 1_000_000_000
-"""Parameters of the smallest model whose sampler lends the memory of its cache to updates."""
-
 
 AnySampler = SlotSampler | LocalSampler | VllmSampler | ServerSampler
 
@@ -80,7 +77,7 @@ class LocalEngine:
         if trains:
             # Before passes are recorded: shared weights move.
             self._sampler = self._make_sampler(shares=not config.optimizer.lora_rank)
-            if isinstance(self._sampler, SlotSampler) and lends_memory(self.model):
+            if isinstance(self._sampler, SlotSampler) and is_large(self.model):
                 self.learner.before_updates = self._sampler.release
 
     @property
@@ -210,7 +207,7 @@ def make_sampler(
     """
     dtype = torch.bfloat16 if bf16 else torch.float32
     if takes_slots(model, kind):
-        lends = lends_memory(model)
+        lends = is_large(model)
         return SlotSampler(model, dtype=dtype, max_context=max_context, shares=shares, lends=lends)
     if not bf16 and not copies:
         return LocalSampler(model)
@@ -220,11 +217,6 @@ def make_sampler(
     remove_float_hook(twin)
     twin = twin.to(dtype).requires_grad_(False)
     return LocalSampler(twin, shares_weights=False)
-
-
-def lends_memory(model: Any) -> bool:
-    """Whether its updates need the memory of its sampler's cache."""
-    return sum(weight.numel() for weight in model.parameters()) >= RELEASED_FROM
 
 
 def takes_slots(model: Any, kind: str) -> bool:

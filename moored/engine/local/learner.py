@@ -25,7 +25,9 @@ from moored.engine.fast import graphs
 from moored.engine.fast.layers import fuse_layers
 from moored.engine.fast.tree_attention import use_tree_attention
 from moored.engine.gradients import MAX_NUMBERS, Gradients, chosen_weights, term_products
+from moored.engine.local.batches import default_tokens, forward_tokens
 from moored.engine.local.files import POLICY, load_saved, save_whole
+from moored.engine.local.parking import Parked, ReferenceOf, ahead, is_large
 from moored.engine.local.precision import compute_in_bfloat16, in_float32
 from moored.engine.local.state import Trained, export_model
 from moored.engine.lora import make_reference, plain_model, plain_weights, without_adapters
@@ -47,7 +49,6 @@ from moored.engine.passes import (
     compile_layers,
     critic_pass,
     evaluation_mode,
-    is_plain_head,
     logprobs_pass,
     policy_pass,
     says_out_of_memory,
@@ -55,18 +56,12 @@ from moored.engine.passes import (
     training_mode,
 )
 from moored.errors import MooredError
-from moored.models.fast_shape import has_fixed_angles
 from moored.models.rates import rates_of
 from moored.training.batch import LossSample, Sample
 from moored.training.losses import update_figures
 from moored.types import Prompt, ScoreRequest
 
 T = TypeVar("T")
-MICRO_BATCH_TOKENS = (4096, 24576)
-"""On a CPU, where activations should stay near the cores; on a GPU."""
-FORWARD_TIMES = 4
-"""Passes without gradients keep no activations: on a GPU they have so many times the tokens, up to
-the size above, and of models that are small enough to be recorded so many times that."""
 
 
 class _LossOptions(TypedDict):
@@ -120,8 +115,11 @@ class LocalLearner:
             compute_in_bfloat16(model)
         if self.critic is not None:
             self._trained.append(self._train("critic", self.critic, self._rates.critic_lr))
-        if self._rounds and self.reference not in (None, model):
-            compute_in_bfloat16(self.reference)
+        own = None if self.reference is model else self.reference
+        if self._rounds and own is not None:
+            compute_in_bfloat16(own)
+        self._parked = None if own is None or not self._parks() else Parked(own)
+        self._reference_here = self._parked.on_device if self._parked else nullcontext
         self._version = 0
         self.before_updates: Callable[[], None] | None = None
         """Called before the first update of a step, e.g. to make room for it."""
@@ -142,6 +140,10 @@ class LocalLearner:
         """Matrices are rounded in place; False where each pass gets rounded copies."""
         return self.bf16
 
+    def _parks(self) -> bool:
+        """A reference of its own waits in main memory, and is on the GPU while it scores."""
+        return self.device.type == "cuda" and is_large(self.model)
+
     def _forward(self, module: nn.Module, compute: Callable[[], T]) -> T:
         """Run what computes with the weights of `module`, while they are whole."""
         return compute()
@@ -156,14 +158,8 @@ class LocalLearner:
 
     def _can_record(self) -> bool:
         """True where launches bound a pass, and none asks for a number or random state."""
-        return (
-            self.device.type == "cuda"
-            and self._num_parameters <= graphs.MAX_RECORDED
-            and self._uses_tree
-            and not self._checkpointed
-            and has_fixed_angles(self.model.config)
-            and is_plain_head(self.model)
-        )
+        is_fit = self._uses_tree and not self._checkpointed
+        return is_fit and self.device.type == "cuda" and graphs.can_record(self.model)
 
     @property
     def version(self) -> int:
@@ -211,7 +207,7 @@ class LocalLearner:
         if self.reference is None:
             raise MooredError("there is no reference model because kl_coef is 0")
         prompts, ids, images = columns(samples)
-        with without_adapters(self.reference):
+        with self._reference_here(), without_adapters(self.reference):
             return self._logprobs("reference", self.reference, prompts, ids, images)
 
     @says_out_of_memory("values")
@@ -230,7 +226,12 @@ class LocalLearner:
             raise MooredError("this engine only scores; build it with trains=True to train")
         if self.before_updates is not None:
             self.before_updates()
-        prepared = map(self._prepare, minibatches)
+        prepare = self._prepare
+        if self._parked is not None:
+            # All at once, before there are gradients: the GPU has room for the reference then.
+            minibatches = list(minibatches)
+            prepare = partial(prepare, reference=ahead(self.reference_logprobs, minibatches))
+        prepared = map(prepare, minibatches)
         batches = next(prepared, None)
         while batches is not None:
             try:
@@ -273,7 +274,7 @@ class LocalLearner:
         terms += ["entropy"] if self.config.algorithm.entropy_coef else []
         weights = chosen_weights(self.model, params)
         batches = (self._prepare(own, records=False) if own else () for own in groups)
-        with training_mode(self._checkpointed):
+        with self._reference_here(), training_mode(self._checkpointed):
             found = ((self._gradients(batch, terms, weights) for batch in part) for part in batches)
             return term_products(terms, weights, found, len(groups), max_numbers=max_numbers)
 
@@ -294,14 +295,18 @@ class LocalLearner:
             trained.update(lr_factor, keep_grads=self._graphs is not None)
 
     def _prepare(
-        self, samples: Sequence[LossSample], *, records: bool = True
+        self,
+        samples: Sequence[LossSample],
+        *,
+        reference: ReferenceOf | None = None,
+        records: bool = True,
     ) -> Iterator[TokenBatch]:
         """Micro-batches of a minibatch; the first is laid out now, the others when asked for."""
-        reference, own = None, [given.sample for given in samples]
+        known, own = None, [given.sample for given in samples]
         if self.reference is not None:
-            reference = self.reference_logprobs(own)
+            known = (reference or self.reference_logprobs)(own)
         batches = (
-            loss_batch(packed, samples, reference, with_values=self.critic is not None)
+            loss_batch(packed, samples, known, with_values=self.critic is not None)
             for packed in self._pack(*columns(own), records=records)
         )
         first = next(batches, None)
@@ -320,11 +325,8 @@ class LocalLearner:
             for batch in batches:
                 for name, value in self._run("update", self._add_gradients, batch).items():
                     known = totals.get(name)
-                    if known is None:
-                        totals[name] = value.clone()
-                    else:
-                        add = torch.maximum if name.endswith("_max") else torch.add
-                        totals[name] = add(known, value)
+                    add = torch.maximum if name.endswith("_max") else torch.add
+                    totals[name] = value.clone() if known is None else add(known, value)
         return totals
 
     def _run(self, name: str, compute: graphs.Pass, batch: TokenBatch) -> graphs.Outputs:
@@ -370,13 +372,12 @@ class LocalLearner:
         Not `keeps`: for passes that keep no activations.
         """
         device, lengths = self.device, [len(ids) for ids in continuations]
-        default = MICRO_BATCH_TOKENS[self.device.type != "cpu"]
-        most = self.config.engine.micro_batch_tokens or default
-        if self._graphs is not None and records:
+        most = self.config.engine.micro_batch_tokens or default_tokens(device.type)
+        can_record = self._graphs is not None
+        if can_record and records:
             device, most = graphs.HOST, int(most / graphs.MOST_PADDING)
-        elif not keeps and device.type == "cuda":
-            bound = default if self._graphs is None else FORWARD_TIMES * default
-            most = max(most, min(FORWARD_TIMES * most, bound))
+        elif not keeps:
+            most = forward_tokens(most, device.type, can_record=can_record)
         lay_out = to_line if self._uses_tree else to_tensors
         row_tokens = most if self._uses_tree else self.config.engine.row_tokens
         rows = pack(prompts, lengths, max_tokens=row_tokens)
@@ -434,9 +435,7 @@ class LocalLearner:
         return [found[i] for i in range(len(continuations))]
 
     def _autocast(self):
-        if not self.bf16:
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bf16)
 
     def save(self, folder: Path) -> None:
         """Write weights and optimiser state: what `load` needs to go on as if nothing happened."""

@@ -25,7 +25,8 @@ from moored.engine.fsdp.export import empty_twin, plain_twin
 from moored.engine.fsdp.learner import ShardedLearner
 from moored.engine.fsdp.load import load_empty
 from moored.engine.gpu import fit_to_gpu
-from moored.engine.local.engine import describe_model, eos_ids, lends_memory, takes_slots
+from moored.engine.local.engine import describe_model, eos_ids, takes_slots
+from moored.engine.local.parking import is_large
 from moored.engine.local.sampler import LocalSampler
 from moored.engine.local.state import save_plain, save_tokenizer
 from moored.engine.lora import add_lora, plain_model
@@ -101,7 +102,7 @@ class RankWorker:
         self.info = _describe(model, config, bf16, rank.size)
         self._streams: dict[int, Stream] = {}
         self._sampler: Any = self._make_sampler(self._model) if trains else None
-        if isinstance(self._sampler, SlotSampler) and lends_memory(self._model):
+        if isinstance(self._sampler, SlotSampler) and is_large(self._model):
             self.learner.before_updates = self._sampler.release
 
     def _make_sampler(self, model: Any) -> Any:
@@ -116,7 +117,7 @@ class RankWorker:
                 twin,
                 dtype=dtype,
                 max_context=longest,
-                lends=lends_memory(model),
+                lends=is_large(model),
                 device=learner.device,
             )
         else:

@@ -59,13 +59,24 @@ def test_a_plan_is_a_table_of_parts_and_phases_and_a_verdict(run):
         "each step: 8 prompts x 16 = 128 episodes of 2,540 tokens: a prompt of 300, then 5 x 400 "
         "and 4 x 60 between them"
     )
-    assert "memory, GiB         rollout  scoring   update" in lines
-    # 2 and 12 bytes for each of 3.086 billion parameters.
-    assert "policy weights         5.75     5.75     5.75" in lines
-    assert "critic optimiser      34.49    34.49    34.49" in lines
-    assert any(line.startswith("keys and values       22.64") for line in lines)
+    # 2 bytes of 3.086 billion parameters, pinned as a power of two.
+    assert "main memory: 8.0 GiB for the reference" in lines
+    assert "memory, GiB          rollout   scoring reference    update" in lines
+    # 2 and 12 bytes for each parameter.
+    assert "policy weights          5.75      5.75      5.75      5.75" in lines
+    assert "critic optimiser       34.49     34.49     34.49     34.49" in lines
+    assert "reference weights                           5.75" in lines
+    assert any(line.startswith("keys and values        22.64") for line in lines)
     assert "not counted: environments, looks at collapse, evaluations, logging" in lines
     assert lines[-1].startswith("fits: ")
+
+
+def test_main_memory_is_said_part_by_part(run):
+    words = ["plan", "sokoban", "grpo", "qwen2.5-7b", "optimizer.states=host", "--gpu", "h200"]
+    _, out, _ = run(*words)
+    said = "main memory: 85.1 GiB for the optimiser, 16.0 GiB for the reference"
+    assert said in out.splitlines()
+    assert "main memory" not in run("plan", "sokoban", "grpo", "qwen2.5-0.5b", "--gpu", "h200")[1]
 
 
 def test_what_does_not_fit_has_advice_and_exit_code_1(run):

@@ -17,7 +17,7 @@ from moored.plan.coefficients import MEASURED
 from moored.plan.gpus import GPUS
 from moored.plan.layouts import IN_TURN, OVERLAPPED, TOGETHER, ClusterPlan
 from moored.plan.links import LINK_SHARE, make_cluster
-from moored.plan.seconds import Lengths, longest_lengths
+from moored.plan.seconds import Lengths, Work, longest_lengths
 from moored.plan.setup import setup_of
 from moored.plan.splits import possible_learners
 from moored.plan.whole import Whole
@@ -293,14 +293,16 @@ def test_episodes_are_not_split_between_micro_batches():
     assert links[0] == pytest.approx(2 * links[1])
 
 
-def test_launches_of_one_rank_are_those_of_one_gpu():
+def test_launches_of_one_rank_are_those_of_one_gpu_whose_reference_stays_there():
     words = ("algorithm.kl_coef=0.001", "optimizer.num_minibatches=2", "rollout.num_groups=4")
     found = work("Qwen/Qwen2.5-7B", 1, *words)
+    stays = replace(MEASURED.speed, released_from=10**12)
+    one_gpu = Work(found.setup, GPUS["h200"], stays, found.lengths)
     memory = planned("Qwen/Qwen2.5-7B", 64).layouts[TOGETHER].learner
     for tokens in (2048, 4096, 8192):
         one = replace(memory, micro_batch_tokens=tokens, checkpointing=False)
         update = found.update(1, one)
-        assert update.compute_s == pytest.approx(found.work.update_passes(tokens, False))
+        assert update.compute_s == pytest.approx(one_gpu.update_passes(tokens, False))
 
 
 def test_weights_in_float32_are_gathered_in_float32():

@@ -55,6 +55,19 @@ def test_memory_is_planned_within_10_percent_and_seconds_within_30(script, comma
             assert found[phase]["planned_s"] == pytest.approx(seconds, rel=0.3)
 
 
+def test_a_measured_update_begins_with_the_passes_of_a_reference_in_main_memory(script):
+    words = ["model=Qwen/Qwen2.5-3B", "algorithm.name=grpo", "algorithm.kl_coef=0.001"]
+    found = plan(load_config({}, words), shape_of("Qwen/Qwen2.5-3B"), GPUS["h200"])
+    memory = found.memory
+    own = {phase: memory.allocated_bytes(phase) / 2**30 for phase in ("reference", "update")}
+    rows = script.compare(found, script.Measured())
+    assert "reference" not in rows
+    assert rows["update"]["planned_gib"] == own["update"] > own["reference"]
+    phases = {**memory.phases, "update": {"gradients": 1}}
+    smaller = replace(found, memory=replace(memory, phases=phases))
+    assert script.compare(smaller, script.Measured())["update"]["planned_gib"] == own["reference"]
+
+
 def test_steps_of_models_too_small_for_these_rates_are_not_timed():
     """GRPO of `mini` without KL and filter: 8 prompts of 135 tokens x 16 replies of 64."""
     stored = json.loads((RESULTS / "train_step_h200.json").read_text())

@@ -35,7 +35,7 @@ def make(tmp_path):
 
 def test_the_sampler_of_a_large_model_makes_room_for_updates(make, monkeypatch):
     assert make().learner.before_updates is None
-    monkeypatch.setattr("moored.engine.local.engine.RELEASED_FROM", 1)
+    monkeypatch.setattr("moored.engine.local.parking.RELEASED_FROM", 1)
     worker = make()
     assert worker.learner.before_updates == worker.sampler.release
 
