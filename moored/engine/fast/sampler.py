@@ -9,7 +9,7 @@ all replies of a batch are written in lockstep (`lockstep`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -117,8 +117,9 @@ class SlotSampler:
         self.slots.end(list(self.slots.sessions))
         self.version = version
 
-    def end_sessions(self, sessions: Sequence[int]) -> None:
-        self.slots.end(sessions)
+    def end_sessions(self, sessions: Sequence[int], waiting: Collection[Request] = ()) -> None:
+        """Free their slots; prompts that `waiting` requests have stay."""
+        self.slots.end(sessions, waiting)
 
     @says_out_of_memory("sampling")
     @torch.no_grad()

@@ -78,8 +78,8 @@ class Slots:
             return False
         return bool((request.prompt.ids[: len(session.ids)] == session.ids).all())
 
-    def end(self, keys: Iterable[int]) -> None:
-        """Take the slots of episodes back."""
+    def end(self, keys: Iterable[int], waiting: Collection[Request] = ()) -> None:
+        """Take slots back: of episodes, and of prompts that none has and no `waiting` request."""
         for key in keys:
             session = self.sessions.pop(key, None)
             if session is None:
@@ -87,9 +87,15 @@ class Slots:
             self._free.append(session.slot)
             if session.prefix != session.slot:
                 self._users[session.prefix] -= 1
-                if self._users[session.prefix] == 0:
-                    self._free_shared.append(session.prefix)
-                    self._prompts = {k: s for k, s in self._prompts.items() if s != session.prefix}
+        unused = [slot for slot, count in self._users.items() if not count]
+        if not unused:
+            return
+        wanted = {self._prompts.get(request.prompt.key) for request in waiting}
+        for slot in unused:
+            if slot not in wanted:
+                del self._users[slot]
+                self._free_shared.append(slot)
+        self._prompts = {key: slot for key, slot in self._prompts.items() if slot in self._users}
 
     def place(
         self,
@@ -104,12 +110,13 @@ class Slots:
         """
         known = {r.session for r in requests if self.knows(r)}
         keys = {r.session: r.prompt.key for r in requests if r.session not in known}
-        self.end(keys)
+        wanted = [*requests, *waiting]
+        self.end(keys, wanted)
         num_missing = len(keys) - len(self._free)
         if num_missing > 0:
             here = known.union(keys, kept)
             others = (k for k, s in self.sessions.items() if k not in here and not s.is_writing)
-            self.end(list(islice(others, num_missing)))
+            self.end(list(islice(others, num_missing)), wanted)
         sharers = Counter(keys.values())
         if sharers:
             sharers.update(r.prompt.key for r in waiting if r.prompt.key in sharers)

@@ -121,7 +121,7 @@ class SlotStream(Stream):
         if not self._under_way.isdisjoint(sessions):
             raise MooredError("a session whose reply is under way cannot end; poll first")
         self._sessions.difference_update(sessions)
-        self._sampler.end_sessions(sessions)
+        self._sampler.end_sessions(sessions, self._queue)
 
     def close(self) -> None:
         if any(self._lanes) and self._sampler.slots.num_rows:

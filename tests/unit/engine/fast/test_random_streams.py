@@ -6,6 +6,8 @@ the cache that somebody else wrote, or that a row did not find, would change the
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 import pytest
 import torch
@@ -23,12 +25,13 @@ STOPS = (1, 2, 3)
 Replies = list[tuple[Request, Completion]]
 
 
-def check_slots(sampler: SlotSampler) -> None:
-    """Every slot is free or has one owner, and every shared one has users."""
+def check_slots(sampler: SlotSampler, waiting: Collection[Request] = ()) -> None:
+    """Every slot is free or has one owner, and every shared one has users, or is waited for."""
     slots = sampler.slots
     free, sessions = slots.num_free, slots.sessions.values()
     own, shared = [s.slot for s in sessions], {s.prefix for s in sessions if s.prefix != s.slot}
     assert len(set(own)) == len(own) == slots.num_rows - free[0]
+    shared |= {slots._prompts[r.prompt.key] for r in waiting if r.prompt.key in slots._prompts}
     assert len(shared) == slots.idle - slots.num_rows - free[1]
 
 
@@ -63,6 +66,7 @@ class Case:
     def stream(self) -> None:
         """Until most sessions are over; the rest is dropped."""
         stream = self.sampler.stream(self.params())
+        assert isinstance(stream, slot_stream.SlotStream)
         under_way = {r.session: r for r in (self.first() for _ in range(self.rng.integers(1, 25)))}
         for request in under_way.values():
             stream.submit(request)
@@ -76,7 +80,7 @@ class Case:
                 else:
                     under_way[session] = self.after(request, reply)
                     stream.submit(under_way[session])
-            check_slots(self.sampler)
+            check_slots(self.sampler, stream._queue)
         stream.close()
         check_slots(self.sampler)
 

@@ -229,6 +229,8 @@ def test_a_session_that_comes_back_with_another_prompt_does_not_wait_for_the_oth
 
 def test_a_batch_that_waits_for_slots_goes_on_as_rows_end(model, monkeypatch):
     steps = []
+    # Chunks of a GPU would be as long as the host makes it wait.
+    monkeypatch.setattr(slot_stream.SlotStream, "_adapt", lambda *_, **__: None)
 
     def count(sampler):
         monkeypatch.setattr(sampler, "_max_rows", lambda *_: 2)
@@ -456,7 +458,10 @@ def test_sessions_that_come_later_join_a_prompt_that_is_there(model, monkeypatch
     assert_same(found, dict(enumerate(expected)))
 
 
-def test_a_prompt_of_a_group_that_mostly_waits_is_computed_once(model, monkeypatch):
+@pytest.mark.parametrize("num_steps", [8, 32], ids=["one by one", "all that write end together"])
+def test_a_prompt_of_a_group_that_mostly_waits_is_computed_once(model, monkeypatch, num_steps):
+    monkeypatch.setattr(slot_stream, "FEWEST_STEPS", num_steps)
+    monkeypatch.setattr(slot_stream.SlotStream, "_adapt", lambda *_, **__: None)
     prompt = Prompt(np.arange(3, 23))
     requests = [Request(session=s, prompt=prompt, seed=s) for s in range(9)]
     expected = make_sampler(model).generate(requests, PARAMS)
@@ -476,7 +481,6 @@ def test_a_prompt_of_a_group_that_mostly_waits_is_computed_once(model, monkeypat
     while len(found) < 10:
         ended = stream.poll()
         found.update(ended)
-        # The slot of one episode is free at a time: those that wait come one by one.
         stream.end([session for session, _ in ended])
     assert sorted(entered, reverse=True)[:2] == [20, len(first.prompt.ids)]
     assert set(entered) == {20, len(first.prompt.ids), 1}
