@@ -92,7 +92,7 @@ def main() -> None:
     except MooredError as error:
         print(f"moored: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    except (ImportError, OSError) as error:
+    except Exception as error:
         explained = explain_failure(error)
         if explained is None:
             raise

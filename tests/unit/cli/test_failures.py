@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from moored.cli import main as cli
 from moored.config import dump_config, load_config
@@ -166,12 +167,23 @@ def test_a_disk_that_fails_anywhere_is_told_in_one_sentence(said, monkeypatch, n
     assert f"'somewhere/file': {os.strerror(number)}; {remedy}" in said("envs")
 
 
-def test_a_bug_keeps_its_traceback(monkeypatch):
+def test_a_gpu_that_is_full_when_a_model_is_loaded_is_told_in_one_sentence(said, monkeypatch):
     def fail(**_: object) -> None:
-        raise FileNotFoundError(errno.ENOENT, "a bug")
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 54.00 MiB.\nGPU 0 has")
 
     monkeypatch.setattr(cli, "app", fail)
-    with pytest.raises(FileNotFoundError):
+    assert "out of GPU memory; lower engine.micro_batch_tokens" in said("envs")
+
+
+@pytest.mark.parametrize(
+    "bug", [FileNotFoundError(errno.ENOENT, "a bug"), RuntimeError("shapes do not match")]
+)
+def test_a_bug_keeps_its_traceback(monkeypatch, bug):
+    def fail(**_: object) -> None:
+        raise bug
+
+    monkeypatch.setattr(cli, "app", fail)
+    with pytest.raises(type(bug)):
         cli.main()
 
 
