@@ -145,14 +145,15 @@ def main(words: Sequence[str] | None = None) -> int:
     prompts = [Prompt(ids) for ids in draw(given.prompts, given.prompt_tokens)]
     replies = draw(given.reasonings, given.reasoning_tokens)
     budget = default_tokens(device.type)
+    # Before the learner changes precision and layers of its own.
+    plain = plain_model(model, bf16=bf16).eval()
+    plain.set_attn_implementation("sdpa")  # pyright: ignore[reportCallIssue]
     learner = LocalLearner(
         model,
         load_config(
             {"engine": {"dtype": "bfloat16" if bf16 else "float32", "micro_batch_tokens": budget}}
         ),
     )
-    plain = plain_model(model, bf16=bf16).eval()
-    plain.set_attn_implementation("sdpa")  # pyright: ignore[reportCallIssue]
     ours: Scores = {}
     theirs: Scores = {}
     timings = interleave(
