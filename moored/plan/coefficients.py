@@ -95,6 +95,9 @@ class SpeedCoefficients:
     and 45 % at 3 B, with compiled ones 29 % and 54 %."""
     half_size: float = 0.35e9
     """Parameters of the model that gets half of a large one's share."""
+    recorded_times: float = 1.25
+    """How many times as fast as that updates of models are that are CUDA graphs: 135 million
+    parameters take 0.675 s for a step that would be planned at 0.88 s (plan_h200.json)."""
     launch_layer_s: float = 1.5e-3
     """Of the host, for one layer of a forward pass that is not recorded; backwards twice as long.
     PPO with critic and KL on 3 B in micro-batches of two trajectories was bound by it on an H200:
@@ -105,7 +108,8 @@ class SpeedCoefficients:
     timed_from: int = 100_000_000
     """Parameters of the smallest model whose steps are timed. Host and short kernels bound those of
     smaller ones: the rates above are of 135 million and more, and would give `mini` a GRPO step
-    with rollouts over three times too short and updates half too long (train_step_h200.json)."""
+    with rollouts over three times too short and updates a quarter too long
+    (train_step_h200.json)."""
     optimizer_share: float = 0.8
     """Of the bandwidth, for an AdamW update."""
     host_copy_bytes_s: float = 50e9

@@ -14,16 +14,12 @@ from itertools import pairwise
 
 from moored.engine.fast.buckets import bucket, tile_bucket
 from moored.errors import MooredError
-from moored.plan.activations import (
-    backward_work_bytes,
-    forward_bytes,
-    logits_per_chunk,
-    prefill_bytes,
-    saved_bytes,
-)
+from moored.plan.activations import forward_bytes, logits_per_chunk, prefill_bytes
 from moored.plan.coefficients import FORWARD_TOKENS, MemoryCoefficients, forward_tokens
 from moored.plan.gpus import GIB, Gpu
+from moored.plan.seconds import Lengths
 from moored.plan.setup import Setup
+from moored.plan.update import GRADIENTS, micro_batches, update_parts
 
 RECORDED, RECORDED_STEPS = "recorded passes", "recorded steps"
 OUTSIDE = (RECORDED, RECORDED_STEPS, "CUDA", "reserve")
@@ -68,16 +64,28 @@ class Memory:
 
 
 def plan_memory(
-    setup: Setup, gpu: Gpu, given: MemoryCoefficients, *, tokens: int, checkpointing: bool
+    setup: Setup,
+    gpu: Gpu,
+    given: MemoryCoefficients,
+    *,
+    tokens: int,
+    checkpointing: bool,
+    lengths: Lengths | None = None,
 ) -> Memory:
-    """The parts of every phase, for micro-batches of up to `tokens`."""
+    """The parts of every phase, for micro-batches of up to `tokens`.
+
+    Without `lengths`, episodes are as long as may be and share nothing: no run needs more.
+    """
     is_recorded, asked_tokens = _is_recorded(setup, checkpointing, given), tokens
     tokens = _padded(tokens) if is_recorded else tokens
-    update = _update(setup, min(tokens, setup.minibatch_tokens), checkpointing, given)
+    batches = micro_batches(setup, tokens, lengths)
+    update = update_parts(
+        setup, batches, given, checkpointing=checkpointing, has_gradients=is_recorded
+    )
     resident = _resident(setup, given)
     recorded: dict[str, int] = {}
     if is_recorded:
-        resident["gradients"] = update.pop("gradients")
+        resident[GRADIENTS] = update.pop(GRADIENTS)
         recorded[RECORDED] = sum(update.values())
     taken = sum((resident | recorded).values()) + given.context_bytes + given.workspace_bytes
     rows = _rows_that_fit(setup, max(gpu.memory_bytes - taken, 0), given)
@@ -198,22 +206,6 @@ def _scoring(setup: Setup, tokens: int, given: MemoryCoefficients) -> Parts:
     return {
         "activations": tokens * forward_bytes(setup.shape, setup.layer_kind),
         "logits": 4 * logits_per_chunk(setup.shape, tokens, given),
-    }
-
-
-def _update(
-    setup: Setup, tokens: int, checkpointing: bool, given: MemoryCoefficients
-) -> dict[str, int]:
-    """Micro-batches of policy and critic in turn: both have gradients, one has activations."""
-    shape, kind, rank = setup.shape, setup.layer_kind, setup.lora_rank
-    return {
-        "gradients": 4 * (setup.policy_trained + setup.critic_trained),
-        "activations": saved_bytes(
-            shape, tokens, kind, checkpointing=checkpointing, lora_rank=rank
-        ),
-        "backward pass": backward_work_bytes(
-            shape, tokens, given, kind, checkpointing=checkpointing, lora_rank=rank
-        ),
     }
 
 

@@ -33,7 +33,7 @@ class Plan:
     micro_batch_tokens: int
     checkpointing: bool
     lengths: Lengths
-    lengths_of: LengthsOf
+    lengths_of: LengthsOf | None
     """For what is advised instead."""
     memory: Memory
     seconds: Mapping[str, float] | None
@@ -85,19 +85,23 @@ def plan(
     gpu: Gpu,
     lengths: Lengths | None = None,
     *,
-    lengths_of: LengthsOf = longest_lengths,
+    lengths_of: LengthsOf | None = None,
     given: Coefficients = MEASURED,
 ) -> Plan:
-    """Plan a step; `lengths` (by default the longest that are allowed) matter to seconds only.
+    """Plan a step of episodes of these `lengths`, or what `lengths_of` says of a configuration.
 
-    `lengths_of` says them for this configuration and for others that are advised instead.
+    The latter counts for what is advised instead, too. Without them nobody knows how many turns
+    there are: seconds are of one, and memory is that of episodes as long as may be.
     """
     setup = setup_of(config, shape)
     check_vllm(setup, gpu)
-    lengths = lengths or lengths_of(config)
+    if lengths is None and lengths_of is not None:
+        lengths = lengths_of(config)
     tokens, checkpointing = _choose(setup, gpu, given)
-    memory = plan_memory(setup, gpu, given.memory, tokens=tokens, checkpointing=checkpointing)
-    seconds = None
+    memory = plan_memory(
+        setup, gpu, given.memory, tokens=tokens, checkpointing=checkpointing, lengths=lengths
+    )
+    seconds, lengths = None, lengths or longest_lengths(config)
     is_timed = why_untimed(setup, given.speed) is None
     fits = memory.peak_bytes <= gpu.memory_bytes
     if fits and is_timed and gpu.tflops is not None and gpu.bandwidth_tbs is not None:

@@ -223,6 +223,8 @@ class Work:
         if self.setup.parks_reference(self.given.released_from):
             return max(computed, launched) + self._parked_reference(tokens)
         computed += self.reference()
+        if self._is_recorded:
+            return computed / self.given.recorded_times
         return max(computed, launched + self._reference_launches(tokens))
 
     def _parked_reference(self, tokens: int) -> float:
@@ -243,13 +245,15 @@ class Work:
         return self.setup.has_reference * self.setup.num_epochs * passes * self.launch_s
 
     @property
+    def _is_recorded(self) -> bool:
+        """Updates are CUDA graphs, which the host launches at once."""
+        setup = self.setup
+        return setup.has_fast_learner and setup.shape.num_parameters <= self.given.recorded_to
+
+    @property
     def launch_s(self) -> float:
         """Of a forward pass through all layers."""
-        setup = self.setup
-        is_recorded = (
-            setup.has_fast_learner and setup.shape.num_parameters <= self.given.recorded_to
-        )
-        return 0.0 if is_recorded else setup.shape.layers * self.given.launch_layer_s
+        return 0.0 if self._is_recorded else self.setup.shape.layers * self.given.launch_layer_s
 
     def _num_passes(self, whole: int, tokens: int) -> int:
         """Of `tokens` at most, over the `whole` of all episodes; none is split."""

@@ -63,10 +63,15 @@ class Setup:
         return self.num_groups * self.group_size
 
     @property
+    def minibatch_samples(self) -> int:
+        """Episodes of an update, at most."""
+        per_epoch = self.num_updates // self.num_epochs
+        return -(-self.num_episodes // per_epoch)
+
+    @property
     def minibatch_tokens(self) -> int:
         """Most tokens of an update: its share of the episodes, each as long as may be."""
-        per_epoch = self.num_updates // self.num_epochs
-        return -(-self.num_episodes // per_epoch) * self.max_context
+        return self.minibatch_samples * self.max_context
 
     @property
     def has_own_reference(self) -> bool:

@@ -12,7 +12,10 @@ from moored.errors import MooredError
 from moored.plan import choose_batch, plan, shape_of
 from moored.plan.coefficients import MEASURED
 from moored.plan.gpus import GIB, GPUS, Gpu
+from moored.plan.memory import plan_memory
 from moored.plan.plan import BATCH_SIZES
+from moored.plan.seconds import Lengths
+from moored.plan.setup import setup_of
 from moored.presets import preset_kinds, read_presets
 from tests.unit.plan.tiny import BARE, config, tiny
 from tests.warm import run_warm
@@ -49,10 +52,10 @@ ACTIVATIONS = replace(
 
 def exact_gpu(tokens: int, slack: int = 0) -> Gpu:
     """A GPU that holds exactly the update of micro-batches of `tokens`."""
-    given = config(f"engine.micro_batch_tokens={tokens}", *MANY)
-    found = plan(given, tiny(), Gpu("large", 1.0), given=ACTIVATIONS)
-    assert found.memory.peak_phase == "update"
-    return Gpu("exact", (found.memory.peak_bytes + slack) / GIB)
+    setup, large = setup_of(config(*MANY), tiny()), Gpu("large", 1.0)
+    found = plan_memory(setup, large, ACTIVATIONS.memory, tokens=tokens, checkpointing=False)
+    assert found.peak_phase == "update"
+    return Gpu("exact", (found.peak_bytes + slack) / GIB)
 
 
 def auto():
@@ -114,9 +117,10 @@ def test_micro_batches_of_a_large_gpu_are_those_that_the_learner_takes():
 
 def test_a_plan_fits_up_to_the_last_byte():
     exact, given = exact_gpu(4096), config("engine.micro_batch_tokens=4096", *MANY)
-    assert plan(given, tiny(), exact, given=ACTIVATIONS).fits
+    longest = Lengths(prompt=1, reply=1023)
+    assert plan(given, tiny(), exact, longest, given=ACTIVATIONS).fits
     short = Gpu("short", exact.memory_gib * 0.8)
-    found = plan(given, tiny(), short, given=ACTIVATIONS)
+    found = plan(given, tiny(), short, longest, given=ACTIVATIONS)
     assert found.over == pytest.approx(0.25, abs=0.01)
     assert found.seconds is None
 

@@ -25,6 +25,7 @@ PLAIN = SpeedCoefficients(
     update_share=1.0,
     unfused_share=1.0,
     half_size=0.0,
+    recorded_times=1.0,
     launch_layer_s=0.0,
     optimizer_share=1.0,
     host_copy_bytes_s=10.0,
@@ -289,3 +290,14 @@ def test_launching_bounds_passes_of_few_tokens():
     both = (kl, "optimizer.num_epochs=2")
     assert launches(22, *both)["update"] == pytest.approx(2 * (4 * 2 * 3 + 2))
     assert launches(22, *both, released_from=348)["update"] == pytest.approx(2 * 4 * 2 * 3 + 2)
+
+
+def test_recorded_updates_come_nearer_to_the_rate():
+    def passes(recorded_times: float, recorded_to: int) -> float:
+        given = replace(PLAIN, recorded_times=recorded_times, recorded_to=recorded_to)
+        gpu = Gpu("fast", 1.0, tflops=1.0, bandwidth_tbs=1.0)
+        work = Work(setup_of(config("algorithm.kl_coef=0.1"), tiny()), gpu, given, LENGTHS)
+        return work.update_passes(100, False)
+
+    assert passes(2.0, 348) == pytest.approx(passes(1.0, 348) / 2)
+    assert passes(2.0, 347) > 1.9 * passes(2.0, 348)

@@ -81,9 +81,9 @@ def test_steps_of_models_too_small_for_these_rates_are_not_timed():
     seconds = plan(config, mini, h200, lengths, given=every_size).seconds
     assert seconds is not None
     # What they would be if they were planned: a rollout of 0.010 s was measured as 0.035, an update
-    # of 0.044 as 0.028.
+    # of 0.035 as 0.028.
     assert 3 * (seconds["prefill"] + seconds["decode"]) < measured["rollout"]
-    assert seconds["update"] > 1.3 * measured["update"]
+    assert seconds["update"] > 1.2 * measured["update"]
 
 
 def test_short_steps_are_planned_too_short_by_as_much_as_the_documentation_says():
