@@ -5,7 +5,8 @@
 
 The start is the first 5 % of the steps, the end the last 20 %. Runs are compared up to the step
 that all of them have reached. `--each` prints every run instead: means over the first and the last
-10 steps, the first and the last look, the mean of each arm, and the filter against none by seed.
+10 steps, the first and the last look, the mean of each arm, and by seed the filter against none,
+moored's engine and LoRA against the model's own code.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ EACH = {
     "reply tokens": STEP_CURVES,
 }
 """What `--each` shows, and where it comes from."""
+PAIRS = (("top_p", "none"), ("moored", "plain"), ("lora", "plain"))
+"""Arms that `--each` compares by seed."""
 
 
 def start_of(curve: Curve) -> float:
@@ -128,8 +131,8 @@ def main(words: Sequence[str] | None = None) -> None:
     except ConfigError as error:
         parser.error(str(error))
     header, *lines = lines_of_runs(runs) if options.each else table_of(runs)
-    if options.each and {"none", "top_p"} <= set(runs):
-        lines.append(paired_line(runs, "top_p", "none"))
+    if options.each:
+        lines += [paired_line(runs, *pair) for pair in PAIRS if set(pair) <= set(runs)]
     table = Table(*header)
     for line in lines:
         table.add_row(*line)

@@ -141,19 +141,19 @@ def test_what_is_stored_of_studies_names_no_folder_of_one_machine():
 def test_the_page_of_smollm2_has_what_the_stored_curves_say(script):
     curves = script("curves")
     page = (ROOT / "docs" / "results" / "smollm2.md").read_text()
-    for name, count in (("sokoban_grpo", 6), ("sokoban_engines", 7)):
+    for name, pairs in (
+        ("sokoban_grpo", [("top_p", "none")]),
+        ("engines", [("moored", "plain"), ("lora", "plain")]),
+    ):
         runs = read_curve_file(RESULTS / f"smollm2_{name}.json")
+        assert {len(of_arm) for of_arm in runs.values()} == {3}
         lines = [line for line in curves.lines_of_runs(runs)[1:] if line[1] != "mean"]
-        if name == "sokoban_grpo":
-            lines.append(curves.paired_line(runs, "top_p", "none"))
-        else:  # runs without the filter are told in a sentence
-            lines = [line for line in lines if line[0] != "none"]
-        assert len(lines) == count + (name == "sokoban_grpo")
+        lines += [curves.paired_line(runs, *pair) for pair in pairs]
         for _, *cells in lines:
             assert f"| {' | '.join(cells)} |" in page
     others = ("sokoban_ppo", "frozen_lake_ppo", "frozen_lake_grpo", "countdown_grpo")
-    others += ("countdown_ppo", "metamath_grpo", "metamath_ppo", "gsm8k_grpo")
-    for name in (*others, "sokoban_ppo_long", "frozen_lake_grpo_pair"):
+    others += ("countdown_ppo", "metamath_grpo", "metamath_ppo", "gsm8k_grpo", "gsm8k_ppo")
+    for name in (*others, "sokoban_ppo_long"):
         runs = read_curve_file(RESULTS / f"smollm2_{name}.json")
         header, *lines = curves.lines_of_runs(runs)
         shown = ("success", "MI, swap", "MI", "H(Z|X)", "validity", "reply tokens")
