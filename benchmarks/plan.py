@@ -18,7 +18,7 @@ import argparse
 import gc
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from statistics import median
@@ -293,10 +293,16 @@ def compare(found: Plan, measured: Measured) -> dict[str, dict[str, float | None
         rows[phase] = {
             "planned_gib": None if most is None else most / GIB,
             "measured_gib": None if peak is None or most is None else peak / GIB,
-            "planned_s": sum(planned[part] for part in parts) if planned else None,
+            "planned_s": _sum_of(planned, parts),
             "measured_s": None if seconds is None else median(seconds),
         }
     return rows
+
+
+def _sum_of(planned: Mapping[str, float] | None, parts: Sequence[str]) -> float | None:
+    """None where one of them is not planned."""
+    found = [] if planned is None else [planned[part] for part in parts if part in planned]
+    return sum(found) if len(found) == len(parts) else None
 
 
 def run_case(arguments: argparse.Namespace, size: str, algorithm: str) -> dict[str, object]:

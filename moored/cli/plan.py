@@ -22,6 +22,7 @@ DEFAULT_GPU = "h200"
 CLUSTER_KINDS = ("torchrun", "ray")
 NAME_WIDTH, NUMBER_WIDTH = 18, 10
 LEFT_OUT = "not counted: environments, looks at collapse, evaluations, logging"
+PLAIN_LEFT_OUT = "nor rollouts: the plain sampler writes at the speed of the model's own code"
 
 
 Gpus = Annotated[int | None, typer.Option(help="Plan for a cluster of this many GPUs.", min=1)]
@@ -190,17 +191,18 @@ def _choose_gpu(
 
 
 def _print_json(found: Plan) -> None:
-    from moored.plan import advice
+    from moored.plan import advice, gib_refused_by_train
 
     pieces = [
         {"options": dict(piece.options), "peak_gib": round(piece.peak_gib, 3), "cost": piece.why}
         for piece in advice(found)
     ]
-    print_json({**found.record(), "advice": pieces})
+    refused = gib_refused_by_train(found) if found.fits else None
+    print_json({**found.record(), "gib_refused_by_train": refused, "advice": pieces})
 
 
 def _print(found: Plan, note: str) -> None:
-    from moored.plan import advice, remedy, verdict
+    from moored.plan import advice, gib_refused_by_train, remedy, verdict
 
     console = make_console()
     lines = [*_head(found, note), "", *_memory_table(found), "", *_seconds_table(found), ""]
@@ -208,6 +210,11 @@ def _print(found: Plan, note: str) -> None:
     if not found.fits:
         pieces = [f"  set {piece.text()}" for piece in advice(found)]
         lines += pieces or [f"  {remedy(found)}"]
+    elif (refused := gib_refused_by_train(found)) is not None:
+        lines.append(
+            f"but `moored train` refuses it: it does not know these lengths, and counts with full "
+            f"micro-batches ({refused:.1f} GiB); leave engine.micro_batch_tokens to it"
+        )
     for line in lines:
         print_line(console, line)
 
@@ -261,7 +268,9 @@ def _seconds_table(found: Plan) -> list[str]:
         return [f"seconds: the rates of {found.gpu.name} are not known; name one with --gpu"]
     lines = [_line("seconds", [])]
     lines += [_line(phase, [f"{s:.2f}"]) for phase, s in found.seconds.items()]
-    return [*lines, _line("step", [f"{sum(found.seconds.values()):.2f}"]), LEFT_OUT]
+    if found.step_s is None:
+        return [*lines, LEFT_OUT, PLAIN_LEFT_OUT]
+    return [*lines, _line("step", [f"{found.step_s:.2f}"]), LEFT_OUT]
 
 
 def _line(name: str, cells: object) -> str:

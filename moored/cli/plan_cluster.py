@@ -22,6 +22,10 @@ NOTE = (
 )
 
 
+PLAIN = (
+    "rollouts are planned as those of vLLM; the plain sampler, which writes at the speed of the "
+    "model's own code, takes many times as long"
+)
 ENVIRONMENTS = (
     "environments run in the driver; with Ray, engine.ray.env_actors puts those that compute much "
     "or hold much memory, such as sandboxes and indexes, into processes on CPU nodes"
@@ -126,6 +130,8 @@ def _verdict(found: ClusterPlan) -> list[str]:
     why = why_untimed(found.setup, MEASURED.speed)
     if why is not None:
         lines.append(f"these seconds only compare layouts: those of one GPU are {why}")
+    if found.setup.has_plain_sampler and best.name == TOGETHER:
+        lines.append(PLAIN)
     return [*lines, NOTE]
 
 

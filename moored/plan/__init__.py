@@ -1,6 +1,13 @@
 """What a run needs of a GPU, before anything is loaded: memory by part, seconds by phase."""
 
-from moored.plan.advice import Advice, advice, refuse_what_cannot_fit, remedy, verdict
+from moored.plan.advice import (
+    Advice,
+    advice,
+    gib_refused_by_train,
+    refuse_what_cannot_fit,
+    remedy,
+    verdict,
+)
 from moored.plan.gpus import GPUS, Gpu, find_gpu, known_gpu
 from moored.plan.plan import Plan, choose_batch, plan
 from moored.plan.seconds import Lengths, longest_lengths
@@ -16,6 +23,7 @@ __all__ = [
     "advice",
     "choose_batch",
     "find_gpu",
+    "gib_refused_by_train",
     "known_gpu",
     "longest_lengths",
     "plan",

@@ -162,7 +162,7 @@ def _try(found: Plan, changes: Sequence[Change]) -> Advice | None:
         # engine.vllm.tensor_parallel may not divide the heads, and counts with vLLM only; or the
         # episodes that were asked for are longer than the changed configuration allows.
         return None
-    if not planned.fits:
+    if not planned.fits or gib_refused_by_train(planned) is not None:
         return None
     why = "; ".join(why for _, why in changes)
     peak_gib = planned.memory.peak_bytes / GIB
@@ -242,6 +242,17 @@ def refuse_what_cannot_fit(config: Config, gpu: Gpu) -> str | None:
         f"tried, and may end for lack of memory; "
         + (f"to be safe, set {pieces[0].text()}" if pieces else NOTHING_HELPS)
     )
+
+
+def gib_refused_by_train(found: Plan) -> float | None:
+    """What a run counts with where it refuses a plan that fits; None where it begins.
+
+    It does not know the lengths that the plan was given, so its micro-batches are full.
+    """
+    if found.lengths_of is None:
+        return None
+    known = plan(found.config, found.setup.shape, found.gpu)
+    return known.memory.peak_bytes / GIB if known.over > MARGIN else None
 
 
 def plan_if_known(config: Config, gpu: Gpu) -> Plan | None:

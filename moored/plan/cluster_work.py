@@ -21,10 +21,6 @@ DRIVER_TURNS_PER_S = 11_770.0
 """Turns that one driver handles on a core of its own: the median of six runs by the clock of the
 processor, which gave 11,190 to 12,850 on a core that other processes used too. In the three runs
 that these disturbed little the clock on the wall gave 2 to 6 % less (results/driver.json)."""
-VLLM_ROW_S = 22e-6
-"""What vLLM 0.26 adds to a decoding step for each row, beside what moored's own sampler takes: with
-log-probabilities its steps took 4.0 and 29 ms at 0.5 B (128 and 1,024 rows) and 4.7 and 39 ms at
-3 B, measured on one H200 with random weights. This gives 3.7, 27, 5.8 and 40 ms."""
 HOST_COPY_BYTES_S = 6e9
 """Between a GPU and main memory that is not pinned: an assumption."""
 STORE_PUT_BYTES_S = 2.5e9
@@ -85,7 +81,8 @@ class ClusterWork:
 
     def decode_step(self, rows: int, ways: int, *, is_vllm: bool) -> float:
         """Of a replica: two all-reduces of a layer's outputs where several GPUs share it."""
-        seconds = self.work.decode_step(rows, ways=ways) + (VLLM_ROW_S * rows if is_vllm else 0.0)
+        seconds = self.work.decode_step(rows, ways=ways)
+        seconds += self.work.given.vllm_row_s * rows if is_vllm else 0.0
         if ways == 1:
             return seconds
         shape = self.setup.shape

@@ -78,6 +78,10 @@ class SpeedCoefficients:
     decode_cache_share: float = 0.75
     """Of the bandwidth, while attention reads keys and values: alone it reached 0.69 at 0.5 B and
     0.79 at 3 B with 128 rows."""
+    vllm_row_s: float = 22e-6
+    """What vLLM 0.26 adds to a decoding step for each row, beside what moored's own sampler takes:
+    with log-probabilities its steps took 4.0 and 29 ms at 0.5 B (128 and 1,024 rows) and 4.7 and 39
+    ms at 3 B, measured on one H200 with random weights. This gives 3.7, 27, 5.8 and 40 ms."""
     draw_passes: float = 3.0
     """How often drawing a token goes over its float32 logits."""
     prefill_share: float = 0.88

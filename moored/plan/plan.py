@@ -37,8 +37,11 @@ class Plan:
     """For what is advised instead."""
     memory: Memory
     seconds: Mapping[str, float] | None
-    """By phase; None where it does not fit, the model is too small to be timed, or the rates of the
-    GPU are not known: those of float32 products never are."""
+    """By phase, without the rollout where a plain sampler writes.
+
+    None where it does not fit, the model is too small to be timed, or the rates of the GPU are not
+    known: those of float32 products never are.
+    """
 
     @property
     def over(self) -> float:
@@ -48,6 +51,13 @@ class Plan:
     @property
     def fits(self) -> bool:
         return self.over <= 0.0
+
+    @property
+    def step_s(self) -> float | None:
+        """Of all phases; None where not all of them are planned."""
+        if self.seconds is None or self.setup.has_plain_sampler:
+            return None
+        return sum(self.seconds.values())
 
     def record(self) -> dict[str, object]:
         """For JSON; memory in GiB."""
@@ -75,7 +85,7 @@ class Plan:
             "turns": self.lengths.turns,
             "trajectory_tokens": self.lengths.trajectory,
             "seconds": self.seconds and {k: round(s, 4) for k, s in self.seconds.items()},
-            "step_s": self.seconds and round(sum(self.seconds.values()), 4),
+            "step_s": None if self.step_s is None else round(self.step_s, 4),
         }
 
 

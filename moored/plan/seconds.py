@@ -113,12 +113,15 @@ def plan_seconds(
     tokens: int,
     checkpointing: bool,
 ) -> Mapping[str, float]:
-    """Seconds by phase; `rows` episodes are written at a time, micro-batches have `tokens`."""
+    """Seconds by phase; `rows` episodes are written at a time, micro-batches have `tokens`.
+
+    Without those of the rollout where the plain sampler writes: they depend on the model's code.
+    """
     work = Work(setup, gpu, given, lengths)
     scoring = max(work.advantages(), work.scoring_launches(tokens))
+    rollout = {} if setup.has_plain_sampler else work.rollout(rows)
     return {
-        "prefill": work.prefill(),
-        "decode": work.decode(rows),
+        **rollout,
         "advantages": scoring,
         "update": work.update_passes(tokens, checkpointing) + work.optimizer(),
         "publish": work.publish(),
@@ -157,6 +160,10 @@ class Work:
         """A pass of the learner without gradients."""
         return flop * tokens / (self.learner_rate * self.given.forward_share)
 
+    def rollout(self, rows: int) -> Mapping[str, float]:
+        """Of moored's own sampler or of vLLM, by phase."""
+        return {"prefill": self.prefill(), "decode": self.decode(rows)}
+
     def prefill(self) -> float:
         """The head is asked for the last token of a prompt alone."""
         setup, lengths = self.setup, self.lengths
@@ -166,9 +173,10 @@ class Work:
 
     def decode(self, rows: int) -> float:
         episodes = self.setup.num_episodes
+        row_s = self.given.vllm_row_s if self.setup.has_vllm else 0.0
         full, rest = divmod(episodes, rows)
-        last = self.decode_step(rest) if rest else 0.0
-        return self.lengths.turns * self.lengths.reply * (full * self.decode_step(rows) + last)
+        steps = full * self.decode_step(rows) + (self.decode_step(rest) if rest else 0.0)
+        return self.lengths.turns * self.lengths.reply * (steps + row_s * episodes)
 
     def decode_step(self, rows: int, *, ways: int = 1) -> float:
         """One token for each row, at the mean length of an episode.

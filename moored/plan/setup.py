@@ -74,6 +74,15 @@ class Setup:
         return self.minibatch_samples * self.max_context
 
     @property
+    def has_vllm(self) -> bool:
+        return self.samples_elsewhere or self.vllm_share > 0.0
+
+    @property
+    def has_plain_sampler(self) -> bool:
+        """It writes through the model's own code."""
+        return not self.has_fast_sampler and not self.has_vllm
+
+    @property
     def has_own_reference(self) -> bool:
         """Under LoRA the reference is the policy without its adapters."""
         return self.has_reference and not self.lora_rank

@@ -42,6 +42,13 @@ def check_split(setup: Setup, cluster: Cluster, samplers: int | None, ways: int 
             f"--tensor-parallel {ways} is more than the {cluster.gpus_per_node} GPUs of a node, "
             f"and a replica stays within one; raise --gpus-per-node or lower it"
         )
+    if samplers is None or ways is None:
+        return
+    if not most_replicas(setup, cluster, cluster.num_gpus - samplers, ways):
+        raise MooredError(
+            f"a sampler of --tensor-parallel {ways} takes {ways} GPUs of one node, and --samplers "
+            f"{samplers} leaves none so many; raise the latter or lower the former"
+        )
 
 
 def _check_setup(setup: Setup) -> None:

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from moored.cli.main import main
-from moored.config import load_config
+from moored.config import Config, load_config
 from moored.errors import EnvError, MooredError
-from moored.plan.gpus import Gpu
+from moored.plan import refuse_what_cannot_fit
+from moored.plan.gpus import GPUS, Gpu
+from moored.presets import read_presets
 from tests.warm import run_warm
 
 PROBE = """
@@ -386,6 +388,10 @@ def test_a_cluster_that_is_too_small_has_a_remedy_and_exit_code_1(run):
         (["--samplers", "4"], "--samplers describes a cluster; give the number of GPUs too"),
         (["--samplers", "0"], "--samplers describes a cluster; give the number of GPUs too"),
         (["--network", "100"], "--network describes a cluster; give the number of GPUs too"),
+        (
+            ["--gpus", "4", "--samplers", "1", "--tensor-parallel", "2"],
+            "a sampler of --tensor-parallel 2 takes 2 GPUs of one node, and --samplers 1 leaves",
+        ),
         (["--gpus", "8", "--samplers", "8"], "--samplers must leave GPUs to learners: from 1 to 7"),
         (["--gpus", "8", "--tensor-parallel", "3"], "must divide the 4 heads of the model, got 3"),
         (["--gpus", "8", "--nvlink", "-1"], "--nvlink must be from 0.01 to 1,000,000, got -1"),
@@ -476,3 +482,48 @@ def shown(layout: dict[str, float] | None) -> str:
     if layout is None:
         return "–"
     return f"{layout['step_s']:.1f} s"
+
+
+SHORT = ("plan", "sokoban", "grpo", "qwen2.5-1.5b", "--turns", "1", "--prompt-tokens", "100")
+FULL = ("engine.micro_batch_tokens=24576", "engine.gradient_checkpointing=false")
+
+
+def test_a_plan_says_where_train_would_refuse_what_fits_for_the_lengths_given(run):
+    words = (*SHORT, *FULL, "--reply-tokens", "60", "--gpu", "rtx-5090")
+    code, out, _ = run(*words)
+    assert code == 0 and "fits: 30.9 GiB" in out
+    assert "but `moored train` refuses it: it does not know these lengths, and counts with" in out
+    record = json.loads(run(*words, "--json")[1])
+    with pytest.raises(MooredError) as refused:
+        refuse_what_cannot_fit(*trained(FULL, "rtx-5090"))
+    assert f"does not fit: {record['gib_refused_by_train']:.1f} GiB" in str(refused.value)
+    # Where the size of micro-batches is left to it, a run begins.
+    words = (*SHORT, "--reply-tokens", "60", "--gpu", "a100-40", "--json")
+    assert json.loads(run(*words)[1])["gib_refused_by_train"] is None
+
+
+def test_no_advice_is_given_that_train_would_refuse(run):
+    words = ("engine.micro_batch_tokens=16384", "engine.gradient_checkpointing=false")
+    code, out, _ = run(
+        *SHORT[:4], *words, "--turns", "2", "--reply-tokens", "100", "--gpu", "a100-40"
+    )
+    advised = re.findall(r"^  set (\S+(?: \S+=\S+)*) \(", out, re.MULTILINE)
+    assert code == 1 and advised
+    for options in advised:
+        assert refuse_what_cannot_fit(*trained((*words, *options.split()), "a100-40")) is None
+
+
+def trained(words: tuple[str, ...], gpu: str) -> tuple[Config, Gpu]:
+    return load_config(read_presets(["sokoban", "grpo", "qwen2.5-1.5b"]), words), GPUS[gpu]
+
+
+def test_rollouts_of_the_plain_sampler_are_left_out_of_seconds(run):
+    words = ("plan", "sokoban", "grpo", "qwen2.5-1.5b", "engine.sampler=plain")
+    _, out, _ = run(*words)
+    lines = out.splitlines()
+    assert "nor rollouts: the plain sampler writes at the speed of the model's own code" in lines
+    assert not any(line.startswith(("decode", "step")) for line in lines)
+    record = json.loads(run(*words, "--json")[1])
+    assert record["step_s"] is None and "decode" not in record["seconds"]
+    cluster = run(*words, "--gpus", "2")[1]
+    assert "rollouts are planned as those of vLLM; the plain sampler, which writes at" in cluster

@@ -239,7 +239,7 @@ def test_tensor_parallelism_shortens_a_decoding_step_less_than_it_divides_it():
     assert one / 4 < four < one
 
 
-# What `VLLM_ROW_S` says was measured: it is added to steps of moored's own sampler.
+# What `vllm_row_s` says was measured: it is added to steps of moored's own sampler.
 @pytest.mark.parametrize(
     ("model", "rows", "measured_ms", "planned_ms"),
     [

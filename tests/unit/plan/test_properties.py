@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -71,6 +72,11 @@ def test_more_to_compute_never_fits_where_less_does_not(seed):
     assert planned(options, 1.5 * memory_gib).fits >= found.fits
 
 
+def is_more(seconds: Mapping[str, float], step_s: float, may_be_same: bool) -> bool:
+    found_s = sum(seconds.values())
+    return found_s > step_s or (may_be_same and found_s == step_s)
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_longer_and_more_episodes_never_take_less_time(seed):
     options, memory_gib = drawn(seed)
@@ -79,13 +85,15 @@ def test_longer_and_more_episodes_never_take_less_time(seed):
     if found.seconds is None:
         return
     step_s = sum(found.seconds.values())
+    # Updates that the host bounds take as long, and of a plain sampler there is nothing else.
+    may_be_same = found.setup.has_plain_sampler
     for name in ("prompt", "reply", "turns"):
         longer = replace(LENGTHS, **{name: 2 * getattr(LENGTHS, name)})
         seconds = plan(config, shape, found.gpu, longer).seconds
         assert seconds is not None
-        assert sum(seconds.values()) > step_s
+        assert is_more(seconds, step_s, may_be_same)
     for name in MORE[:2]:
         value = options[name]
         assert isinstance(value, int)
         seconds = planned({**options, name: 2 * value}, memory_gib).seconds
-        assert seconds is None or sum(seconds.values()) > step_s
+        assert seconds is None or is_more(seconds, step_s, may_be_same)

@@ -301,3 +301,25 @@ def test_recorded_updates_come_nearer_to_the_rate():
 
     assert passes(2.0, 348) == pytest.approx(passes(1.0, 348) / 2)
     assert passes(2.0, 347) > 1.9 * passes(2.0, 348)
+
+
+def rollout(*options: str, given: SpeedCoefficients = PLAIN) -> dict[str, float]:
+    gpu = Gpu("fast", 1.0, tflops=1.0, bandwidth_tbs=1.0)
+    setup = setup_of(config(*options), tiny())
+    found = plan_seconds(setup, gpu, given, LENGTHS, rows=3, tokens=100, checkpointing=False)
+    return {phase: s for phase, s in found.items() if phase in ("prefill", "decode")}
+
+
+def test_vllm_takes_longer_for_every_row_of_a_step():
+    slow, vllm = replace(PLAIN, vllm_row_s=0.5), "engine.sampler=vllm"
+    elsewhere = (vllm, "engine.vllm.server=http://127.0.0.1:8000")
+    # 8 episodes of two replies of 3 tokens, whether all or 3 of them are written at a time.
+    more = 0.5 * 8 * 2 * 3
+    for words in ((vllm,), elsewhere):
+        found = rollout(*words, given=slow)
+        assert found["decode"] == pytest.approx(rollout()["decode"] + more)
+    assert rollout(given=slow) == rollout()
+
+
+def test_rollouts_of_the_plain_sampler_are_not_planned():
+    assert rollout("engine.sampler=plain") == {}
