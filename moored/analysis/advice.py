@@ -285,7 +285,8 @@ def _headline(decision: _Decision, plain: Advice, rv_P: np.ndarray) -> str:
         )
     assert settings is not None
     rule = settings.rule if settings.rule == "nonzero" else f"{settings.rule} {settings.value:g}"
-    found = f"{rule} keeps {kept.share:.0%} of the groups and {kept.mass:.0%} of the signal"
+    share = kept.share * len(rv_P) / num_known
+    found = f"{rule} keeps {share:.0%} of the groups and {kept.mass:.0%} of the signal"
     for cause, remedy in {"too_hard": "easier", "too_easy": "harder"}.items():
         if plain.triage.share(cause) >= MANY:
             found += f"; take {remedy} tasks too"

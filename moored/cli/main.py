@@ -3,7 +3,7 @@
 Each command imports what it needs when it runs, so `--help` is quick. Exit codes: 0 fine, 1 a check
 failed, 2 something the user can fix (one line on stderr); `diagnose --check` also 3 and 4, and
 `train`, `sft` and `study` 130 or 143 when Ctrl-C or SIGTERM stopped them, and others 130 after
-Ctrl-C.
+Ctrl-C, which is how one leaves `play` and the servers: they end with 0.
 """
 
 from __future__ import annotations

@@ -88,8 +88,9 @@ class StopRequest:
 @contextmanager
 def clean_interrupts() -> Iterator[None]:
     """Let Ctrl-C end what happens here with exit code 130, and not in the middle of an import."""
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        # Ignored, as behind `&` in a script, or seen to by a caller.
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        # Signals come to the main thread; ignored, as behind `&` in a script; seen to by a caller.
         yield
         return
     with StopRequest((signal.SIGINT,)) as stop:

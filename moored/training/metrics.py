@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -23,8 +24,8 @@ def step_metrics(
     """What a step generated, kept and trained on; `stats` are those of the update.
 
     Success and reward are of the episodes that did not end in an error, NaN when all did: an error
-    says nothing about the policy. Reward variance is of the rewards that the filter scores. Masked
-    tokens are not trained on.
+    says nothing about the policy. Reward variance is of the rewards that the filter scores, and NaN
+    where no group has two. Masked tokens are not trained on.
     """
     trajectories = [t for group in groups for t in group.trajectories]
     turns = [turn for t in trajectories for turn in t.turns]
@@ -41,8 +42,8 @@ def step_metrics(
         "rollout/reply_tokens_mean": generated / max(len(turns), 1),
         "rollout/error_count": float(sum(t.stop.is_error for t in trajectories)),
         "rollout/truncated_count": float(sum(t.stop.is_truncation for t in trajectories)),
-        "rollout/reward_variance_mean": rv.mean,
-        "rollout/reward_variance_std_over_mean": rv.std_over_mean,
+        "rollout/reward_variance_mean": rv.mean if len(rv.known) else math.nan,
+        "rollout/reward_variance_std_over_mean": rv.std_over_mean if len(rv.known) else math.nan,
         "tokens/generated": float(generated),
         "tokens/trained": float(trained),
         "tokens/discarded": float(generated - trained),

@@ -39,8 +39,9 @@ def take_step(
     state.empty_steps = state.empty_steps + 1 if metrics["update/is_empty"] else 0
     state.validity = metrics["rollout/validity_rate"]
     state.has_only_errors = math.isnan(metrics.get("rollout/success_rate", 0.0))
-    if not state.has_only_errors:  # where it has, there is no variance, not a low one
-        _take_variance(config, state, metrics["rollout/reward_variance_mean"])
+    variance = metrics["rollout/reward_variance_mean"]
+    if not math.isnan(variance):  # where episodes were lost, there is none, not a low one
+        _take_variance(config, state, variance)
     success = metrics.get("evaluation/success_rate")
     if success is not None:
         is_low = success < config.stop.min_success

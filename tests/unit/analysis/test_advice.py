@@ -200,6 +200,9 @@ def test_headlines_count_the_groups_that_have_rewards_to_compare():
     found = advise_rows([FAIL] * 5 + [lone] * 9)
     assert found.headline == "Nothing to learn from: no reward varies inside any of 5 groups"
     assert advise_rows([MIDDLE]).headline == "Cannot tell: 1 group is too few"
+    # Of 20 groups to compare, 10 are kept.
+    found = advise_rows([BIG] * 10 + [FAIL] * 10 + [lone] * 20)
+    assert "keeps 50% of the groups and 100% of the signal" in found.headline
 
 
 def test_equal_steps_have_no_trend_and_few_steps_are_not_asked():

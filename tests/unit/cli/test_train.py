@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import threading
 import time
 
 import pytest
@@ -166,6 +167,19 @@ def test_a_command_that_ignores_ctrl_c_behind_an_ampersand_still_does():
             os.kill(os.getpid(), signal.SIGINT)
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_a_command_in_a_thread_leaves_signals_to_the_main_one():
+    found = []
+
+    def command() -> None:
+        with clean_interrupts():
+            found.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=command)
+    thread.start()
+    thread.join()
+    assert found == [signal.getsignal(signal.SIGINT)]
 
 
 def test_a_run_without_a_name_takes_the_next_free_number(tmp_path, monkeypatch):

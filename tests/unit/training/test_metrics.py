@@ -44,3 +44,13 @@ def test_success_and_reward_are_of_the_same_episodes_those_without_an_error():
 def test_a_step_of_errors_alone_has_neither_success_nor_reward():
     found = metrics_of(episode(0.0, success=False, stop=StopReason.SAMPLER_ERROR))
     assert math.isnan(found["rollout/success_rate"]) and math.isnan(found["rollout/reward_mean"])
+
+
+def test_reward_variance_is_missing_where_no_group_has_two_rewards_to_compare():
+    lost = episode(0.0, success=False, stop=StopReason.ENV_ERROR)
+    for members in ((lost, lost), (episode(1.0, success=True), lost, lost)):
+        found = metrics_of(*members)
+        assert math.isnan(found["rollout/reward_variance_mean"])
+        assert math.isnan(found["rollout/reward_variance_std_over_mean"])
+    found = metrics_of(episode(1.0, success=True), episode(0.0, success=False), lost)
+    assert found["rollout/reward_variance_mean"] == pytest.approx(1 / 4)

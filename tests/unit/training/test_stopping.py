@@ -39,19 +39,20 @@ def test_variance_below_a_tenth_of_its_first_ten_steps_stops_after_ten_in_a_row(
     assert "below 10% of its start for 10 steps" in stops_at(config, start + [low] * 10)[1]
 
 
-def test_a_step_of_errors_alone_is_none_of_low_variance():
+def test_a_step_without_two_rewards_to_compare_is_none_of_low_variance():
     config, state = load_config({"filter": {"max_empty_steps": 9}}), LoopState()
 
-    def take(variance: float, *, errors: bool = False) -> str:
-        metrics = {"update/is_empty": float(errors), "rollout/reward_variance_mean": variance}
+    def take(variance: float) -> str:
+        is_lost = math.isnan(variance)
+        metrics = {"update/is_empty": float(is_lost), "rollout/reward_variance_mean": variance}
         metrics["rollout/validity_rate"] = 1.0
-        metrics["rollout/success_rate"] = math.nan if errors else 0.5
+        metrics["rollout/success_rate"] = 0.5
         take_step(config, state, metrics)
         return stop_reason(config, state)
 
     # An outage among the first ten steps would lower the bar, and later count as a low step.
-    start = [take(0.0, errors=True) for _ in range(5)] + [take(1.0) for _ in range(10)]
-    low = [take(0.09) for _ in range(9)] + [take(0.0, errors=True) for _ in range(5)]
+    start = [take(math.nan) for _ in range(5)] + [take(1.0) for _ in range(10)]
+    low = [take(0.09) for _ in range(9)] + [take(math.nan) for _ in range(5)]
     assert {*start, *low} == {""}
     assert "for 10 steps" in take(0.09)
 
