@@ -7,8 +7,9 @@ stopped the study.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, chdir, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from shlex import join, quote
@@ -152,14 +153,39 @@ def _where_started(
     start = start_elsewhere(path)
     with ExitStack() as stack:
         if start is not None:
-            path, curves = path.absolute(), curves and curves.absolute()
+            path, curves = _whole(path), curves and _whole(curves)
             import_from(start)
-            stack.enter_context(chdir(start))
+            stack.enter_context(_from_folder(start))
             print_line(
                 make_console(),
                 f"relative paths and modules: those of {start}, where the study was started",
             )
         yield path, curves
+
+
+def _whole(path: Path) -> Path:
+    try:
+        return path.absolute()
+    except FileNotFoundError:
+        raise ConfigError(
+            f"the current folder was deleted, and {str(path)!r} is a path from there; give the "
+            f"whole path, or change to another folder"
+        ) from None
+
+
+@contextmanager
+def _from_folder(folder: Path) -> Iterator[None]:
+    """That folder as the current one, and afterwards the one before, unless it was deleted."""
+    before = None
+    with suppress(FileNotFoundError):
+        before = os.getcwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        if before is not None:
+            with suppress(FileNotFoundError):
+                os.chdir(before)
 
 
 def _run(

@@ -3,7 +3,8 @@
 `study.json` says what was asked for, `progress.json` how each run ended, `results.json` and
 `results.md` hold the table. The runs are ordinary run directories in folders of their arms; the
 output of each is in a file beside it. Only one process at a time works on a study. Relative paths
-in its options are those of the folder it was started in, from wherever it goes on.
+in its options are those of the folder it was started in, from wherever it goes on; where the study
+was copied or moved since, those of the current folder.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from moored.studies.declaration import Study
 from moored.studies.grid import PlannedRun
 
 SCHEMA = 1
+PLACE = "place"
+"""Key in `study.json`: where the study lies below the folder that it was started in."""
 Status = Literal["waiting", "begun", "finished", "failed"]
 
 
@@ -109,7 +112,7 @@ class StudyFolder:
             },
             "overrides": list(overrides),
             "seeds": list(study.seeds),
-            **about_folder(),
+            **_about_start(self.path),
             **provenance(),
         }
         write_atomically(self.path / "study.json", json.dumps(found, indent=1) + "\n")
@@ -128,14 +131,20 @@ def provenance() -> dict[str, object]:
 
 
 def start_elsewhere(path: Path) -> Path | None:
-    """Where the study in this folder was started; None where that is here, not known, or gone."""
+    """Where the study in this folder was started; None where that is here, not known, or gone.
+
+    None also where the study is not at its place there any more: this one is a copy, or was moved.
+    """
     try:
         found = json.loads((path / "study.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     noted = str(found.get(FOLDER, ""))
     is_there = os.path.isdir(noted) and os.access(noted, os.X_OK)
-    return Path(noted) if is_there and not is_here(Path(noted)) else None
+    if not is_there or is_here(Path(noted)):
+        return None
+    is_in_place = PLACE not in found or _is_same(Path(noted, str(found[PLACE])), path)
+    return Path(noted) if is_in_place else None
 
 
 def check_runs(folder: Path, runs: Sequence[PlannedRun]) -> None:
@@ -185,6 +194,25 @@ def check_owner(path: Path, study: Study) -> None:
             f"{str(path)!r} holds another study called {owner!r}, with the factors "
             f"{', '.join(factors) or '(none)'}; {advice}"
         )
+
+
+def _about_start(path: Path) -> dict[str, str]:
+    """The current folder, and where the study lies below it, if it does."""
+    noted = about_folder()
+    if FOLDER not in noted:
+        return noted
+    # As it is written: what is a link here may be one in a copy, too. Or else as it really is.
+    for whole in (Path(os.path.abspath(path)), Path(os.path.realpath(path))):
+        if whole.is_relative_to(noted[FOLDER]) and _is_same(whole, path):
+            return {**noted, PLACE: str(whole.relative_to(noted[FOLDER]))}
+    return noted
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    try:
+        return os.path.samefile(one, other)
+    except OSError:
+        return False
 
 
 def _read_progress(file: Path) -> dict[str, Ended]:

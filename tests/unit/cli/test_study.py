@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import shutil
 import sys
@@ -110,6 +111,53 @@ def test_a_study_that_was_started_elsewhere_is_planned_with_the_files_there(
     start.rename(tmp_path / "moved")
     code, _, said = command(*words[:-1], "../moved/part")
     assert code == 2 and "arm 'none' cannot run: model 'tuned' is neither" in said
+
+
+def test_a_copied_study_is_planned_with_the_files_of_the_copy(command, tmp_path, monkeypatch):
+    study = read_study("bottle")
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir("project")
+    folder = StudyFolder(Path("runs/bottle"), study)
+    folder.write_study(study, ["model=tuned"])
+    folder.close()
+    shutil.copytree(".", "../copy")
+    shutil.copytree(embedded_models()["nano"], "../copy/tuned")
+    monkeypatch.chdir("../copy")
+    code, out, said = command("bottle", "model=tuned", "--plan")
+    assert code == 0, said
+    assert "relative paths" not in out
+
+
+def test_a_study_that_was_started_elsewhere_is_planned_from_a_folder_that_was_deleted(
+    command, tmp_path, monkeypatch
+):
+    study = read_study("bottle")
+    folder = StudyFolder(Path("part"), study)
+    folder.write_study(study, [])
+    folder.close()
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir("gone")
+    (tmp_path / "gone").rmdir()
+    words = ["bottle", "--plan", "--out", str(tmp_path / "part")]
+    code, _, said = command(*words, "--curves", "c.json")
+    assert code == 2 and "the current folder was deleted, and 'c.json' is a path from there" in said
+    code, out, said = command(*words)
+    assert code == 0, said
+    assert out.startswith(f"relative paths and modules: those of {tmp_path}, where the study was")
+
+
+def test_a_folder_that_is_deleted_during_a_study_is_not_gone_back_to(
+    command, tmp_path, monkeypatch
+):
+    study = read_study("bottle")
+    folder = StudyFolder(Path("part"), study)
+    folder.write_study(study, [])
+    folder.close()
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir("gone")
+    monkeypatch.setattr("moored.cli.study._run", lambda *_, **__: os.rmdir(tmp_path / "gone"))
+    code, _, said = command("bottle", "--out", str(tmp_path / "part"))
+    assert code == 0, said
 
 
 def test_correlation_reads_all_runs_of_the_folders_and_names_those_it_leaves_out(command, tmp_path):

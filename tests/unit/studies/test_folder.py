@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from moored.config import dump_config
 from moored.errors import ConfigError
 from moored.studies.declaration import Study, read_study, restricted
-from moored.studies.folder import StudyFolder, check_owner, check_runs
+from moored.studies.folder import PLACE, StudyFolder, check_owner, check_runs, start_elsewhere
 from moored.studies.grid import PlannedRun, plan_runs
 
 
@@ -26,6 +28,21 @@ def runs(study) -> list[PlannedRun]:
 def begin(folder: Path, run: PlannedRun) -> None:
     (folder / run.name).mkdir(parents=True)
     (folder / run.name / "config.yaml").write_text(dump_config(run.config))
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch) -> Path:
+    """The current folder, beside an empty one called elsewhere."""
+    for name in ("project", "elsewhere"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "project")
+    return tmp_path / "project"
+
+
+def start(path: Path, study: Study) -> None:
+    folder = StudyFolder(path, study)
+    folder.write_study(study, [])
+    folder.close()
 
 
 def test_how_runs_ended_is_remembered_and_their_seconds_add_up(tmp_path, study, runs):
@@ -101,3 +118,54 @@ def test_runs_with_other_options_than_planned_are_refused(tmp_path, study, runs)
     assert said.startswith(
         "'A/none/seed-0' is a run with num_steps = 150, but the study now says 9; give the "
     )
+
+
+def test_a_study_at_its_place_goes_by_the_folder_it_was_started_in(project, study, monkeypatch):
+    (project / "link").symlink_to(project.parent / "elsewhere")
+    for out in (Path("runs/a"), Path("link/b"), project / "c", project.parent / "elsewhere" / "d"):
+        start(out, study)
+        assert start_elsewhere(out) is None  # that is here
+    monkeypatch.chdir("../elsewhere")
+    for name in ("../project/runs/a", "../project/link/b", "b", "../project/c", "d"):
+        assert start_elsewhere(Path(name)) == project
+
+
+def test_its_place_is_kept_when_a_study_goes_on_from_another_folder(project, study, monkeypatch):
+    (project / "link").symlink_to(project.parent / "elsewhere")
+    for place in ("runs/a", "link/b"):
+        start(Path(place), study)
+        monkeypatch.chdir("../elsewhere")
+        path = Path("../project", place).absolute()
+        monkeypatch.chdir(project)
+        start(path, study)
+        assert json.loads((path / "study.json").read_text())[PLACE] == place
+
+
+@pytest.mark.parametrize("out", ["runs/a", "link/a", "absolute"])
+def test_a_copied_or_moved_study_goes_by_the_current_folder(project, study, monkeypatch, out):
+    (project / "folder").mkdir()
+    (project / "link").symlink_to("folder")
+    start(project / out if out == "absolute" else Path(out), study)
+    shutil.copytree(project, project.parent / "copy", symlinks=True)
+    shutil.copytree(project, project / "inside", symlinks=True)
+    for copy in (project.parent / "copy", project / "inside"):
+        monkeypatch.chdir(copy)
+        assert start_elsewhere(Path(out)) is None
+        assert start_elsewhere(project / out) == project
+    # What it held was moved, and the old folder stays.
+    shutil.rmtree(project)
+    project.mkdir()
+    monkeypatch.chdir(project.parent / "copy")
+    assert start_elsewhere(Path(out)) is None
+
+
+def test_a_study_that_notes_no_place_goes_by_its_start_wherever_it_lies(
+    project, study, monkeypatch
+):
+    start(Path("runs"), study)
+    noted = json.loads(Path("runs/study.json").read_text())
+    del noted[PLACE]
+    Path("runs/study.json").write_text(json.dumps(noted))
+    Path("runs").rename("../elsewhere/runs")
+    monkeypatch.chdir("../elsewhere")
+    assert start_elsewhere(Path("runs")) == project
