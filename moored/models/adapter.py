@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,21 +108,30 @@ def check_fit(folder: Path, base: Path, known: Mapping[str, tuple[int, ...]]) ->
 def _lacks_layers(folder: Path, base: Path, known: Mapping[str, tuple[int, ...]]) -> bool:
     """The base has layers of which the adapter changes nothing, though it is of all layers."""
     options, depth = _options(folder), read_description(base).get("num_hidden_layers")
-    targets = options.get("target_modules")
-    if not isinstance(targets, list) or any(options.get(name) for name in SOME_LAYERS):
+    targets, shapes = options.get("target_modules"), _shapes(folder / WEIGHTS)
+    # A single layer may be given by its number, also 0.
+    is_of_some = any(options.get(name) not in (None, [], "") for name in SOME_LAYERS)
+    if not isinstance(targets, list) or is_of_some:
         return False
-    adapted = [IN_LAYER.fullmatch(name) for name in _adapted(_shapes(folder / WEIGHTS))]
+    adapted = [IN_LAYER.fullmatch(name) for name in _adapted(shapes)]
     kinds = {(found[1], found[3]) for found in adapted if found}
     layers = {(found[1], int(found[2])) for found in adapted if found}
-    for name in known:
-        found = IN_LAYER.fullmatch(name.removesuffix(".weight"))
-        if found is None or (found[1], found[3]) not in kinds:
+    # PEFT does not adapt what it saves as a whole.
+    modules = [name.removesuffix(".weight") for name in known if f"{PREFIX}{name}" not in shapes]
+    for module in modules:
+        found = IN_LAYER.fullmatch(module)
+        if found is None or (found[1], found[3]) not in kinds or not _is_target(module, targets):
             continue
         # Files may have more layers than the model, such as those that guess ahead.
         is_used = not isinstance(depth, int) or int(found[2]) < depth
         if is_used and (found[1], int(found[2])) not in layers:
             return True
     return False
+
+
+def _is_target(module: str, targets: Sequence[str]) -> bool:
+    """As PEFT reads a list of targets: each is the whole name of a module or its end."""
+    return any(f".{module}".endswith(f".{target}") for target in targets)
 
 
 def _changes_ends(folder: Path) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,31 +35,44 @@ def base_name(folder: Path) -> str:
     """The model that an adapter was trained on, by a name that means it from here.
 
     Trainers write the path they were given, often one from the folder that they were started in.
-    Such a base is looked for in the current folder, and then beside the adapter and above.
+    Such a base is looked for in the current folder, beside the adapter and above; links to the
+    adapter count as places of it. Two different ones are refused.
     """
     name = named_base(folder)
     if name == "smollm2" or name in embedded_models() or os.path.isabs(name):
         return name
-    near, here = _near_adapter(folder, name), Path(name)
-    if near is None or not _has_description(here):
-        return name if near is None else str(near)
-    if _is_above(Path.cwd(), folder) or near.samefile(here):
-        return name
+    places = [name] if _has_description(Path(name)) else []
+    found = _different([*places, *_near_adapter(folder, name)])
+    if len(found) < 2:
+        return found[0] if found else name
+    which = " or ".join(repr(os.path.abspath(place)) for place in reversed(found))
     raise MooredError(
-        f"adapter {str(folder)!r} names its base {name!r}, which may be {str(near)!r} or "
-        f"{str(here.absolute())!r}; write the whole path as base_model_name_or_path in its {CONFIG}"
+        f"adapter {str(folder)!r} names its base {name!r}, which may be {which}; write the whole "
+        f"path as base_model_name_or_path in its {CONFIG}"
     )
 
 
-def _near_adapter(folder: Path, name: str) -> Path | None:
-    """The model of that relative path beside an adapter, or from the nearest folder above it."""
-    start = Path(os.path.abspath(folder))
-    places = (Path(os.path.abspath(above / name)) for above in (start, *start.parents))
-    return next((place for place in places if place != start and _has_description(place)), None)
+def _near_adapter(folder: Path, name: str) -> list[str]:
+    """Models of that relative path beside an adapter, or from the nearest folder above it.
+
+    An adapter that is reached by a link has two places.
+    """
+    own = os.path.realpath(folder)
+    near = []
+    for start in (Path(os.path.abspath(folder)), Path(own)):
+        places = (os.path.abspath(above / name) for above in (start, *start.parents))
+        models = (place for place in places if _has_description(Path(place)))
+        near += [place for place in models if os.path.realpath(place) != own][:1]
+    return near
 
 
-def _is_above(folder: Path, other: Path) -> bool:
-    return other.resolve().is_relative_to(folder.resolve())
+def _different(folders: Sequence[str]) -> list[str]:
+    """Without further paths of a folder that was named before."""
+    found: list[str] = []
+    for folder in folders:
+        if not any(os.path.samefile(folder, other) for other in found):
+            found.append(folder)
+    return found
 
 
 def weights_folder(name: str) -> Path:

@@ -232,13 +232,29 @@ def test_learned_prompts_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"layers_to_transform": [0, 2]}, {"exclude_modules": ["model.layers.1.self_attn.q_proj"]}],
+    ("targets", "options"),
+    [
+        (["q_proj"], {"layers_to_transform": [0, 2]}),
+        (["q_proj"], {"layers_to_transform": 0}),
+        (["q_proj"], {"exclude_modules": ["model.layers.1.self_attn.q_proj"]}),
+        (["q_proj"], {"modules_to_save": ["layers.1.self_attn.q_proj"]}),
+        (["layers.0.self_attn.q_proj", "layers.2.self_attn.q_proj"], {}),
+        (["model.layers.1.self_attn.q_proj"], {}),
+    ],
 )
-def test_an_adapter_of_some_layers_is_taken(tmp_path, options):
-    folder = make_adapter(tmp_path, "nano", ["q_proj"], **options)
+def test_an_adapter_of_some_layers_is_taken(tmp_path, targets, options):
+    folder = make_adapter(tmp_path, "nano", targets, **options)
     check_model_name(str(folder))
     assert load_model(str(folder), CPU)
+
+
+def test_a_layer_that_is_named_does_not_hide_that_others_are_missing(tmp_path):
+    base = changed_nano(tmp_path / "base", num_hidden_layers=6)
+    folder = make_adapter(tmp_path / "own", "nano", ["layers.0.self_attn.k_proj", "q_proj"])
+    name_base(folder, base)
+    for refused in (check_model_name, merge):
+        with pytest.raises(MooredError, match="as if the base had more layers"):
+            refused(str(folder))
 
 
 def test_layers_that_a_model_does_not_use_need_no_adapter(adapter, tmp_path):
@@ -326,6 +342,33 @@ def test_another_folder_of_that_name_here_is_not_taken_for_the_base(project):
     why = "may be '[^']*project/models/base' or '[^']*elsewhere/models/base'; write the whole path"
     with pytest.raises(MooredError, match=why):
         check_model_name(str(project / "runs" / "own"))
+
+
+def test_a_base_here_is_not_taken_for_one_nearer_to_the_adapter(project, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    own = Path("project/runs/own")
+    assert base_name(own) == str(project / "models" / "base")
+    shutil.copytree(embedded_models()["nano"], "models/base")
+    with pytest.raises(MooredError, match=r"may be '\S*/project/models/base' or '\S*'; write"):
+        base_name(own)
+
+
+def test_a_base_that_is_linked_into_the_current_folder_is_one(project):
+    Path("models").symlink_to(project / "models")
+    assert base_name(project / "runs" / "own") == "models/base"
+
+
+def test_the_base_of_a_linked_adapter_is_found_where_either_lies(project, tmp_path):
+    link = tmp_path / "links" / "own"
+    link.parent.mkdir()
+    link.symlink_to(project / "runs" / "own")
+    assert base_name(link) == str(project / "models" / "base")
+    beside = tmp_path / "links" / "models" / "base"
+    shutil.copytree(embedded_models()["nano"], beside)
+    with pytest.raises(MooredError, match=r"'\S*/project/models/base' or '\S*/links/models/base'"):
+        base_name(link)
+    shutil.rmtree(project / "models")
+    assert base_name(link) == str(beside)
 
 
 def test_where_a_base_was_looked_for_is_said(project):
