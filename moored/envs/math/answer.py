@@ -37,17 +37,18 @@ INTEGER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)"
 DECIMAL = rf"(?:{INTEGER}(?:\.[0-9]+)?|\.[0-9]+)"
 FRACTION = re.compile(rf"([0-9]?)\s*\\frac\s*\{{\s*(-?{DECIMAL})\s*\}}\s*\{{\s*({DECIMAL})\s*\}}")
 NUMBER = re.compile(
-    rf"([-+]?)\s*[€£¥]?\s*(?:({INTEGER})\s+(?={INTEGER}\s*/))?(-?{DECIMAL})(?:\s*/\s*({DECIMAL}))?"
+    rf"([-+]?)\s*[€£¥₹]?\s*(?:({INTEGER})\s+(?={INTEGER}\s*/))?(-?{DECIMAL})(?:\s*/\s*({DECIMAL}))?"
 )
 UNIT_WORD = re.compile(r"(?:[a-z]{2,}|[ghlms])(?:\^?\{?[23]\}?|[²³])?")
 NOT_UNITS = re.compile(
     r"pi|sqrt|log|ln|sin|cos|tan|mod|or|and|plus|minus|times|over|squared|cubed|factorial|choose|"
-    r"dozens?|half|halves|(?:third|fifth|sixth|seventh|eighth|ninth|tenth)s?|"
+    r"dozens?|half|halves|(?:third|fourth|fifth|sixth|seventh|eighth|ninth|tenth)s?|"
     r"(?:eleventh|twelfth|[a-z]+teenth|[a-z]+tieth)s?|"
+    r"(?:twen|thir|for|fif|six|seven|eigh|nine)ty[a-z]*|"
     r"(?:ten-?)?(?:hundred|thousand|million|billion|trillion)(?:th)?s?"
 )
-"""Words after a number that change its value. Quarters may be coins and seconds may be time, so
-these two are units."""
+"""Words after a number that change its value. Quarters may be coins, seconds may be time and first
+may be a grade, so these are units; of `twenty-firsts`, the twenty is none."""
 
 
 def same_answer(given: str, expected: str) -> bool:
@@ -97,7 +98,7 @@ def _fraction(digits: str) -> Fraction:
 
 def _is_unit(text: str) -> bool:
     """True for what may follow a number: nothing, %, €, or words like `km/h` and `square feet`."""
-    words = re.split(r"[\s/.-]+", text.strip().lstrip("%€£¥").strip())
+    words = re.split(r"[\s/.-]+", text.strip().lstrip("%€£¥₹¢").strip())
     if words == [""]:
         return True
     # `5m` may be five times m; `5 m` is a length.

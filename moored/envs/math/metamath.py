@@ -24,6 +24,9 @@ from moored.errors import EnvError
 from moored.reply import parse_reply
 from moored.types import Message
 
+LAST_DIGIT = re.compile(r"(\^\{?-?|[a-zA-Z])?[0-9]*([0-9])")
+"""The last digit of a number; the first group holds what makes it an exponent or part of a word."""
+
 
 class MetaMath:
     r"""Solve a maths problem; a wrong answer may be tried again, for half the reward.
@@ -134,11 +137,16 @@ class MetaMath:
         return rng.choice([*re.findall(r"\d+", asked), str(rng.randint(1, 99))])
 
     def spoil(self, answer: str, chance: float, rng: random.Random) -> str:
-        """The answer with its last number changed a little, put right on the second try."""
+        """The answer with one number changed, mostly the last; right again on the second try.
+
+        An answer that no other number makes wrong, such as `Monday`, is replaced by a guess.
+        """
         if self._turn > 0:
             return answer
-        last_number = r"[0-9]+(?=[^0-9]*$)"
-        return re.sub(last_number, lambda found: str(int(found[0]) + rng.randint(1, 9)), answer)
+        if whole := re.fullmatch(r"(-?)([0-9]+)", answer):
+            return f"{whole[1]}{int(whole[2]) + rng.randint(1, 9)}"
+        changed = (_change_digit(answer, place, rng) for place in _last_digits(answer))
+        return next((x for x in changed if not self._is_right(x, answer)), None) or self.guess(rng)
 
     def close(self) -> None:
         self._over = True
@@ -178,6 +186,18 @@ class MetaMath:
 
 def _pick_row(rows: Sequence[Row], rng: random.Random) -> Row:
     return rng.choice(rows)
+
+
+def _last_digits(answer: str) -> list[int]:
+    """Where numbers end, the last number first; exponents and the 2 of `cm2` after all others."""
+    found = sorted(LAST_DIGIT.finditer(answer), key=lambda x: (x[1] is not None, -x.start()))
+    return [x.start(2) for x in found]
+
+
+def _change_digit(answer: str, place: int, rng: random.Random) -> str:
+    """The answer with another digit there, which is never 0: 1/2 must not become 1/0."""
+    digit = rng.choice("123456789".replace(answer[place], ""))
+    return f"{answer[:place]}{digit}{answer[place + 1 :]}"
 
 
 def _task_key(task: Row) -> str:

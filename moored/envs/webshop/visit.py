@@ -24,7 +24,9 @@ SUB_PAGES: Mapping[str, Place] = {
 }
 MAX_ACTION_CHARS = 2000
 ACTION = re.compile(r"(search|click)\[(.*)\]", re.IGNORECASE | re.DOTALL)
-NEXT_ACTION = re.compile(r"\b(?:search|click)\[", re.IGNORECASE)
+BRACKETED = re.compile(r"\[[^][]*\]")
+NEXT_ACTION = re.compile(r"\]\s*\|\||[a-z]{2}\[|(?<![a-z])(?:search|click)\s*\[", re.IGNORECASE)
+"""Where brackets close too early, the start of another action, also one that does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +125,16 @@ def parse_action(answer: str) -> Action | None:
     if len(answer) > MAX_ACTION_CHARS:
         return None
     found = ACTION.fullmatch(answer.strip())
-    if found is None or not found[2].strip():
-        return None
-    if NEXT_ACTION.search(found[2].partition("]")[2]):
+    if found is None or not found[2].strip() or _holds_two(found[2]):
         return None
     verb = "search" if found[1].lower() == "search" else "click"
     return Action(verb, found[2].strip())
+
+
+def _holds_two(text: str) -> bool:
+    """Whether what an action's brackets hold is its end and another action: `a] || search[b`."""
+    _, end, rest = BRACKETED.sub("]", text).partition("]")
+    return NEXT_ACTION.search(end + rest) is not None
 
 
 def _choose(visit: Visit, product: Product, wanted: str) -> Visit | None:

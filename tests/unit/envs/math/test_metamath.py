@@ -2,6 +2,8 @@ import importlib.util
 import json
 import logging
 import pickle
+import random
+import re
 import sys
 import threading
 import time
@@ -49,6 +51,7 @@ def reply(env):
         *(("Monday", "monday."), ("\\text{Monday}", "monday"), ("(1, 2)", "(1,2)")),
         *(("\\left(1,2\\right)", "(1,2)"), ("2\\pi", "2 \\pi"), ("x^2 + 1", "x^2+1")),
         *(("5€", "5"), ("1,000 €", "€1000"), ("5£", "5 pounds"), ("5¥ each", "5")),
+        *(("75¢", "75 cents"), ("5 ₹", "5"), ("₹5", "5"), ("20 first graders", "20")),
         *(("12\u00a0apples", "12"), ("3 quarters", "3"), ("40 seconds", "40")),
     ],
 )
@@ -71,6 +74,9 @@ def test_answers_that_mean_the_same_are_equal(given_answer, expected):
         *(("5 dozen", "5"), ("2 dozens", "2"), ("3 hundredths", "3"), ("3 tenths", "3")),
         *(("5 twelfths", "5"), ("1 eleventh", "1"), ("3 sixteenths", "3"), ("7 twentieths", "7")),
         *(("2 halves", "2"), ("2 thirds", "2"), ("5 thousands", "5"), ("7 millionths", "7")),
+        *(("3 fourths", "3"), ("1 fourth", "1"), ("3-fourths", "3"), ("1 three-fourth", "1")),
+        *(("2 twenty-firsts", "2"), ("3 thirty-seconds", "3"), ("5 sixty fourths", "5")),
+        *(("2 fortyfirsts", "2"), ("3 one-hundredths", "3"), ("7 ten-thousandths", "7")),
         ("1" * 2000, "1" * 2000),
         ("0." + "0" * 10**6 + "1", "0"),
     ],
@@ -180,6 +186,42 @@ def test_levels_are_respected():
     assert easy.levels == (1, 1)
     assert hard.levels == (3, 3)
     assert easy.reset(4) != hard.reset(4)
+
+
+def spoilt(tmp_path, answer):
+    """What noised episodes answer on the first turn to a row with this answer."""
+    rows = [{"query": f"How much is {n}?", "response": f"The answer is: {answer}"} for n in "ab"]
+    env = MetaMath(source=write(tmp_path, json.dumps(rows)))
+    env.reset(0)
+    assert env.oracle() == answer
+    return {env.spoil(answer, 0.0, random.Random(seed)) for seed in range(100)}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *("2.1", "12 m^2", "12\\text{ cm}^2", "5 cm2", "0/5", "\\frac{0}{5}", "0", "99", "1/2"),
+        *("Monday", "\\pi", "x", "x^2", "\\boxed{7} or 8"),
+    ],
+)
+def test_a_spoilt_answer_is_wrong(tmp_path, answer):
+    wrong = spoilt(tmp_path, answer)
+    assert len(wrong) > 1
+    assert not [text for text in wrong if same_answer(text, answer)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "form"),
+    [
+        *(("$1,008", r"\$1,00[1-9]"), ("1,999", r"1,99[1-8]"), ("2.95", r"2\.9[1-9]")),
+        *(("12 m^2", r"1[1-9] m\^2"), ("5 cm2", r"[1-9] cm2"), ("3 s^{-2}", r"[1-9] s\^\{-2\}")),
+        *(("7 m^{10}", r"[1-9] m\^\{10\}"), ("x^2", r"x\^[1-9]"), ("\\frac12", r"\\frac1[1-9]")),
+        *(("3/10", r"3/1[1-9]"), ("0/5", r"[1-9]/5"), ("Monday", r"[0-9]+"), ("\\pi", r"[0-9]+")),
+    ],
+)
+def test_a_spoilt_answer_keeps_its_form_and_one_in_words_becomes_a_number(tmp_path, answer, form):
+    for wrong in spoilt(tmp_path, answer):
+        assert re.fullmatch(form, wrong)
 
 
 def test_an_environment_survives_pickling_mid_episode():

@@ -103,6 +103,12 @@ def test_finish_terminates_with_the_reward_of_the_answer(env, answer, reward, is
     [
         *("Kirham", "search[]", "finish[ ]", "search[a", "look[a]", "search[a] || search[b]x"),
         *("search[a] || search[b]", "finish[a]\nfinish[b]", "search[a], then FINISH [b [c]]"),
+        *(
+            "search[a] || look[b]",
+            "search[a]_finish[b]",
+            "search[a]_click[b]",
+            "search[a [b] finish[c]",
+        ),
         *("", "search" + "[" * 400, f"search[{'a' * 1000}]", "please search[a]"),
     ],
 )
@@ -114,6 +120,8 @@ def test_what_is_not_one_action_is_malformed_and_uses_up_the_turn(env, answer):
 
 def test_brackets_inside_an_action_belong_to_its_text(env):
     assert act(env, "search[[1] research[ing] search]").is_valid
+    assert act(env, "search[[1] word search [2], 2 || 3]").is_valid
+    assert act(env, "search[interval [0,1) or ]0,1[ and [2]]").is_valid
     assert act(env, "finish[Kirham [town]]").metrics["f1"] == pytest.approx(2 / 3)
 
 

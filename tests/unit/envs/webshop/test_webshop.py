@@ -185,6 +185,9 @@ def test_a_product_page_leads_to_its_sub_pages_and_back() -> None:
 def test_actions_are_read_in_any_case_and_with_brackets_inside() -> None:
     assert str(parse_action(" Search[ red  shoes ]")) == "search[red  shoes]"
     assert str(parse_action("CLICK[a [b] c]")) == "click[a [b] c]"
+    assert str(parse_action("search[[2 pack] word search [x]]")) == (
+        "search[[2 pack] word search [x]]"
+    )
     for text in (
         "",
         "search",
@@ -193,6 +196,12 @@ def test_actions_are_read_in_any_case_and_with_brackets_inside() -> None:
         "buy now",
         "search[a] || click[b",
         "search[a] || click[b]",
+        "search[a] || search [b]",
+        "search[a]_click[b]",
+        "search[a [b] click[c]",
+        "search[a] || look[b]",
+        "search[a]_look[b]",
+        "search[a] || look [b]",
         "click[Buy Now]\nClick[a [b]]",
         "x" * 9999,
     ):
