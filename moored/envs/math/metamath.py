@@ -24,6 +24,7 @@ from moored.errors import EnvError
 from moored.reply import parse_reply
 from moored.types import Message
 
+PLAIN_NUMBER = re.compile(r"(-?|-?[0-9]+[./])([0-9]+)")
 LAST_DIGIT = re.compile(r"(\^\{?-?|[a-zA-Z])?[0-9]*([0-9])")
 """The last digit of a number; the first group holds what makes it an exponent or part of a word."""
 
@@ -143,8 +144,10 @@ class MetaMath:
         """
         if self._turn > 0:
             return answer
-        if whole := re.fullmatch(r"(-?)([0-9]+)", answer):
-            return f"{whole[1]}{int(whole[2]) + rng.randint(1, 9)}"
+        if plain := PLAIN_NUMBER.fullmatch(answer):
+            found = f"{plain[1]}{int(plain[2]) + rng.randint(1, 9)}"
+            if not self._is_right(found, answer):  # 2.10 is 2.1
+                return found
         changed = (_change_digit(answer, place, rng) for place in _last_digits(answer))
         return next((x for x in changed if not self._is_right(x, answer)), None) or self.guess(rng)
 
