@@ -17,6 +17,7 @@ from moored.envs.base import (
     read_range,
     warn_of_missing_splits,
 )
+from moored.envs.brackets import holds_two
 from moored.envs.search.choose import RetrieverChoice
 from moored.envs.search.corpus import storable
 from moored.envs.search.questions import Question, load_questions
@@ -29,9 +30,7 @@ from moored.reply import parse_reply
 from moored.types import Message
 
 ACTION = re.compile(r"(search|finish)\s*\[(.*)\]", re.IGNORECASE | re.DOTALL)
-BRACKETED = re.compile(r"\[[^][]*\]")
-NEXT_ACTION = re.compile(r"\]\s*\|\||[a-z]{2}\[|(?<![a-z])(?:search|finish)\s*\[", re.IGNORECASE)
-"""Where brackets close too early, the start of another action, also one that does not exist."""
+VERBS = ("search", "finish")
 MAX_ACTION_CHARS = 1000
 MAX_TITLE_CHARS = 200
 
@@ -259,16 +258,10 @@ def _parse_action(answer: str | None) -> tuple[str, str] | None:
     if answer is None or len(answer) > MAX_ACTION_CHARS:
         return None
     match = ACTION.fullmatch(answer.strip())
-    if match is None or _holds_two(match[2]):
+    if match is None or holds_two(match[2], VERBS):
         return None
     text = storable(match[2]).strip()
     return (match[1].lower(), text) if text else None
-
-
-def _holds_two(text: str) -> bool:
-    """Whether what an action's brackets hold is its end and another action: `a] || search[b`."""
-    _, end, rest = BRACKETED.sub("]", text).partition("]")
-    return NEXT_ACTION.search(end + rest) is not None
 
 
 def _sentences(text: str) -> list[str]:

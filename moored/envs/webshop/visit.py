@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from moored.envs.brackets import holds_two
 from moored.envs.webshop.products import Product
 from moored.envs.webshop.shop import Catalogue
 
@@ -24,9 +25,7 @@ SUB_PAGES: Mapping[str, Place] = {
 }
 MAX_ACTION_CHARS = 2000
 ACTION = re.compile(r"(search|click)\[(.*)\]", re.IGNORECASE | re.DOTALL)
-BRACKETED = re.compile(r"\[[^][]*\]")
-NEXT_ACTION = re.compile(r"\]\s*\|\||[a-z]{2}\[|(?<![a-z])(?:search|click)\s*\[", re.IGNORECASE)
-"""Where brackets close too early, the start of another action, also one that does not exist."""
+VERBS = ("search", "click")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,16 +124,10 @@ def parse_action(answer: str) -> Action | None:
     if len(answer) > MAX_ACTION_CHARS:
         return None
     found = ACTION.fullmatch(answer.strip())
-    if found is None or not found[2].strip() or _holds_two(found[2]):
+    if found is None or not found[2].strip() or holds_two(found[2], VERBS):
         return None
     verb = "search" if found[1].lower() == "search" else "click"
     return Action(verb, found[2].strip())
-
-
-def _holds_two(text: str) -> bool:
-    """Whether what an action's brackets hold is its end and another action: `a] || search[b`."""
-    _, end, rest = BRACKETED.sub("]", text).partition("]")
-    return NEXT_ACTION.search(end + rest) is not None
 
 
 def _choose(visit: Visit, product: Product, wanted: str) -> Visit | None:
