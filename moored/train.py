@@ -327,7 +327,7 @@ def _note_start(run: Run, command: Sequence[str] | None, folder: Path | None = N
     """
     about = {
         "command": list(command or own_command()),
-        **about_folder(folder),
+        **about_folder(run.log.path, folder),
         "versions": installed_versions(),
         "engine": run.engine.describe(),
         "machine": describe_machine(),

@@ -1,8 +1,8 @@
 """Relative paths in the options of a run, which are those of the folder that it was started in.
 
-Every start notes that folder in `starts.jsonl`, so that a run goes on from any other. Options stay
-as they were written: a project that is moved as a whole, or read on another machine, goes by the
-current folder as before.
+Every start notes that folder in `starts.jsonl`, and where the run lies below it, so that a run goes
+on from any other. Options stay as they were written: a project that is copied or moved as a whole
+goes by its own folder, and one that is read on another machine by the current one.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from moored.config import Config, EnvConfig
 from moored.models.find import embedded_models
 from moored.runlog.log import read_records
 
-FOLDER = "folder"
-"""Key in `starts.jsonl`."""
+FOLDER, PLACE = "folder", "place"
+"""Keys in `starts.jsonl`, of that folder and of where the run lies below it, if it does."""
 FOLDER_OPTIONS = ("source", "folder", "path")
 """Options of environments in which a single word may name a folder; elsewhere it may be anything,
 such as the name of a split."""
@@ -73,15 +73,38 @@ def noted_folder(run: str | Path) -> Path | None:
     """The folder that relative paths in a run's options belong to, unless it is gone."""
     folder = Path(run)
     starts = read_records(folder, "starts") if (folder / "starts.jsonl").is_file() else []
-    noted = [str(start[FOLDER]) for start in starts if FOLDER in start]
+    noted = [start for start in starts if FOLDER in start]
+    return folder_of(noted[-1], folder) if noted else None
+
+
+def folder_of(noted: Mapping[str, object], path: Path) -> Path | None:
+    """The folder that a start of the run or study at `path` noted, unless it is gone.
+
+    Of a project that was copied or moved with it, the one that is there instead.
+    """
+    folder, place = Path(str(noted[FOLDER])), noted.get(PLACE)
+    if place is not None and not _is_same(folder / str(place), path):
+        below = Path(str(place)).parts
+        for whole in _whole_paths(path):
+            if whole.parts[-len(below) :] == below:
+                return Path(*whole.parts[: -len(below)])
     # Unlike `Path.is_dir`, False also where the folder lies in one of another user.
-    return Path(noted[-1]) if noted and os.path.isdir(noted[-1]) else None
+    return folder if os.path.isdir(folder) else None
 
 
-def about_folder(resumed: Path | None = None) -> dict[str, str]:
-    """What a start notes: the folder of the run that it resumes, or else the current one."""
+def about_folder(path: Path, resumed: Path | None = None) -> dict[str, str]:
+    """What a start of the run or study at `path` notes: the current folder, or the `resumed` one's.
+
+    And where it lies below it: as it is written, since what is a link here may be one in a copy,
+    too, or else as it really is.
+    """
     with suppress(FileNotFoundError):  # the current folder was deleted
-        return {FOLDER: str(resumed or Path.cwd())}
+        folder = resumed or Path.cwd()
+        noted = {FOLDER: str(folder)}
+        for whole in _whole_paths(path):
+            if whole.is_relative_to(folder) and whole != folder:
+                return {**noted, PLACE: str(whole.relative_to(folder))}
+        return noted
     return {}
 
 
@@ -94,8 +117,19 @@ def located(config: Config, run: str | Path) -> Config:
 
 def is_here(folder: Path) -> bool:
     """True for the current folder, by whatever path."""
+    return _is_same(folder, Path(os.curdir))
+
+
+def _whole_paths(path: Path) -> list[Path]:
+    """As it is written, and as it really is; none where the current folder was deleted."""
+    with suppress(FileNotFoundError):
+        return [Path(os.path.abspath(path)), Path(os.path.realpath(path))]
+    return []
+
+
+def _is_same(one: Path, other: Path) -> bool:
     try:
-        return os.path.samefile(folder, os.curdir)
+        return os.path.samefile(one, other)
     except OSError:
         return False
 

@@ -168,7 +168,7 @@ def _longest(engine: Engine) -> int | None:
 def start_sft(run: SftRun) -> None:
     """Begin a new run: store its configuration, and what it was started with."""
     # What has a configuration can be resumed, and its paths belong to the folder noted here.
-    _note_start(run, {**about_folder(), **noted_dialogues(run.config)})
+    _note_start(run, {**about_folder(run.log.path), **noted_dialogues(run.config)})
     run.log.write_config(dump_sft_config(run.config))
 
 
@@ -179,7 +179,8 @@ def resume_sft(run: SftRun) -> int:
     """
     changes = changes_since(run.log.path, run.config)
     found = located_sft(run.config, run.log.path)
-    noted = {**about_folder(noted_folder(run.log.path)), **noted_dialogues(found)}
+    folder = about_folder(run.log.path, noted_folder(run.log.path))
+    noted = {**folder, **noted_dialogues(found)}
     saved = load_checkpoint(run.log.path, run.engine.learner)
     if saved is not None:
         run.next_step, run.next_index = int(saved["step"]) + 1, int(saved["next_index"])

@@ -3,8 +3,7 @@
 `study.json` says what was asked for, `progress.json` how each run ended, `results.json` and
 `results.md` hold the table. The runs are ordinary run directories in folders of their arms; the
 output of each is in a file beside it. Only one process at a time works on a study. Relative paths
-in its options are those of the folder it was started in, from wherever it goes on; where the study
-was copied or moved since, those of the current folder.
+in its options are those of the folder it was started in, from wherever it goes on.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from moored.errors import ConfigError, RunLogError
-from moored.models.located import FOLDER, about_folder, is_here
+from moored.models.located import FOLDER, about_folder, folder_of, is_here
 from moored.runlog.lock import FolderLock
 from moored.runlog.log import write_atomically
 from moored.runlog.machine import describe_machine, installed_versions
@@ -26,8 +25,6 @@ from moored.studies.declaration import Study
 from moored.studies.grid import PlannedRun
 
 SCHEMA = 1
-PLACE = "place"
-"""Key in `study.json`: where the study lies below the folder that it was started in."""
 Status = Literal["waiting", "begun", "finished", "failed"]
 
 
@@ -112,7 +109,7 @@ class StudyFolder:
             },
             "overrides": list(overrides),
             "seeds": list(study.seeds),
-            **_about_start(self.path),
+            **about_folder(self.path),
             **provenance(),
         }
         write_atomically(self.path / "study.json", json.dumps(found, indent=1) + "\n")
@@ -131,20 +128,15 @@ def provenance() -> dict[str, object]:
 
 
 def start_elsewhere(path: Path) -> Path | None:
-    """Where the study in this folder was started; None where that is here, not known, or gone.
-
-    None also where the study is not at its place there any more: this one is a copy, or was moved.
-    """
+    """Where the study in this folder was started; None where that is here, not known, or gone."""
     try:
         found = json.loads((path / "study.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    noted = str(found.get(FOLDER, ""))
-    is_there = os.path.isdir(noted) and os.access(noted, os.X_OK)
-    if not is_there or is_here(Path(noted)):
+    start = folder_of(found, path) if FOLDER in found else None
+    if start is None or is_here(start) or not os.access(start, os.X_OK):
         return None
-    is_in_place = PLACE not in found or _is_same(Path(noted, str(found[PLACE])), path)
-    return Path(noted) if is_in_place else None
+    return start
 
 
 def check_runs(folder: Path, runs: Sequence[PlannedRun]) -> None:
@@ -194,25 +186,6 @@ def check_owner(path: Path, study: Study) -> None:
             f"{str(path)!r} holds another study called {owner!r}, with the factors "
             f"{', '.join(factors) or '(none)'}; {advice}"
         )
-
-
-def _about_start(path: Path) -> dict[str, str]:
-    """The current folder, and where the study lies below it, if it does."""
-    noted = about_folder()
-    if FOLDER not in noted:
-        return noted
-    # As it is written: what is a link here may be one in a copy, too. Or else as it really is.
-    for whole in (Path(os.path.abspath(path)), Path(os.path.realpath(path))):
-        if whole.is_relative_to(noted[FOLDER]) and _is_same(whole, path):
-            return {**noted, PLACE: str(whole.relative_to(noted[FOLDER]))}
-    return noted
-
-
-def _is_same(one: Path, other: Path) -> bool:
-    try:
-        return os.path.samefile(one, other)
-    except OSError:
-        return False
 
 
 def _read_progress(file: Path) -> dict[str, Ended]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from moored.config import load_config
-from moored.models.located import FOLDER, about_folder, located, noted_folder
+from moored.models.located import FOLDER, PLACE, about_folder, located, noted_folder
 
 
 @pytest.fixture
@@ -25,9 +26,9 @@ def project(tmp_path, monkeypatch) -> Path:
     return folder
 
 
-def note(run: Path, folder: Path) -> None:
+def note(run: Path, folder: Path, **more: str) -> None:
     with (run / "starts.jsonl").open("a") as file:
-        file.write(json.dumps({"schema": 1, "step": 0, FOLDER: str(folder)}) + "\n")
+        file.write(json.dumps({"schema": 1, "step": 0, FOLDER: str(folder), **more}) + "\n")
 
 
 def options_of(run: Path, **given: object) -> dict[str, object]:
@@ -74,7 +75,9 @@ def test_in_the_folder_of_the_start_nothing_changes(project, monkeypatch):
     assert options_of(Path("runs/one"), source="rows.jsonl") == {"source": "rows.jsonl"}
 
 
-def test_a_project_that_was_moved_goes_by_the_current_folder(project, tmp_path, monkeypatch):
+def test_a_moved_project_goes_by_the_current_folder_if_its_run_noted_no_place(
+    project, tmp_path, monkeypatch
+):
     moved = tmp_path / "moved"
     project.rename(moved)
     monkeypatch.chdir(moved)
@@ -82,11 +85,44 @@ def test_a_project_that_was_moved_goes_by_the_current_folder(project, tmp_path, 
     assert noted_folder(run) is None
     assert options_of(run, source="rows.jsonl") == {"source": "rows.jsonl"}
     # What resumes it notes the new folder, and a later start that one.
-    assert about_folder(noted_folder(run)) == {FOLDER: str(moved)}
+    assert about_folder(run, noted_folder(run)) == {FOLDER: str(moved), PLACE: "runs/one"}
     note(run, moved)
     monkeypatch.chdir(tmp_path)
-    assert about_folder(noted_folder(moved / run)) == {FOLDER: str(moved)}
+    assert about_folder(moved / run, noted_folder(moved / run))[FOLDER] == str(moved)
     assert model_of(moved / run, "tuned") == str(moved / "tuned")
+
+
+@pytest.mark.parametrize("place", ["runs/one", "link/one"])
+def test_a_copied_or_moved_project_goes_by_its_own_files(project, tmp_path, monkeypatch, place):
+    (project / "link").symlink_to("runs")
+    run = project / place
+    note(run, project, **{PLACE: place})
+    copy = tmp_path / "copy"
+    shutil.copytree(project, copy, symlinks=True)
+    assert model_of(copy / place, "tuned") == str(copy / "tuned")
+    assert model_of(run, "tuned") == str(project / "tuned")
+    # Inside the first one, by a path from here, and where the first one is gone.
+    project.rename(copy / "inside")
+    monkeypatch.chdir(copy)
+    assert model_of(Path("inside", place), "tuned") == str(copy / "inside/tuned")
+    assert noted_folder(Path(place)) == copy
+    assert model_of(Path(place), "tuned") == "tuned"  # that is here
+
+
+def test_a_run_that_was_copied_alone_goes_by_the_folder_of_its_start(project, tmp_path):
+    note(project / "runs/one", project, **{PLACE: "runs/one"})
+    shutil.copytree(project / "runs/one", tmp_path / "backup")
+    assert model_of(tmp_path / "backup", "tuned") == str(project / "tuned")
+
+
+def test_a_start_notes_where_its_run_lies_below_the_folder(project, tmp_path, monkeypatch):
+    monkeypatch.chdir(project)
+    assert about_folder(Path("runs/one")) == {FOLDER: str(project), PLACE: "runs/one"}
+    assert about_folder(project / "runs/one")[PLACE] == "runs/one"
+    assert about_folder(tmp_path / "outside") == {FOLDER: str(project)}
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    noted = about_folder(project / "runs/one", project)
+    assert noted == {FOLDER: str(project), PLACE: "runs/one"}
 
 
 def test_a_folder_that_cannot_be_looked_at_counts_as_gone(project):

@@ -10,8 +10,9 @@ import pytest
 
 from moored.config import dump_config
 from moored.errors import ConfigError
+from moored.models.located import PLACE
 from moored.studies.declaration import Study, read_study, restricted
-from moored.studies.folder import PLACE, StudyFolder, check_owner, check_runs, start_elsewhere
+from moored.studies.folder import StudyFolder, check_owner, check_runs, start_elsewhere
 from moored.studies.grid import PlannedRun, plan_runs
 
 
@@ -142,7 +143,9 @@ def test_its_place_is_kept_when_a_study_goes_on_from_another_folder(project, stu
 
 
 @pytest.mark.parametrize("out", ["runs/a", "link/a", "absolute"])
-def test_a_copied_or_moved_study_goes_by_the_current_folder(project, study, monkeypatch, out):
+def test_in_a_copied_or_moved_project_a_study_goes_by_the_files_there(
+    project, study, monkeypatch, out
+):
     (project / "folder").mkdir()
     (project / "link").symlink_to("folder")
     start(project / out if out == "absolute" else Path(out), study)
