@@ -212,8 +212,8 @@ def _print(found: Plan, note: str) -> None:
         lines += pieces or [f"  {remedy(found)}"]
     elif (refused := gib_refused_by_train(found)) is not None:
         lines.append(
-            f"but `moored train` refuses it: it does not know these lengths, and counts with full "
-            f"micro-batches ({refused:.1f} GiB); leave engine.micro_batch_tokens to it"
+            f"but `moored train` refuses it: it does not know these lengths, and assumes full "
+            f"micro-batches ({refused:.1f} GiB); leave engine.micro_batch_tokens unset"
         )
     for line in lines:
         print_line(console, line)

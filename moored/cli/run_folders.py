@@ -112,7 +112,7 @@ def start_line(run: Path, written: Config | SftConfig, found: Config | SftConfig
     has_module = any(":" in spec.name for spec in written.env)
     if folder is None or not (has_module or written != found):
         return None
-    return f"relative paths and modules: those of {folder}, where the run was started"
+    return f"relative paths and modules: those of {folder}, where the run was started or moved to"
 
 
 def start_or_stop(stop: StopRequest, start: Callable[[], T]) -> T:

@@ -158,7 +158,8 @@ def _where_started(
             stack.enter_context(_from_folder(start))
             print_line(
                 make_console(),
-                f"relative paths and modules: those of {start}, where the study was started",
+                f"relative paths and modules: those of {start}, where the study was started or "
+                f"moved to",
             )
         yield path, curves
 

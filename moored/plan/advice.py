@@ -245,9 +245,9 @@ def refuse_what_cannot_fit(config: Config, gpu: Gpu) -> str | None:
 
 
 def gib_refused_by_train(found: Plan) -> float | None:
-    """What a run counts with where it refuses a plan that fits; None where it begins.
+    """What a run needs by its own plan where it refuses one that fits; None where it begins.
 
-    It does not know the lengths that the plan was given, so its micro-batches are full.
+    It does not know the lengths that the plan was given, and assumes full micro-batches.
     """
     if found.lengths_of is None:
         return None

@@ -76,7 +76,7 @@ def plan_memory(
 
     Without `lengths`, episodes are as long as may be and share nothing: no run needs more.
     """
-    is_recorded, asked_tokens = _is_recorded(setup, checkpointing, given), tokens
+    is_recorded, asked_tokens = setup.records_passes(given.recorded_to, checkpointing), tokens
     tokens = _padded(tokens) if is_recorded else tokens
     batches = micro_batches(setup, tokens, lengths)
     update = update_parts(
@@ -121,12 +121,6 @@ def plan_memory(
         host=_host(setup, given),
         rows=rows,
     )
-
-
-def _is_recorded(setup: Setup, checkpointing: bool, given: MemoryCoefficients) -> bool:
-    """Passes are CUDA graphs, whose memory and gradients stay where they are."""
-    is_small = setup.shape.num_parameters <= given.recorded_to
-    return is_small and setup.has_fast_learner and not checkpointing
 
 
 def _padded(tokens: int) -> int:

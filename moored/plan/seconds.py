@@ -231,7 +231,7 @@ class Work:
         if self.setup.parks_reference(self.given.released_from):
             return max(computed, launched) + self._parked_reference(tokens)
         computed += self.reference()
-        if self._is_recorded:
+        if self.setup.records_passes(self.given.recorded_to, checkpointing):
             return computed / self.given.recorded_times
         return max(computed, launched + self._reference_launches(tokens))
 
@@ -253,15 +253,11 @@ class Work:
         return self.setup.has_reference * self.setup.num_epochs * passes * self.launch_s
 
     @property
-    def _is_recorded(self) -> bool:
-        """Updates are CUDA graphs, which the host launches at once."""
-        setup = self.setup
-        return setup.has_fast_learner and setup.shape.num_parameters <= self.given.recorded_to
-
-    @property
     def launch_s(self) -> float:
         """Of a forward pass through all layers."""
-        return 0.0 if self._is_recorded else self.setup.shape.layers * self.given.launch_layer_s
+        setup, given = self.setup, self.given
+        is_recorded = setup.records_passes(given.recorded_to, checkpointing=False)
+        return 0.0 if is_recorded else setup.shape.layers * given.launch_layer_s
 
     def _num_passes(self, whole: int, tokens: int) -> int:
         """Of `tokens` at most, over the `whole` of all episodes; none is split."""

@@ -91,6 +91,11 @@ class Setup:
         """On one GPU: the reference waits in main memory, and scores once in a step."""
         return self.has_own_reference and self.shape.num_parameters >= released_from
 
+    def records_passes(self, recorded_to: int, checkpointing: bool) -> bool:
+        """Passes are CUDA graphs, whose memory and gradients stay where they are."""
+        is_small = self.shape.num_parameters <= recorded_to
+        return is_small and self.has_fast_learner and not checkpointing
+
     @property
     def weight_bytes(self) -> int:
         """Of the whole model, as passes compute with it."""

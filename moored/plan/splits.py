@@ -46,8 +46,8 @@ def check_split(setup: Setup, cluster: Cluster, samplers: int | None, ways: int 
         return
     if not most_replicas(setup, cluster, cluster.num_gpus - samplers, ways):
         raise MooredError(
-            f"a sampler of --tensor-parallel {ways} takes {ways} GPUs of one node, and --samplers "
-            f"{samplers} leaves none so many; raise the latter or lower the former"
+            f"--tensor-parallel {ways} needs {ways} GPUs of one node for a sampler, and --samplers "
+            f"{samplers} leaves no node with that many; raise --samplers or lower --tensor-parallel"
         )
 
 

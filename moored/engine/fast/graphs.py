@@ -87,7 +87,7 @@ class _Recording:
 
 
 def can_record(model: nn.Module) -> bool:
-    """True where launches bound a pass, and none asks for a number."""
+    """True for a model whose passes are bound by launches, and read no number back to the host."""
     size = sum(weight.numel() for weight in model.parameters())
     return size <= MAX_RECORDED and has_fixed_angles(model.config) and is_plain_head(model)
 

@@ -79,7 +79,7 @@ class Slots:
         return bool((request.prompt.ids[: len(session.ids)] == session.ids).all())
 
     def end(self, keys: Iterable[int], waiting: Collection[Request] = ()) -> None:
-        """Take slots back: of episodes, and of prompts that none has and no `waiting` request."""
+        """Free the slots of episodes, and of prompts that no other and no `waiting` one has."""
         for key in keys:
             session = self.sessions.pop(key, None)
             if session is None:

@@ -390,7 +390,7 @@ def test_a_cluster_that_is_too_small_has_a_remedy_and_exit_code_1(run):
         (["--network", "100"], "--network describes a cluster; give the number of GPUs too"),
         (
             ["--gpus", "4", "--samplers", "1", "--tensor-parallel", "2"],
-            "a sampler of --tensor-parallel 2 takes 2 GPUs of one node, and --samplers 1 leaves",
+            "--tensor-parallel 2 needs 2 GPUs of one node for a sampler, and --samplers 1",
         ),
         (["--gpus", "8", "--samplers", "8"], "--samplers must leave GPUs to learners: from 1 to 7"),
         (["--gpus", "8", "--tensor-parallel", "3"], "must divide the 4 heads of the model, got 3"),
@@ -492,7 +492,7 @@ def test_a_plan_says_where_train_would_refuse_what_fits_for_the_lengths_given(ru
     words = (*SHORT, *FULL, "--reply-tokens", "60", "--gpu", "rtx-5090")
     code, out, _ = run(*words)
     assert code == 0 and "fits: 30.9 GiB" in out
-    assert "but `moored train` refuses it: it does not know these lengths, and counts with" in out
+    assert "but `moored train` refuses it: it does not know these lengths, and assumes full" in out
     record = json.loads(run(*words, "--json")[1])
     with pytest.raises(MooredError) as refused:
         refuse_what_cannot_fit(*trained(FULL, "rtx-5090"))

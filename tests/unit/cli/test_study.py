@@ -129,15 +129,20 @@ def test_a_copied_study_is_planned_with_the_files_of_the_copy(command, tmp_path,
     assert "relative paths" not in out
 
 
+def leave_study_for(folder: Path, monkeypatch) -> None:
+    """Start one here, in `part`, and go to a new folder."""
+    study = read_study("bottle")
+    begun = StudyFolder(Path("part"), study)
+    begun.write_study(study, [])
+    begun.close()
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+
+
 def test_a_study_that_was_started_elsewhere_is_planned_from_a_folder_that_was_deleted(
     command, tmp_path, monkeypatch
 ):
-    study = read_study("bottle")
-    folder = StudyFolder(Path("part"), study)
-    folder.write_study(study, [])
-    folder.close()
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir("gone")
+    leave_study_for(tmp_path / "gone", monkeypatch)
     (tmp_path / "gone").rmdir()
     words = ["bottle", "--plan", "--out", str(tmp_path / "part")]
     code, _, said = command(*words, "--curves", "c.json")
@@ -150,12 +155,7 @@ def test_a_study_that_was_started_elsewhere_is_planned_from_a_folder_that_was_de
 def test_a_folder_that_is_deleted_during_a_study_is_not_gone_back_to(
     command, tmp_path, monkeypatch
 ):
-    study = read_study("bottle")
-    folder = StudyFolder(Path("part"), study)
-    folder.write_study(study, [])
-    folder.close()
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir("gone")
+    leave_study_for(tmp_path / "gone", monkeypatch)
     monkeypatch.setattr("moored.cli.study._run", lambda *_, **__: os.rmdir(tmp_path / "gone"))
     code, _, said = command("bottle", "--out", str(tmp_path / "part"))
     assert code == 0, said
