@@ -7,6 +7,7 @@ with adapters, and none pays for them.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -43,7 +44,9 @@ def add_lora(model: PreTrainedModel, config: Config) -> nn.Module:
         target_modules="all-linear",
         task_type="CAUSAL_LM",
     )
-    with torch.random.fork_rng(devices=[]), _hollow(model):
+    with torch.random.fork_rng(devices=[]), _hollow(model), warnings.catch_warnings():
+        # PEFT asks transformers by a name that is deprecated.
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
         torch.manual_seed(config.seed)
         return get_peft_model(model, lora)  # pyright: ignore[reportReturnType]
 

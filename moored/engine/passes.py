@@ -384,6 +384,13 @@ def evaluation_mode(modules: Iterable[nn.Module]) -> list[nn.Module]:
     return found
 
 
+def compute_layers_twice(model: Any) -> None:
+    """Keep only what goes into a layer; the backward pass computes the rest again."""
+    # The old name, of transformers up to 5.22, warns in later releases.
+    enable = getattr(model, "activation_checkpointing_enable", None)
+    (enable or model.gradient_checkpointing_enable)()
+
+
 @contextmanager
 def training_mode(layers: Sequence[nn.Module]) -> Iterator[None]:
     """Training mode inside the block."""

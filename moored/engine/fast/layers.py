@@ -8,15 +8,20 @@ layers hand on the stream and what is still to be added.
 
 from __future__ import annotations
 
+from functools import partial
 from types import MethodType
 from typing import Any
 
 import torch
 from torch import nn
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from moored.engine.fast.tree_attention import attend_tree
 from moored.engine.passes import trunk_of
 
+CALL_CHECKPOINTS = "__call__" in vars(GradientCheckpointingLayer)
+"""Up to transformers 5.22 a layer is computed again by what calls `forward`, whoever wrote that;
+from 5.23 on by the model's own `forward`, which `fuse_layers` replaces."""
 Stream = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 """The residual stream between two layers, or the two summands that it is made of."""
 
@@ -44,6 +49,13 @@ def _layer_forward(self: Any, hidden_states: Stream, **kwargs: Any) -> Stream:
     """On a line of packed tokens; any other pass is the model's own."""
     if kwargs.get("tree") is None:
         return type(self).forward(self, hidden_states, **kwargs)
+    if self.gradient_checkpointing and self.training and not CALL_CHECKPOINTS:
+        again = partial(_fused_layer, self, **kwargs)
+        return self._gradient_checkpointing_func(again, hidden_states)
+    return _fused_layer(self, hidden_states, **kwargs)
+
+
+def _fused_layer(self: Any, hidden_states: Stream, **kwargs: Any) -> Stream:
     stream, normed = _add_norm(self.input_layernorm, hidden_states)
     stream = stream, self.self_attn(hidden_states=normed, **kwargs)[0]
     stream, normed = _add_norm(self.post_attention_layernorm, stream)

@@ -47,6 +47,7 @@ from moored.engine.packing import (
 from moored.engine.passes import (
     Critic,
     compile_layers,
+    compute_layers_twice,
     critic_pass,
     evaluation_mode,
     logprobs_pass,
@@ -99,7 +100,7 @@ class LocalLearner:
         if self._uses_tree and self.device.type == "cuda" and not self.config.engine.compile:
             fuse_layers(model)
         if self.config.engine.gradient_checkpointing is True and trains:
-            plain_model(model).gradient_checkpointing_enable()
+            compute_layers_twice(plain_model(model))
         self.critic = Critic(model) if with_critic and trains else None
         # A reference model exists only while KL is on.
         has_kl = self.config.algorithm.kl_coef > 0.0

@@ -17,7 +17,7 @@ from moored.engine.base import Request, SamplingParams
 from moored.engine.gradients import ProjectedGradients, StoredGradients, chosen_weights
 from moored.engine.local.learner import LocalLearner
 from moored.engine.local.sampler import LocalSampler
-from moored.engine.passes import evaluation_mode
+from moored.engine.passes import compute_layers_twice, evaluation_mode
 from moored.errors import MooredError
 from moored.training.algorithms import load_algorithm
 from moored.training.gradients import measure_gradients, projection_error, update_by_group
@@ -361,7 +361,7 @@ def test_a_group_whose_episodes_all_ended_in_errors_counts_nothing():
 def test_layers_and_heads_that_are_computed_again_give_the_same_gradients():
     plain = learner_of("grpo")
     again = learner_of("grpo")
-    again.model.gradient_checkpointing_enable()  # pyright: ignore[reportCallIssue]
+    compute_layers_twice(again.model)
     again._checkpointed = evaluation_mode([again.model])
     assert again._checkpointed
     # A head with scaled logits has no derivatives written out: its chunks are computed again.

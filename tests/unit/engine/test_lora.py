@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 
 from moored.config import load_config
@@ -25,3 +27,9 @@ def test_adapters_as_wide_as_the_model_are_taken():
     width = model.config.hidden_size
     whole = add_lora(model, load_config(None, [f"optimizer.lora_rank={width}"]))
     assert plain_model(whole) is model
+
+
+def test_adapters_come_without_warnings_that_only_peft_can_heed():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        add_lora(tiny_model(), load_config(None, ["optimizer.lora_rank=2"]))

@@ -143,7 +143,7 @@ def make_model(config: Any, kind: LayerKind, monkeypatch: pytest.MonkeyPatch) ->
 def update_peak(model: Any, tokens: int, *, checkpointing: bool) -> tuple[int, int]:
     """Bytes after the forward pass of a policy, and at the peak of the backward pass."""
     if checkpointing:
-        model.gradient_checkpointing_enable()
+        passes.compute_layers_twice(model)
         for layer in model.modules():
             layer.training = hasattr(layer, "gradient_checkpointing")
     for weight in model.parameters():

@@ -12,6 +12,7 @@ import torch
 from moored.engine.fast import layers
 from moored.engine.fast import tree_attention as trees
 from moored.engine.packing import Tree
+from moored.engine.passes import compute_layers_twice
 from tests.tiny_model import tiny_model
 from tests.unit.engine.fast.plain_kernels import use_plain_kernels
 
@@ -101,9 +102,12 @@ def check_same(mine: Any, own: Any) -> None:
 def test_fused_layers_that_are_computed_twice_have_the_same_gradients(kind: str):
     model = make_model(kind)
     fused = fused_copy(model)
-    fused.gradient_checkpointing_enable()
+    compute_layers_twice(fused)
     fused.train()
+    calls: list[int] = []
+    fused.model.layers[0].mlp.register_forward_pre_hook(lambda *_: calls.append(1))
     check_same(gradients(fused, fused.model), gradients(model, model.model))
+    assert len(calls) == 2
 
 
 @pytest.mark.parametrize("is_twice", [False, True])
@@ -114,7 +118,7 @@ def test_fused_layers_with_adapters_have_the_same_gradients(is_twice: bool):
     fused = copy.deepcopy(model)
     layers.fuse_layers(fused)
     if is_twice:
-        fused.get_base_model().gradient_checkpointing_enable()
+        compute_layers_twice(fused.get_base_model())
         fused.train()
     inner = [each.get_base_model().model for each in (fused, model)]
     check_same(gradients(fused, inner[0]), gradients(model, inner[1]))

@@ -15,6 +15,7 @@ from moored.engine.local import learner as local_learner
 from moored.engine.local.learner import LocalLearner
 from moored.engine.local.sampler import LocalSampler
 from moored.engine.packing import micro_batches, pack
+from moored.engine.passes import compute_layers_twice
 from moored.errors import MooredError
 from moored.training.batch import LossSample, build_samples, token_weights
 from moored.types import Group, Prompt, ScoreRequest, StopReason, Trajectory, Turn
@@ -347,7 +348,7 @@ def test_gradient_checkpointing_computes_layers_twice_and_changes_no_gradient():
     for checkpointing in (False, True):
         model = sharp_model()
         if checkpointing:
-            model.gradient_checkpointing_enable()
+            compute_layers_twice(model)
         learner = LocalLearner(
             model, load_config({"optimizer": {"grad_clip": 1e9}}), with_critic=True
         )
