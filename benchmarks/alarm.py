@@ -30,6 +30,7 @@ from rich.table import Table
 
 from moored import __version__
 from moored.analysis.curve_files import Curve, StoredRun, read_curve_file, up_to_shortest
+from moored.analysis.study_table import has_collapsed
 from moored.diagnostics.alarm import MIN_LOOKS, AlarmRule, CollapseAlarm
 
 ROOT = Path(__file__).parent.parent
@@ -37,7 +38,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 NUM_LOOKS, FALL_TO = 100, 0.2
 FALLS_AT = (15, 40)
 """Looks before a fall begins."""
-LAST_LOOKS, COLLAPSED, FALLEN_MI = 4, 1 / 3, 1 / 2
+FALLEN_MI = 1 / 2
 WINDOW, FALLEN, STAYS = 20, 0.6, 0.8
 
 
@@ -215,7 +216,7 @@ def success_fell(curve: Curve) -> int | None:
 
 
 def outcome(study: str, arm: str, run: StoredRun) -> Outcome:
-    """Judge a run in the view that its alarm follows: observation swap where it was measured."""
+    """Judge a run in the view that its alarm follows: that of the swaps where they were measured."""
     entropies, errors = dict(run.followed("H(Z|X)")), dict(run.followed("MI, error"))
     lengths = dict(run.curves.get("reply tokens", ()))  # those of reasonings are not stored
     alarm = CollapseAlarm()
@@ -226,7 +227,7 @@ def outcome(study: str, arm: str, run: StoredRun) -> Outcome:
         study=study,
         arm=arm,
         seed=run.seed,
-        collapsed=bool(np.mean(values[-LAST_LOOKS:]) < COLLAPSED * max(values)),
+        collapsed=has_collapsed(values),
         mi_fell=mi_fell(run.followed("MI")),
         success_fell=success_fell(run.curves["success"]),
         alarm=None if alarm.alarm is None else alarm.alarm.step,

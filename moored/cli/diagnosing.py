@@ -218,10 +218,11 @@ class Request:
         steps = sorted({step for look in looks for step in look.draw.steps})
         late, run = late_model_warning(scorers, steps), find_run(self.paths)
         found = [] if late is None else [late]
-        if run is not None and "observation_swap" in followed_views(run):
+        swaps = set() if run is None else {v for v in followed_views(run) if v.endswith("_swap")}
+        if swaps:
             found.append(
                 f"only turn {self.reading.turn} is scored afresh; training judged all turns by "
-                f"observation swap, see: moored diagnose {shlex.quote(str(run))}"
+                f"{swaps.pop().replace('_', ' ')}, see: moored diagnose {shlex.quote(str(run))}"
             )
         return found
 

@@ -1,7 +1,8 @@
 """Is reasoning still tied to its input? Numpy only; a model arrives as a `ScoreFn`."""
 
+from moored.diagnostics.actions import action_information
 from moored.diagnostics.alarm import Alarm, CollapseAlarm, find_alarm
-from moored.diagnostics.chain import action_information, reasoning_action_information
+from moored.diagnostics.chain import reasoning_action_information
 from moored.diagnostics.information import information
 from moored.diagnostics.level import Level, pool
 from moored.diagnostics.pairs import (
@@ -14,7 +15,7 @@ from moored.diagnostics.pairs import (
     turn_position_pairs,
 )
 from moored.diagnostics.report import CollapseReport, Interval, Regime, Verdict
-from moored.diagnostics.swap import SwapSet, observation_swap_pairs
+from moored.diagnostics.swap import SwapSet, episode_swap_pairs, observation_swap_pairs
 from moored.diagnostics.verdict import Judgement, Thresholds, judge, judge_series
 from moored.diagnostics.watch import CollapseWatch, VerdictTracker, Watched, ZScoreEMA
 from moored.diagnostics.worth import Worth, gain_reward_correlation
@@ -39,6 +40,7 @@ __all__ = [
     "ZScoreEMA",
     "action_information",
     "cross_score",
+    "episode_swap_pairs",
     "find_alarm",
     "first_turn_pairs",
     "gain_reward_correlation",

@@ -51,6 +51,9 @@ def information(
     tasks: ArrayLike | None = None,
     column_tasks: ArrayLike | None = None,
     prompt_keys: Sequence[Hashable] | None = None,
+    control: ArrayLike | None = None,
+    control_lengths: ArrayLike | None = None,
+    turns: ArrayLike | None = None,
     ks: Sequence[int] = (2, 4, 8),
     bootstrap: int = 0,
     permutations: int = PERMUTATIONS,
@@ -65,15 +68,28 @@ def information(
     prompt is a task of its own. `column_tasks[b, j]` is the task of column j of block b; None: that
     of its first row. Columns of tasks without rows are a fixed background. Columns with equal
     `prompt_keys` are one prompt and are merged.
+    `control` (M, N) are scores of another task's reasoning in the contexts of each row, of
+    `control_lengths` tokens, 0 where there is none. What it gains from the row's own column is no
+    dependence, and is subtracted from MI and retrieval, at turns where its mean is positive:
+    `turns[m]` is the turn number of row m; None: one turn.
     Rows of length 0 are skipped and counted. `bootstrap` and `permutations` are numbers of draws.
     Intervals and standard errors need reasonings of at least 2 tasks, those of MI and retrieval
     of 3.
     """
     check_draws(bootstrap=bootstrap, permutations=permutations)
-    scores = _checked_scores(logp, columns, lengths, blocks, tasks, column_tasks, prompt_keys)
+    scores = _checked_scores(
+        logp,
+        columns,
+        lengths,
+        blocks,
+        tasks,
+        column_tasks,
+        prompt_keys,
+        None if control is None else _Control.read(control, control_lengths, turns, lengths),
+    )
     token = Likelihood.of(scores.logp_MN / scores.lengths_M[:, None], scores.columns_M)
     sequence = Likelihood.of(scores.logp_MN, scores.columns_M)
-    retrieval = Retrieval.of(sequence)
+    gains = _Gains.of(token, sequence, scores.control)
     num_used = len(np.unique(scores.tasks_M))
     report = CollapseReport(
         num_prompts=scores.num_columns,
@@ -85,27 +101,32 @@ def information(
         mi_upper_bound=math.log(scores.num_columns),
         matched_log_prob_mean=float(token.matched_M.mean()),
         marginal_log_prob_mean=float(token.marginal_M.mean()),
-        retrieval_accuracy=float(retrieval.hit_M().mean()),
-        retrieval_at={k: float(retrieval.hit_M(k).mean()) for k in ks},
-        **_likelihood_fields(token, est="_est", mi="mi_estimate", std=""),
-        **_likelihood_fields(sequence, est="_seq_est", mi="mi_seq_estimate", std="_seq"),
+        control_mi=None if scores.control is None else gains.control_mi,
+        retrieval_accuracy=float(gains.hits.own_M.mean()),
+        retrieval_at={k: float(_hits(sequence, scores.control, k).own_M.mean()) for k in ks},
+        **_likelihood_fields(token, gains.token, est="_est", mi="mi_estimate", std=""),
+        **_likelihood_fields(
+            sequence, gains.sequence, est="_seq_est", mi="mi_seq_estimate", std="_seq"
+        ),
     )
     if bootstrap:
         check_can_bootstrap(scores.tasks_M)
     rng = np.random.default_rng(seed)
-    table = _Quantities.of(scores, token, sequence, retrieval) if num_used > 1 else None
+    table = _Quantities.of(scores, token, sequence, gains) if num_used > 1 else None
     report = replace(
         report,
         standard_errors=table.standard_errors() if table else {},
         intervals=table.intervals(bootstrap, rng) if table and bootstrap else {},
-        p_values=_p_values(scores, token, sequence, permutations, rng) if permutations else {},
+        p_values=_p_values(scores, gains, permutations, rng) if permutations else {},
     )
     return judged(report)
 
 
-def _likelihood_fields(view: Likelihood, *, est: str, mi: str, std: str) -> dict[str, Any]:
+def _likelihood_fields(
+    view: Likelihood, gain: Gain, *, est: str, mi: str, std: str
+) -> dict[str, Any]:
     """The report fields of one view, per token or per sequence."""
-    mi_nats, marginal_std = float(view.gain_M.mean()), float(view.marginal_M.std())
+    mi_nats, marginal_std = float(gain.own_M.mean()), float(view.marginal_M.std())
     zscore = mi_nats / (marginal_std + STD_EPS)
     return {
         mi: mi_nats,
@@ -116,6 +137,72 @@ def _likelihood_fields(view: Likelihood, *, est: str, mi: str, std: str) -> dict
         f"mi_zscore{std}": zscore,
         f"mi_zscore_ema{std}": zscore,
     }
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gain:
+    """What each reasoning gains from its own prompt; its mean is MI, or retrieval."""
+
+    own_M: np.ndarray
+    if_MN: np.ndarray
+    """Gain of reasoning m if prompt j were its own."""
+    without_MN: np.ndarray
+    """Gain of reasoning m when prompt j is left out; j = its own is void."""
+
+    def less(self, control: Gain, turns_M: np.ndarray) -> Gain:
+        """Minus what the control gains, at turns where that is positive in the mean.
+
+        A reader's control is negative, another task's text fits worse: subtracting it would add.
+        """
+        counts = np.bincount(turns_M)
+        means = np.bincount(turns_M, weights=control.own_M) / np.maximum(counts, 1)
+        is_on_M = (means > 0.0)[turns_M].astype(float)
+        return Gain(
+            self.own_M - is_on_M * control.own_M,
+            self.if_MN - is_on_M[:, None] * control.if_MN,
+            self.without_MN - is_on_M[:, None] * control.without_MN,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Gains:
+    """Per token, per sequence, and of retrieval; less what their controls gain."""
+
+    token: Gain
+    sequence: Gain
+    hits: Gain
+    control_mi: float
+    """Nats per token that the control took off."""
+
+    @classmethod
+    def of(cls, token: Likelihood, sequence: Likelihood, control: _Control | None) -> _Gains:
+        raw, raw_sequence, hits = token.gain(), sequence.gain(), _hits(sequence, control)
+        if control is None:
+            return cls(raw, raw_sequence, hits, 0.0)
+        columns_M = token.columns_M
+        per_token = Likelihood.of(control.logp_MN / control.lengths_M[:, None], columns_M).gain()
+        per_sequence = Likelihood.of(control.logp_MN, columns_M).gain()
+        less = raw.less(per_token, control.turns_M)
+        taken = float((raw.own_M - less.own_M).mean())
+        return cls(less, raw_sequence.less(per_sequence, control.turns_M), hits, taken)
+
+
+def _hits(sequence: Likelihood, control: _Control | None, k: int = 1) -> Gain:
+    """Retrieval among the k best, less what the control is retrieved above chance."""
+    own = _raw_hits(sequence, k)
+    if control is None:
+        return own
+    chance = k / sequence.logp_MN.shape[1]
+    other = _raw_hits(Likelihood.of(control.logp_MN, sequence.columns_M), k)
+    above = Gain(other.own_M - chance, other.if_MN - chance, other.without_MN - chance)
+    return own.less(above, control.turns_M)
+
+
+def _raw_hits(sequence: Likelihood, k: int) -> Gain:
+    retrieval = Retrieval.of(sequence)
+    return Gain(
+        retrieval.hit_M(k), hit_if_MN(sequence.logp_MN), hit_without_MN(sequence, retrieval)
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,19 +221,20 @@ class _Quantities:
 
     @classmethod
     def of(
-        cls, scores: _Scores, token: Likelihood, sequence: Likelihood, retrieval: Retrieval
+        cls, scores: _Scores, token: Likelihood, sequence: Likelihood, gains: _Gains
     ) -> _Quantities:
         where = (scores.columns_M, scores.blocks_M, scores.tasks_M, scores.owners_BN)
-        hits_M = retrieval.hit_M()
-        of_token = column_effects(token.gain_M, token.gain_without_MN(), *where)
-        of_sequence = column_effects(sequence.gain_M, sequence.gain_without_MN(), *where)
-        of_hits = column_effects(hits_M, hit_without_MN(sequence, retrieval), *where)
+        of_token, of_sequence, of_hits = (
+            column_effects(gain.own_M, gain.without_MN, *where)
+            for gain in (gains.token, gains.sequence, gains.hits)
+        )
         none, no_bound = np.zeros_like(of_token), (-math.inf, math.inf)
         most = (-math.inf, math.log(scores.num_columns))
+        least = 0.0 if scores.control is None else -1.0
         table = {
-            "mi_estimate": (token.gain_M, of_token, most),
-            "mi_seq_estimate": (sequence.gain_M, of_sequence, most),
-            "retrieval_accuracy": (hits_M, of_hits, (0.0, 1.0)),
+            "mi_estimate": (gains.token.own_M, of_token, most),
+            "mi_seq_estimate": (gains.sequence.own_M, of_sequence, most),
+            "retrieval_accuracy": (gains.hits.own_M, of_hits, (least, 1.0)),
             "conditional_entropy_est": (-token.matched_M, none, no_bound),
             "conditional_entropy_seq_est": (-sequence.matched_M, none, no_bound),
         }
@@ -156,7 +244,9 @@ class _Quantities:
         errors_D = standard_errors(values_DM, influence_DC, tasks_M)
         # Not of MI: one column left out of a mixture says too little where several compete, and
         # the two errors offset each other (docs/diagnostics.md has the coverage).
-        errors_D[names.index("retrieval_accuracy")] = two_way_error(hits_M, of_hits, tasks_M)
+        errors_D[names.index("retrieval_accuracy")] = two_way_error(
+            gains.hits.own_M, of_hits, tasks_M
+        )
         return cls(names, values_DM, influence_DC, errors_D, np.array(bounds), tasks_M)
 
     def standard_errors(self) -> dict[str, float]:
@@ -179,21 +269,44 @@ class _Quantities:
 
 
 def _p_values(
-    scores: _Scores,
-    token: Likelihood,
-    sequence: Likelihood,
-    draws: int,
-    rng: np.random.Generator,
+    scores: _Scores, gains: _Gains, draws: int, rng: np.random.Generator
 ) -> dict[str, float]:
     values = {
-        "mi_estimate": token.gain_if_MN,
-        "mi_seq_estimate": sequence.gain_if_MN,
-        "retrieval_accuracy": hit_if_MN(sequence.logp_MN),
+        "mi_estimate": gains.token.if_MN,
+        "mi_seq_estimate": gains.sequence.if_MN,
+        "retrieval_accuracy": gains.hits.if_MN,
     }
     p_D = permutation_p_values(
         np.stack(list(values.values())), scores.columns_M, scores.blocks_M, draws=draws, rng=rng
     )
     return dict(zip(values, p_D.tolist(), strict=True))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Control:
+    """Scores of another task's reasoning in the contexts of each row."""
+
+    logp_MN: np.ndarray
+    """0 where there is no control: it gains nothing."""
+    lengths_M: np.ndarray
+    turns_M: np.ndarray
+
+    @classmethod
+    def read(
+        cls,
+        logp: ArrayLike,
+        lengths: ArrayLike | None,
+        turns: ArrayLike | None,
+        own_lengths: ArrayLike,
+    ) -> _Control:
+        lengths_M = np.asarray(own_lengths if lengths is None else lengths)
+        logp_MN = np.where(lengths_M[:, None] > 0, np.asarray(logp, dtype=np.float64), 0.0)
+        _check_finite(logp_MN, lengths_M > 0)
+        turns_M = np.zeros(len(lengths_M), dtype=np.intp) if turns is None else np.asarray(turns)
+        return cls(logp_MN, np.maximum(lengths_M, 1), turns_M)
+
+    def rows(self, is_used_M: np.ndarray) -> _Control:
+        return _Control(self.logp_MN[is_used_M], self.lengths_M[is_used_M], self.turns_M[is_used_M])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -211,6 +324,7 @@ class _Scores:
     """The task of each column; -1 where no row is of that task."""
     num_empty: int
     num_merged: int
+    control: _Control | None
 
     @property
     def num_columns(self) -> int:
@@ -225,6 +339,7 @@ def _checked_scores(
     tasks: ArrayLike | None,
     column_tasks: ArrayLike | None,
     prompt_keys: Sequence[Hashable] | None,
+    control: _Control | None,
 ) -> _Scores:
     logp_MN = np.asarray(logp, dtype=np.float64)
     columns_M, lengths_M = _whole_numbers("columns", columns), np.asarray(lengths)
@@ -232,6 +347,10 @@ def _checked_scores(
         raise MooredError(
             f"logp must be (M, N) with one column and one length per row, got logp "
             f"{logp_MN.shape}, columns {columns_M.shape}, lengths {lengths_M.shape}"
+        )
+    if control is not None and control.logp_MN.shape != logp_MN.shape:
+        raise MooredError(
+            f"control must have the shape of logp, {logp_MN.shape}, got {control.logp_MN.shape}"
         )
     num_columns = logp_MN.shape[1]
     if len(columns_M) and not (columns_M.min() >= 0 and columns_M.max() < num_columns):
@@ -245,6 +364,8 @@ def _checked_scores(
         raise MooredError(
             f"lengths must be token counts >= 0, got lengths[{bad}] = {lengths_M[bad]}"
         )
+    if control is not None and prompt_keys is not None:
+        raise MooredError("prompt_keys cannot be used with control; leave equal prompts out")
     blocks_M = _checked_blocks(blocks, len(columns_M), prompt_keys)
     filled = lengths_M > 0
     _check_finite(logp_MN, filled)
@@ -269,7 +390,15 @@ def _checked_scores(
         owners_BN = np.where(names[places_BN] == given_BN, places_BN, -1)
     lengths_M = lengths_M[filled]
     return _Scores(
-        logp_MN, columns_M, lengths_M, blocks_M, tasks_M, owners_BN, num_empty, num_merged
+        logp_MN,
+        columns_M,
+        lengths_M,
+        blocks_M,
+        tasks_M,
+        owners_BN,
+        num_empty,
+        num_merged,
+        None if control is None else control.rows(filled),
     )
 
 
@@ -371,6 +500,9 @@ class Likelihood:
     def gain_if_MN(self) -> np.ndarray:
         """Gain that reasoning m would have if prompt j were its own."""
         return self.logp_MN - self.marginal_M[:, None]
+
+    def gain(self) -> Gain:
+        return Gain(self.gain_M, self.gain_if_MN, self.gain_without_MN())
 
     def gain_without_MN(self) -> np.ndarray:
         """Gain of reasoning m when prompt j is left out of the mixture; j = columns_M is void."""

@@ -15,8 +15,9 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from moored.diagnostics.actions import state_action
 from moored.diagnostics.alarm import Alarm
-from moored.diagnostics.chain import reasoning_action, state_action
+from moored.diagnostics.chain import CHAIN, reasoning_action
 from moored.diagnostics.information import PERMUTATIONS, information
 from moored.diagnostics.look import (
     POOLED,
@@ -34,24 +35,36 @@ from moored.diagnostics.pairs import (
     turn_position_pairs,
 )
 from moored.diagnostics.report import CollapseReport
-from moored.diagnostics.swap import SwapSet, observation_swap_pairs
-from moored.diagnostics.watch import CollapseWatch, Watched
+from moored.diagnostics.swap import (
+    EPISODE_ROWS,
+    SwapSet,
+    episode_swap_pairs,
+    observation_swap_pairs,
+)
+from moored.diagnostics.watch import CollapseWatch, Watched, reconciled
 from moored.diagnostics.worth import worth_of
 from moored.errors import MooredError, TooFewPromptsError
 from moored.names import check_name
 from moored.types import Group, ScoreMatrix
 
-View = Literal["first_turn", "observation_swap", "trajectory", "positions", "chain"]
-DEFAULT_VIEWS: tuple[View, ...] = ("first_turn", "observation_swap", "trajectory")
+View = Literal["first_turn", "observation_swap", "episode_swap", "trajectory", "positions", "chain"]
+DEFAULT_VIEWS: tuple[View, ...] = (
+    "first_turn",
+    "observation_swap",
+    "episode_swap",
+    "trajectory",
+)
 PREFIXES = {
+    "episode_swap": "collapse_episode_swap_sample",
     "observation_swap": "collapse_observation_swap_sample",
     "first_turn": "collapse_first_turn_sample",
     "trajectory": "collapse_trajectory_sample",
 }
 """Views that regime and alarm can follow, the most telling first, and the names of their metrics.
 
-Observation swap covers all turns and cannot be fooled by history; a single-turn environment has
-the first turn only; the dialogue before a turn is the last resort.
+Episode swap asks of all turns whether reasoning uses what was observed, observation swap whether
+it uses what is new; a single-turn environment has the first turn only; the dialogue before a turn
+is the last resort.
 """
 POOLED_VIEWS: tuple[View, ...] = ("first_turn", "trajectory")
 KEPT_VIEWS: tuple[View, ...] = ("first_turn", "observation_swap")
@@ -67,8 +80,8 @@ class CollapseMonitor:
     num_pairs: int = 64
     """Reasonings of each view and environment."""
     num_prompts: int | Mapping[str, int] | None = None
-    """N of the first-turn view and of observation swap, for all environments or for each by name;
-    fix it, so that curves can be compared."""
+    """N of the first-turn view and of the swaps, for all environments or for each by name; fix it,
+    so that curves can be compared."""
     bootstrap: int = 0
     permutations: int = PERMUTATIONS
     ema_decay: float = 0.9
@@ -130,7 +143,7 @@ class CollapseMonitor:
         view = self._followed.get(env)
         return EnvironmentLook(
             view=None if view is None else look.name(env, view),
-            watched=watched.get(view or ""),
+            watched=reconciled(watched, view),
             share_unmeasured=share_unmeasured(groups),
         )
 
@@ -151,6 +164,9 @@ class CollapseMonitor:
                 continue
             prefix = look.prefix(env, PREFIXES.get(view, f"collapse_{view}"))
             look.reports[look.name(env, view)] = watched[view].report
+            if isinstance(pairs, SwapSet):
+                look.metrics |= self._by_turn(pairs, logp_MN, tasks, look.step, prefix)
+                logp_MN, _ = pairs.split(logp_MN)
             if view in KEPT_VIEWS:
                 look.scores[look.name(env, view)] = _score_matrix(pairs, logp_MN)
             look.metrics |= watched[view].report.metrics(prefix)
@@ -170,15 +186,20 @@ class CollapseMonitor:
         common = {"num_pairs": self.num_pairs, "seed": self._seed(step)}
         fixed = {"num_prompts": self._num_prompts(env), **common}
         views = [view for view in self.views if env != POOLED or view in POOLED_VIEWS]
+        followed = self._followed.get(env, "")
         longest = max((t.num_turns for g in groups for t in g.trajectories), default=0)
         draws: dict[str, Callable[[], PairSet | SwapSet]] = {}
         if "first_turn" in views:
             draws["first_turn"] = lambda: first_turn_pairs(groups, **fixed)
-        # Single-turn replies have only a first turn, for which the two views are the same.
+        # Single-turn replies have only a first turn, for which these views are the same.
         is_wanted = longest > 1 or "first_turn" not in self.views
-        is_followed = self._followed.get(env) == "observation_swap"
-        if "observation_swap" in views and (is_wanted or is_followed):
+        if "observation_swap" in views and (is_wanted or followed == "observation_swap"):
             draws["observation_swap"] = lambda: observation_swap_pairs(groups, **fixed)
+        if "episode_swap" in views and (is_wanted or followed == "episode_swap"):
+            rows = min(self.num_pairs, EPISODE_ROWS)
+            draws["episode_swap"] = lambda: episode_swap_pairs(
+                groups, **{**fixed, "num_pairs": rows}
+            )
         if "trajectory" in views:
             # Its cost is the square of its rows, so that several environments share them.
             rows = self.num_pairs if env == POOLED else max(2, self.num_pairs // num_environments)
@@ -209,40 +230,84 @@ class CollapseMonitor:
         tasks: Mapping[int, bytes],
         step: int,
     ) -> CollapseReport:
+        if isinstance(pairs, SwapSet):
+            every = np.ones(len(pairs.pairs), dtype=bool)
+            return self._swap_report(pairs, logp_MN, tasks, step, every)
         number = {key: place for place, key in enumerate(sorted(set(tasks.values())))}
         own = [number[tasks[pair.group_id]] for pair in pairs.pairs]
-        is_swap = isinstance(pairs, SwapSet)
-        owners = (
-            [[number[tasks[group]] for group in row] for row in pairs.owners] if is_swap else None
-        )
         return information(
             logp_MN,
             pairs.columns,
             pairs.lengths,
-            blocks=pairs.blocks if is_swap else None,
             # Later turns of a task are more of the same: they do not count as further tasks.
             tasks=None if pairs.view == "first_turn" else own,
-            column_tasks=owners,
             bootstrap=self.bootstrap,
             permutations=self.permutations,
             seed=self._seed(step),
         )
+
+    def _swap_report(
+        self,
+        pairs: SwapSet,
+        logp: np.ndarray,
+        tasks: Mapping[int, bytes],
+        step: int,
+        rows_M: np.ndarray,
+    ) -> CollapseReport:
+        """Of some of the rows; `logp` holds all reasonings, then their controls."""
+        number = {key: place for place, key in enumerate(sorted(set(tasks.values())))}
+        logp_MN, control_MN = pairs.split(logp)
+        # Later turns of a task are more of the same: they do not count as further tasks.
+        own_M = np.array([number[tasks[pair.group_id]] for pair in pairs.pairs])
+        return information(
+            logp_MN[rows_M],
+            pairs.columns[rows_M],
+            pairs.lengths[rows_M],
+            blocks=pairs.blocks[rows_M],
+            tasks=own_M[rows_M],
+            column_tasks=[[number[tasks[group]] for group in row] for row in pairs.owners],
+            control=control_MN[rows_M],
+            control_lengths=pairs.control_lengths[rows_M],
+            turns=pairs.turns[rows_M],
+            bootstrap=self.bootstrap if rows_M.all() else 0,
+            permutations=self.permutations if rows_M.all() else 0,
+            seed=self._seed(step),
+        )
+
+    def _by_turn(
+        self,
+        pairs: SwapSet,
+        logp: np.ndarray,
+        tasks: Mapping[int, bytes],
+        step: int,
+        prefix: str,
+    ) -> dict[str, float]:
+        """MI and retrieval of each turn number: collapse may begin after the first turn."""
+        metrics = {}
+        for turn in np.unique(pairs.turns).tolist():
+            report = self._swap_report(pairs, logp, tasks, step, pairs.turns == turn)
+            for name in ("mi_estimate", "mi_seq_estimate", "retrieval_accuracy"):
+                metrics[f"{prefix}/turn_{turn + 1}/{name}"] = getattr(report, name)
+        return metrics
 
     def _watch(self, env: str, view: str) -> CollapseWatch:
         watches = self._watches.setdefault(env, {})
         return watches.setdefault(view, CollapseWatch(ema_decay=self.ema_decay))
 
     def _measure_chain(self, env: str, groups: Sequence[Group], look: LookBuilder) -> None:
-        """I(X;A) and I(Z;A|X) of the first turns."""
-        prefix = look.prefix(env, "collapse_chain")
+        """I(X;A) and I(Z;A|X) over all turns."""
+        prefix = look.prefix(env, CHAIN)
+        draws = {"permutations": self.permutations, "seed": self._seed(look.step)}
         try:
-            found = state_action(groups)
-            look.metrics[f"{prefix}/state_action_mi"] = found.mi_corrected_nats
+            acted = state_action(groups, **draws)
+            look.metrics |= acted.metrics(f"{prefix}/state_action_mi")
+            look.metrics[f"{prefix}/state_action_share_left_out"] = acted.share_left_out
         except TooFewPromptsError as error:
             look.skipped[look.name(env, "state_action")] = str(error)
+        sizes = {"rollouts": self.chain_rollouts, "num_pairs": self.num_pairs}
         try:
-            chain = reasoning_action(groups, self.score, rollouts=self.chain_rollouts)
-            look.metrics[f"{prefix}/reasoning_action_mi"] = chain.mi_nats
+            thought = reasoning_action(groups, self.score, **sizes, **draws)
+            look.metrics |= thought.metrics(f"{prefix}/reasoning_action_mi")
         except TooFewPromptsError as error:
             look.skipped[look.name(env, "reasoning_action")] = str(error)
 

@@ -119,6 +119,9 @@ class CollapseReport:
     """None when the verdict is `cannot_tell`."""
     mean_length: float | None = None
     """Tokens of a reasoning; None: a record that does not know."""
+    control_mi: float | None = None
+    """Nats per token that were taken off `mi_estimate` because another task's reasoning gains them
+    in the same contexts, too; None where there is no control."""
     standard_errors: Mapping[str, float] = field(default_factory=dict)
     """By metric name, prompts as independent units; empty when fewer than 2 have reasonings, and
     without MI and retrieval when fewer than 3 have: two are one comparison."""
@@ -142,6 +145,8 @@ class CollapseReport:
             logged[f"retrieval_accuracy{suffix}"] = accuracy
             logged[f"retrieval_chance_level{suffix}"] = chance
             logged[f"retrieval_above_chance{suffix}"] = accuracy - chance
+        if self.control_mi is not None:
+            logged["mi_control"] = self.control_mi
         if "mi_estimate" in self.standard_errors:
             logged["mi_estimate_se"] = self.standard_errors["mi_estimate"]
         return {f"{prefix}/{name}": float(value) for name, value in logged.items()}

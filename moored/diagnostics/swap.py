@@ -1,14 +1,21 @@
-"""Observation swap, I(X_t;Z_t | history): does a reasoning use the newest observation?
+"""Swapped observations: does a reasoning use what was observed?
 
-A reasoning is scored after its own history with the newest observation exchanged for others of the
-same environment and turn number: L[m, j] = log p(z_m | h_m, o_j). A policy that copies its earlier
-reasoning, or writes one text per turn number, scores the same in every column and gets exactly 0.
+Two interventions, both among episodes of one environment and turn number:
+
+- *observation swap* exchanges the newest observation alone, L[m, j] = log p(z_m | h_m, o_j);
+- *episode swap* exchanges all observations together and keeps the agent's own replies,
+  L[m, j] = log p(z_m | own replies, o_1..o_t of episode j).
+
+A policy that copies its earlier reasoning, or writes one text per turn number, scores the same in
+every column and gets exactly 0. A text that is merely less likely where a swapped observation
+contradicts the rest gains from its own column, too. So every row has a *control*: the reasoning of
+another task at the same turn number, scored in the same contexts. See `information`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -25,27 +32,34 @@ from moored.diagnostics.pairs import (
 from moored.errors import TooFewPromptsError
 from moored.types import Group, Prompt, ScoreRequest, Turn, content_images
 
+EPISODE_PROMPTS = 8
+"""N of episode swap, at most: contexts share no history, so that a block costs N * N of them."""
+EPISODE_ROWS = 40
+"""Reasonings of episode swap, unless asked otherwise: 5 turn numbers of 8 episodes."""
+
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class SwapSet:
-    """M reasonings in blocks; each block has its own N distinct observations of one turn number."""
+    """M reasonings in blocks; each block has its own N distinct columns of one turn number."""
 
+    view: str
     pairs: tuple[Pair, ...]
-    histories: tuple[Prompt, ...]
-    """(M) what stood before the newest observation."""
+    controls: tuple[Pair | None, ...]
+    """(M) a reasoning of another task at the same turn number; None where there is none."""
+    kept: tuple[tuple[Prompt, ...], ...]
+    """(M) the pieces of a row's own dialogue that stay: one before each exchanged observation."""
     blocks: np.ndarray
     """(M,) block of each reasoning: a position in `observations`."""
     columns: np.ndarray
-    """(M,) which observation of its block each reasoning answered."""
-    observations: tuple[tuple[Prompt, ...], ...]
-    """The N observations of each block, as tokens that follow a history."""
+    """(M,) which column of its block each reasoning answered."""
+    observations: tuple[tuple[tuple[Prompt, ...], ...], ...]
+    """For each block N columns: the observations that are put in, as many as pieces are kept."""
     owners: tuple[tuple[int, ...], ...]
-    """The group that saw each of them first."""
+    """The group that saw each column first."""
     num_available: int
     """Reasonings the draw chose from."""
     num_left_out: int
-    """Further reasonings, at turn numbers with fewer than N distinct observations."""
-    view: str = "observation_swap"
+    """Further reasonings, at turn numbers with fewer than N distinct columns."""
 
     @property
     def lengths(self) -> np.ndarray:
@@ -53,59 +67,85 @@ class SwapSet:
         return np.array([pair.length for pair in self.pairs], dtype=np.intp)
 
     @property
+    def control_lengths(self) -> np.ndarray:
+        """(M,) the same of the controls; 0 where there is none."""
+        return np.array([c.length if c else 0 for c in self.controls], dtype=np.intp)
+
+    @property
+    def turns(self) -> np.ndarray:
+        """(M,) turn number of each reasoning, from 0."""
+        return np.array([pair.turn for pair in self.pairs], dtype=np.intp)
+
+    @property
     def shape(self) -> tuple[int, int]:
-        return len(self.pairs), len(self.observations[0])
+        """(2M, N): the reasonings, then their controls."""
+        return 2 * len(self.pairs), len(self.observations[0])
+
+    def split(self, logp: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(M, N) scores of the reasonings, and those of the controls."""
+        return logp[: len(self.pairs)], logp[len(self.pairs) :]
 
     @property
     def share_left_out(self) -> float:
         """Share of the reasonings that no column set could be found for."""
         return self.num_left_out / (self.num_available + self.num_left_out)
 
-    def asks(self) -> list[Ask]:
-        """Requests in which every history is computed once, or every history with observation.
+    def context(self, m: int, j: int) -> Prompt:
+        """What reasoning m is scored after in column j."""
+        pieces = zip(self.kept[m], self.observations[self.blocks[m]][j], strict=True)
+        first, *rest = chain.from_iterable(pieces)
+        images = tuple(image for piece in rest for image in piece.images)
+        return first.then(*(piece.ids for piece in rest), images=images)
 
-        Rows with one history and block go together. Their history as prompt costs |h| + R * O
-        tokens for R rows and O observation tokens, every prompt written out N * |h| + O.
+    def asks(self) -> list[Ask]:
+        """Requests in which no context is computed twice, and a history once where that is cheaper.
+
+        Rows with the same kept pieces and block go together. With one piece, a history, the
+        observations may follow it as continuations: |h| + 2R * O tokens for R rows, their controls
+        and O observation tokens, where every context written out takes N * |h| + O.
         """
-        rows: dict[tuple[int, bytes], list[int]] = {}
-        for m, history in enumerate(self.histories):
-            rows.setdefault((int(self.blocks[m]), history.key), []).append(m)
+        rows: dict[tuple[int, tuple[bytes, ...]], list[int]] = {}
+        for m, kept in enumerate(self.kept):
+            rows.setdefault((int(self.blocks[m]), tuple(p.key for p in kept)), []).append(m)
         asks = []
-        for (block, _), members in rows.items():
-            history, observed = self.histories[members[0]], self.observations[block]
-            num_observed = sum(len(observation.ids) for observation in observed)
-            more_observed = (len(members) - 1) * num_observed
-            has_images = any(observation.images for observation in observed)
+        for (block, pieces), members in rows.items():
+            columns = self.observations[block]
+            num_observed = sum(len(observation.ids) for column in columns for observation in column)
+            more_observed = (2 * len(members) - 1) * num_observed
+            more_history = (len(columns) - 1) * len(self.kept[members[0]][0].ids)
             # A continuation is ids only: an image has to be in the prompt.
-            if more_observed < (len(observed) - 1) * len(history.ids) and not has_images:
-                asks.append(self._after_history(history, observed, members))
+            has_images = any(o.images for column in columns for o in column)
+            if len(pieces) == 1 and more_observed < more_history and not has_images:
+                asks.append(self._after_history(columns, members))
             else:
-                asks += self._after_observations(history, observed, members)
+                asks += self._after_contexts(len(columns), members)
         return asks
 
-    def _after_history(
-        self, history: Prompt, observed: Sequence[Prompt], members: Sequence[int]
-    ) -> Ask:
+    def _scored(self, m: int) -> Iterator[tuple[int, Pair]]:
+        """Row number and reasoning of row m, and of its control."""
+        yield m, self.pairs[m]
+        if (control := self.controls[m]) is not None:
+            yield len(self.pairs) + m, control
+
+    def _after_history(self, columns: Sequence[tuple[Prompt, ...]], members: Sequence[int]) -> Ask:
         continuations, cells = [], []
         for m in members:
-            pair = self.pairs[m]
-            for j, observation in enumerate(observed):
-                continuations.append(np.concatenate([observation.ids, pair.continuation]))
-                cells.append((m, j, len(observation.ids) + pair.num_opening))
-        return Ask(ScoreRequest(history, continuations), cells)
+            for row, pair in self._scored(m):
+                for j, (observation,) in enumerate(columns):
+                    continuations.append(np.concatenate([observation.ids, pair.continuation]))
+                    cells.append((row, j, len(observation.ids) + pair.num_opening))
+        return Ask(ScoreRequest(self.kept[members[0]][0], continuations), cells)
 
-    def _after_observations(
-        self, history: Prompt, observed: Sequence[Prompt], members: Sequence[int]
-    ) -> list[Ask]:
-        continuations = [self.pairs[m].continuation for m in members]
+    def _after_contexts(self, num_columns: int, members: Sequence[int]) -> list[Ask]:
+        scored = [each for m in members for each in self._scored(m)]
         return [
             Ask(
                 ScoreRequest(
-                    history.then(observation.ids, images=observation.images), continuations
+                    self.context(members[0], j), [pair.continuation for _, pair in scored]
                 ),
-                [(m, j, self.pairs[m].num_opening) for m in members],
+                [(row, j, pair.num_opening) for row, pair in scored],
             )
-            for j, observation in enumerate(observed)
+            for j in range(num_columns)
         ]
 
 
@@ -123,70 +163,77 @@ def observation_swap_pairs(
     """
     check_counts(num_pairs, num_prompts)
     rng = np.random.default_rng(seed)
-    turns, num_reasonings = _collect(groups)
-    if num_prompts is None:
-        first = next(iter(turns.values()), _Seen())
-        num_prompts = max(2, min(len(first.observations), num_pairs))
-    usable = {t: seen for t, seen in turns.items() if seen.is_enough(num_prompts)}
-    if not usable:
-        raise TooFewPromptsError(_why_none(turns, num_reasonings, num_prompts))
+    turns, num_reasonings = _collect(groups, _newest)
+    num_prompts = _fixed(num_prompts, turns, num_pairs)
+    usable = _usable(turns, num_prompts, num_reasonings, "observation swap")
     quotas = _quotas(usable, num_pairs, rng)
-    blocks = _Blocks(num_prompts)
+    blocks = _Blocks("observation_swap", num_prompts)
     for t, seen in usable.items():
-        blocks.draw(seen, quotas[t], rng)
-    num_available = sum(seen.num_reasonings for seen in usable.values())
-    return blocks.swap_set(num_available, num_reasonings - num_available)
+        blocks.fill(seen, quotas[t], rng)
+    return blocks.swap_set(usable, num_reasonings, rng)
+
+
+def episode_swap_pairs(
+    groups: Sequence[Group],
+    *,
+    num_prompts: int | None = None,
+    num_pairs: int = EPISODE_ROWS,
+    seed: int = 0,
+) -> SwapSet:
+    """Turns of one environment, with the whole episodes of N tasks as columns.
+
+    N is `num_prompts`, or as many tasks as there are, at most `EPISODE_PROMPTS`. A block has one
+    episode of each task, and its rows are the reasonings of these. Turn numbers get equally many
+    blocks; where there are more turn numbers than `num_pairs` allows, evenly spaced ones.
+    """
+    check_counts(num_pairs)
+    rng = np.random.default_rng(seed)
+    turns, num_reasonings = _collect(groups, _episode)
+    num_prompts = min(_fixed(num_prompts, turns, num_pairs), EPISODE_PROMPTS, num_pairs)
+    usable = _usable(turns, num_prompts, num_reasonings, "episode swap", by_task=True)
+    num_blocks = max(1, num_pairs // num_prompts)
+    places = np.linspace(0, len(usable) - 1, min(num_blocks, len(usable))).round().astype(int)
+    chosen = {t: usable[t] for t in np.array(list(usable))[places].tolist()}
+    blocks = _Blocks("episode_swap", num_prompts)
+    each, more = divmod(num_blocks, len(chosen))
+    for place, seen in enumerate(chosen.values()):
+        for keys in _one_of_each_task(seen, each + (place < more), num_prompts, rng):
+            blocks.add(seen, keys, num_prompts, rng)
+    return blocks.swap_set(chosen, num_reasonings, rng)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Answer:
-    """A reasoning that answered an observation."""
+class _Cut:
+    """A turn's prompt, cut into what stays and what is exchanged; pieces alternate."""
 
-    pair: Pair
-    history: Prompt
-    trajectory: int
-    """Number of the trajectory among all."""
-
-
-@dataclass(slots=True)
-class _Seen:
-    """One turn number: its distinct observations, and the reasonings that answered each."""
-
-    observations: dict[bytes, Prompt] = field(default_factory=dict)
-    answers: dict[bytes, list[_Answer]] = field(default_factory=dict)
-    """By observation; one that got no valid reasoning is missing here."""
-    owners: dict[bytes, int] = field(default_factory=dict)
-    """By observation: the group that saw it first."""
+    kept: tuple[Prompt, ...]
+    observations: tuple[Prompt, ...]
 
     @property
-    def num_reasonings(self) -> int:
-        return sum(map(len, self.answers.values()))
-
-    def is_enough(self, num_prompts: int) -> bool:
-        has_answers = len(self.answers) >= min_with_reasoning(num_prompts)
-        return has_answers and len(self.observations) >= num_prompts
+    def key(self) -> bytes:
+        """Equal for equal observations."""
+        return b"".join(observation.key for observation in self.observations)
 
 
-def _collect(groups: Sequence[Group]) -> tuple[dict[int, _Seen], int]:
-    """What was seen at each turn number, and the number of reasonings in all."""
-    turns: dict[int, _Seen] = {}
-    num_reasonings = 0
-    members = ((group, i) for group in groups for i in range(len(group.trajectories)))
-    for number, (group, index) in enumerate(members):
-        trajectory = group.trajectories[index]
-        for t, turn in enumerate(trajectory.turns):
-            pair = make_pair(group.group_id, index, trajectory, t)
-            num_reasonings += pair is not None
-            if turn.observation_start is None:
-                continue
-            history, observation = _split_prompt(turn, turn.observation_start)
-            seen = turns.setdefault(t, _Seen())
-            seen.observations.setdefault(observation.key, observation)
-            seen.owners.setdefault(observation.key, group.group_id)
-            if pair is not None:
-                answer = _Answer(pair, history, number)
-                seen.answers.setdefault(observation.key, []).append(answer)
-    return dict(sorted(turns.items())), num_reasonings
+def _newest(turns: Sequence[Turn], t: int, before: _Cut | None) -> _Cut | None:
+    """The newest observation alone; None where it is not known where that begins."""
+    start = turns[t].observation_start
+    if start is None:
+        return None
+    history, observation = _split_prompt(turns[t], start)
+    return _Cut((history,), (observation,))
+
+
+def _episode(turns: Sequence[Turn], t: int, before: _Cut | None) -> _Cut | None:
+    """All observations up to this turn; None unless the prompt goes on from the one before."""
+    newest = _newest(turns, t, None)
+    if newest is None or t == 0:
+        return newest
+    earlier, (history,) = turns[t - 1].prompt, newest.kept
+    if before is None or not history.continues(earlier):
+        return None
+    reply = Prompt(history.ids[len(earlier.ids) :], history.images[len(earlier.images) :])
+    return _Cut((*before.kept, reply), (*before.observations, *newest.observations))
 
 
 def _split_prompt(turn: Turn, start: int) -> tuple[Prompt, Prompt]:
@@ -194,6 +241,105 @@ def _split_prompt(turn: Turn, start: int) -> tuple[Prompt, Prompt]:
     ids, images = turn.prompt.ids, turn.prompt.images
     num_earlier = len(images) - len(content_images(turn.seen)) if start else 0
     return Prompt(ids[:start], images[:num_earlier]), Prompt(ids[start:], images[num_earlier:])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Answer:
+    """A reasoning that answered an observation."""
+
+    pair: Pair
+    kept: tuple[Prompt, ...]
+    task: bytes
+    trajectory: int
+    """Number of the trajectory among all."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    """One turn number: its distinct columns, and the reasonings that answered each."""
+
+    columns: dict[bytes, tuple[Prompt, ...]] = field(default_factory=dict)
+    """Observations by key."""
+    answers: dict[bytes, list[_Answer]] = field(default_factory=dict)
+    """By column; one that got no valid reasoning is missing here."""
+    owners: dict[bytes, int] = field(default_factory=dict)
+    """By column: the group that saw it first."""
+    tasks: dict[bytes, bytes] = field(default_factory=dict)
+    """By column: its task, the key of the first prompt."""
+
+    @property
+    def num_reasonings(self) -> int:
+        return sum(map(len, self.answers.values()))
+
+    def num_columns(self, *, by_task: bool) -> int:
+        """Distinct columns; `by_task`: tasks that have one."""
+        return len(set(self.tasks.values())) if by_task else len(self.columns)
+
+    def is_enough(self, num_prompts: int, *, by_task: bool) -> bool:
+        answered = {self.tasks[key] for key in self.answers} if by_task else self.answers
+        has_answers = len(answered) >= min_with_reasoning(num_prompts)
+        return has_answers and self.num_columns(by_task=by_task) >= num_prompts
+
+
+def _collect(
+    groups: Sequence[Group], cut: Callable[[Sequence[Turn], int, _Cut | None], _Cut | None]
+) -> tuple[dict[int, _Seen], int]:
+    """What was seen at each turn number, and the number of reasonings in all."""
+    turns: dict[int, _Seen] = {}
+    num_reasonings = 0
+    members = ((group, i) for group in groups for i in range(len(group.trajectories)))
+    for number, (group, index) in enumerate(members):
+        trajectory = group.trajectories[index]
+        found: _Cut | None = None
+        for t in range(trajectory.num_turns):
+            pair = make_pair(group.group_id, index, trajectory, t)
+            num_reasonings += pair is not None
+            found = cut(trajectory.turns, t, found)
+            if found is None:
+                continue
+            seen, key = turns.setdefault(t, _Seen()), found.key
+            task = trajectory.turns[0].prompt.key
+            seen.columns.setdefault(key, found.observations)
+            seen.owners.setdefault(key, group.group_id)
+            seen.tasks.setdefault(key, task)
+            if pair is not None:
+                answer = _Answer(pair, found.kept, task, number)
+                seen.answers.setdefault(key, []).append(answer)
+    return dict(sorted(turns.items())), num_reasonings
+
+
+def _fixed(num_prompts: int | None, turns: Mapping[int, _Seen], num_pairs: int) -> int:
+    """N as given, else the distinct columns of the first turn number."""
+    if num_prompts is not None:
+        return num_prompts
+    first = next(iter(turns.values()), _Seen())
+    return max(2, min(len(first.columns), num_pairs))
+
+
+def _usable(
+    turns: Mapping[int, _Seen],
+    num_prompts: int,
+    num_reasonings: int,
+    name: str,
+    *,
+    by_task: bool = False,
+) -> dict[int, _Seen]:
+    """Turn numbers with N columns and enough reasonings; an error where there are none."""
+    usable = {t: seen for t, seen in turns.items() if seen.is_enough(num_prompts, by_task=by_task)}
+    if usable:
+        return usable
+    if not turns and num_reasonings:
+        raise TooFewPromptsError(
+            f"{name} needs to know where the newest observation of a prompt begins, and this "
+            f"recorder of turns did not say; set Turn.observation_start"
+        )
+    most = max((seen.num_columns(by_task=by_task) for seen in turns.values()), default=0)
+    raise TooFewPromptsError(
+        f"{name} needs a turn number with {num_prompts} distinct "
+        f"{'tasks' if by_task else 'observations'}, at least {min_with_reasoning(num_prompts)} of "
+        f"them with a reasoning, got at most {most} distinct ones; lower num_prompts or roll out "
+        f"more groups"
+    )
 
 
 def _quotas(usable: Mapping[int, _Seen], num_pairs: int, rng: np.random.Generator) -> Counter[int]:
@@ -207,69 +353,93 @@ def _quotas(usable: Mapping[int, _Seen], num_pairs: int, rng: np.random.Generato
     return Counter(visits[:num_pairs])
 
 
+def _one_of_each_task(
+    seen: _Seen, num_blocks: int, num_prompts: int, rng: np.random.Generator
+) -> Iterator[list[bytes]]:
+    """Columns of N tasks, those with a reasoning first; no column twice, tasks used least first."""
+    answered = list(seen.answers)
+    silent = [key for key in seen.columns if key not in seen.answers]
+    stacks: dict[bytes, list[bytes]] = {}
+    for keys in (silent, answered):  # taken from the end
+        for i in rng.permutation(len(keys)):
+            stacks.setdefault(seen.tasks[keys[i]], []).append(keys[i])
+    order = dict(zip(stacks, rng.permutation(len(stacks)).tolist(), strict=True))
+    used: Counter[bytes] = Counter()
+    for _ in range(num_blocks):
+        tasks = [task for task, stack in stacks.items() if stack]
+        tasks.sort(key=lambda t: (stacks[t][-1] not in seen.answers, used[t], order[t]))
+        num_answered = sum(stacks[task][-1] in seen.answers for task in tasks[:num_prompts])
+        if len(tasks) < num_prompts or num_answered < min_with_reasoning(num_prompts):
+            return
+        used.update(tasks[:num_prompts])
+        yield [stacks[task].pop() for task in tasks[:num_prompts]]
+
+
 @dataclass(slots=True)
 class _Blocks:
-    """Blocks of N observations as they are drawn."""
+    """Blocks of N columns as they are drawn."""
 
+    view: str
     num_prompts: int
-    observations: list[tuple[Prompt, ...]] = field(default_factory=list)
+    observations: list[tuple[tuple[Prompt, ...], ...]] = field(default_factory=list)
     owners: list[tuple[int, ...]] = field(default_factory=list)
     rows: list[tuple[_Answer, int, int]] = field(default_factory=list)
     """Answer, block, column."""
 
-    def draw(self, seen: _Seen, quota: int, rng: np.random.Generator) -> None:
-        """Add up to `quota` rows of one turn number, spread evenly over observations.
+    def fill(self, seen: _Seen, quota: int, rng: np.random.Generator) -> None:
+        """Add up to `quota` rows of one turn number, spread evenly over columns.
 
-        Observations fill a block of N; where its rows are fewer than the quota, the next N
-        observations make another. A later block needs two rows, so that they can be permuted.
+        Columns fill a block of N; where its rows are fewer than the quota, the next N make another.
+        A later block needs two rows, so that they can be permuted.
         """
         answered = list(seen.answers)
-        silent = [key for key in seen.observations if key not in seen.answers]
+        silent = [key for key in seen.columns if key not in seen.answers]
         order = [
             *(answered[i] for i in rng.permutation(len(answered))),
             *(silent[i] for i in rng.permutation(len(silent))),
         ]
-        starts = range(0, len(order) - self.num_prompts + 1, self.num_prompts)
-        for first in starts:
+        for first in range(0, len(order) - self.num_prompts + 1, self.num_prompts):
             keys = order[first : first + self.num_prompts]
-            columns = [j for j, key in enumerate(keys) if key in seen.answers]
-            too_few = len(columns) < min_with_reasoning(self.num_prompts)
+            num_answered = sum(key in seen.answers for key in keys)
+            too_few = num_answered < min_with_reasoning(self.num_prompts)
             if too_few or quota < (2 if first else 1):
                 return
-            stacks = [
-                [(seen.answers[keys[j]][i], j) for i in rng.permutation(len(seen.answers[keys[j]]))]
-                for j in columns
-            ]
-            dealt = deal(stacks)[:quota]
-            quota -= len(dealt)
-            self.rows += [(answer, len(self.observations), j) for answer, j in dealt]
-            self.observations.append(tuple(seen.observations[key] for key in keys))
-            self.owners.append(tuple(seen.owners[key] for key in keys))
+            quota -= self.add(seen, keys, quota, rng)
 
-    def swap_set(self, num_available: int, num_left_out: int) -> SwapSet:
+    def add(self, seen: _Seen, keys: Sequence[bytes], quota: int, rng: np.random.Generator) -> int:
+        """Add a block of these columns, with up to `quota` rows; returns how many."""
+        columns = [j for j, key in enumerate(keys) if key in seen.answers]
+        stacks = [
+            [(seen.answers[keys[j]][i], j) for i in rng.permutation(len(seen.answers[keys[j]]))]
+            for j in columns
+        ]
+        dealt = deal(stacks)[:quota]
+        self.rows += [(answer, len(self.observations), j) for answer, j in dealt]
+        self.observations.append(tuple(seen.columns[key] for key in keys))
+        self.owners.append(tuple(seen.owners[key] for key in keys))
+        return len(dealt)
+
+    def swap_set(
+        self, used: Mapping[int, _Seen], num_reasonings: int, rng: np.random.Generator
+    ) -> SwapSet:
         answers, blocks, columns = zip(*self.rows, strict=True)
+        pools = {t: list(chain.from_iterable(seen.answers.values())) for t, seen in used.items()}
+        num_available = sum(map(len, pools.values()))
         return SwapSet(
+            view=self.view,
             pairs=tuple(answer.pair for answer in answers),
-            histories=tuple(answer.history for answer in answers),
+            controls=tuple(_control(answer, pools[answer.pair.turn], rng) for answer in answers),
+            kept=tuple(answer.kept for answer in answers),
             blocks=np.array(blocks, dtype=np.intp),
             columns=np.array(columns, dtype=np.intp),
             observations=tuple(self.observations),
             owners=tuple(self.owners),
             num_available=num_available,
-            num_left_out=num_left_out,
+            num_left_out=num_reasonings - num_available,
         )
 
 
-def _why_none(turns: Mapping[int, _Seen], num_reasonings: int, num_prompts: int) -> str:
-    """Why there is nothing to compare."""
-    if not turns and num_reasonings:
-        return (
-            "observation swap needs to know where the newest observation of a prompt begins, and "
-            "this recorder of turns did not say; set Turn.observation_start"
-        )
-    most = max((len(seen.observations) for seen in turns.values()), default=0)
-    return (
-        f"observation swap needs a turn number with {num_prompts} distinct observations, at least "
-        f"{min_with_reasoning(num_prompts)} of them with a reasoning, got at most {most} distinct "
-        f"ones; lower num_prompts or roll out more groups"
-    )
+def _control(answer: _Answer, pool: Sequence[_Answer], rng: np.random.Generator) -> Pair | None:
+    """A reasoning of another task at the same turn number; None where there is none."""
+    others = [other.pair for other in pool if other.task != answer.task]
+    return others[rng.integers(len(others))] if others else None

@@ -40,6 +40,45 @@ class Watched:
     """MI was never clearly above zero, so no alarm can go off."""
 
 
+def reconciled(watched: Mapping[str, Watched], view: str | None) -> Watched | None:
+    """What the followed view says, unless another view contradicts it in kind: then `cannot_tell`.
+
+    Where the whole dialogue or the first turn says nothing of the reasoning, or where the first
+    turn still does, one of the two is fooled. A dialogue that says more than the observations in it
+    is no contradiction: reasoning then copies its own history.
+    """
+    found = watched.get(view or "")
+    if found is None:
+        return None
+    opposite = {
+        Verdict.HEALTHY: {"first_turn": Verdict.COLLAPSED, "trajectory": Verdict.COLLAPSED},
+        Verdict.COLLAPSED: {"first_turn": Verdict.HEALTHY},
+    }.get(found.verdict, {})
+    others = [
+        other
+        for other, verdict in opposite.items()
+        if other != view and other in watched and watched[other].verdict is verdict
+    ]
+    if not others:
+        return found
+    figures = "; ".join(_figures(name, watched[name]) for name in (view or "", *others))
+    return replace(
+        found,
+        verdict=Verdict.CANNOT_TELL,
+        regime=None,
+        prompts_needed=None,
+        why=f"The views disagree: {figures}.",
+    )
+
+
+def _figures(view: str, watched: Watched) -> str:
+    report = watched.report
+    return (
+        f"{view.replace('_', ' ')} says {watched.verdict} (MI {report.mi_estimate:.2f} nats a "
+        f"token, retrieval {report.retrieval_accuracy:.2f})"
+    )
+
+
 class CollapseWatch:
     """Feed it the reports of one view, oldest first."""
 

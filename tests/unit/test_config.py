@@ -196,7 +196,7 @@ def test_overrides_reach_into_defaults_and_short_forms(source, overrides, weight
 def test_overrides_inside_defaults_leave_the_rest_of_them():
     config = load_config(None, ["env.0.options.num_boxes=2", "collapse.views.1=chain"])
     assert (config.env[0].name, config.env[0].options) == ("sokoban", {"num_boxes": 2})
-    assert config.collapse.views == ["first_turn", "chain", "trajectory"]
+    assert config.collapse.views == ["first_turn", "chain", "episode_swap", "trajectory"]
     assert load_config(None, ["filter.value=0.8"]).filter == FilterConfig(value=0.8)
     assert load_config({"filter": {"rule": "top_k"}}, ["filter.value=0.5"]).filter.rule == "top_k"
     assert load_config() == Config()  # and the defaults themselves stay as they were

@@ -45,5 +45,5 @@ def test_looks_at_single_turns_alone_are_not_blamed_on_the_replies(tmp_path):
     report = information([[-1.0, -2.0], [-2.0, -1.0]], [0, 1], [1, 1], permutations=0)
     make_run(tmp_path / "run", ({"turn_1": report.to_dict()}, {"turn_2": "too few"}))
     assert has_looks(tmp_path / "run")
-    with pytest.raises(MooredError, match=r"verdict: collapse\.views has none of observation_swap"):
+    with pytest.raises(MooredError, match=r"verdict: collapse\.views has none of episode_swap"):
         read_diagnosis(tmp_path / "run")

@@ -130,7 +130,7 @@ def with_turns(groups: Sequence[Group], change: Callable[[tuple[Turn, ...]], tup
 
 def swap_report(groups: Sequence[Group], word: Word):
     pairs = observation_swap_pairs(groups, num_prompts=NUM_GROUPS)
-    logp = cross_score(pairs, score_with(word))
+    logp, _ = pairs.split(cross_score(pairs, score_with(word)))
     return information(logp, pairs.columns, pairs.lengths, blocks=pairs.blocks)
 
 
@@ -183,8 +183,7 @@ def test_turn_one_is_the_first_turn_view():
 
 
 def own_prompt(pairs: SwapSet, m: int) -> list[int]:
-    observation = pairs.observations[pairs.blocks[m]][pairs.columns[m]]
-    return [*pairs.histories[m].ids, *observation.ids]
+    return pairs.context(m, int(pairs.columns[m])).ids.tolist()
 
 
 def test_history_and_own_observation_are_exactly_the_prompt():
@@ -195,8 +194,8 @@ def test_history_and_own_observation_are_exactly_the_prompt():
 
 def test_a_block_has_distinct_observations_of_one_turn_number():
     pairs = observation_swap_pairs(FOUR_EACH, num_prompts=8, num_pairs=64, seed=3)
-    assert all(len({o.key for o in block}) == 8 for block in pairs.observations)
-    turns = [{int(o.ids[-1] - BOARD) // 100 for o in block} for block in pairs.observations]
+    assert all(len({o.key for (o,) in block}) == 8 for block in pairs.observations)
+    turns = [{int(o.ids[-1] - BOARD) // 100 for (o,) in block} for block in pairs.observations]
     for m, pair in enumerate(pairs.pairs):
         assert turns[pairs.blocks[m]] == {pair.turn}
         assert own_prompt(pairs, m) == pair.prompt.ids.tolist()
@@ -235,12 +234,13 @@ def test_a_history_is_one_prefix_for_all_its_observations():
     pairs = observation_swap_pairs(READS, num_prompts=8)
     asks = pairs.asks()
     # At turn 1 all rows have one history of one token, and it is cheaper to write the 8 prompts
-    # out. Later there is one request per row, its own history, with 8 observations.
+    # out. Later there is one request per row, its own history, with 8 observations for the
+    # reasoning and 8 for its control.
     assert len(asks) == 8 + 24
-    assert sum(len(ask.cells) for ask in asks) == 32 * 8
+    assert sum(len(ask.cells) for ask in asks) == 2 * 32 * 8
     later = [ask.request for ask in asks if len(ask.request.prompt.ids) > 3]
-    assert {len(request.continuations) for request in later} == {8}
-    histories = [h for h, p in zip(pairs.histories, pairs.pairs, strict=True) if p.turn]
+    assert {len(request.continuations) for request in later} == {16}
+    histories = [h for (h,), p in zip(pairs.kept, pairs.pairs, strict=True) if p.turn]
     assert {request.prompt for request in later} == set(histories)
 
 
@@ -255,7 +255,7 @@ def test_turns_whose_observation_is_unknown_are_left_out_with_a_reason():
 
 def test_an_observation_without_a_valid_reasoning_is_still_a_column():
     mixed = [*READS[3:], *silenced(READS[:3])]
-    assert observation_swap_pairs(mixed, num_prompts=8).shape == (20, 8)
+    assert observation_swap_pairs(mixed, num_prompts=8).shape == (2 * 20, 8)
     assert swap_report(mixed, reads_the_board).mi_seq_estimate == pytest.approx(math.log(8))
     with pytest.raises(TooFewPromptsError, match="at least 4 of them with a reasoning"):
         observation_swap_pairs([*READS[5:], *silenced(READS[:5])], num_prompts=8)
@@ -288,7 +288,7 @@ def test_an_image_of_the_newest_observation_stands_in_the_prompt():
         return Group(group_id=task, env="toy", task_seed=task, trajectories=(trajectory,))
 
     pairs = observation_swap_pairs([seen("red", 0), seen("blue", 1)], num_prompts=2)
-    assert all(history.images == () for history in pairs.histories)
+    assert all(history.images == () for (history,) in pairs.kept)
     requests = [ask.request for ask in pairs.asks()]
     assert len(requests) == 2
     assert {len(request.prompt.images) for request in requests} == {1}
@@ -298,15 +298,20 @@ def look(groups: Sequence[Group], word: Word, **options):
     return CollapseMonitor(score=score_with(word), num_prompts=8, **options).measure(1, groups)
 
 
-def test_regime_of_several_turns_follows_observation_swap():
+def test_regime_of_several_turns_follows_episode_swap():
     for groups, word, regime in (
         (COPIES, copies_itself, "template_collapse"),
         (TEMPLATES, repeats_a_template, "template_collapse"),
         (READS, reads_the_board, "diverse"),
     ):
         found = look(groups, word)
-        assert list(found.reports) == ["first_turn", "observation_swap", "trajectory"]
-        assert found.environments["toy"].view == "observation_swap"
+        assert list(found.reports) == [
+            "first_turn",
+            "observation_swap",
+            "episode_swap",
+            "trajectory",
+        ]
+        assert found.environments["toy"].view == "episode_swap"
         assert found.regime == regime
     assert found.metrics["collapse_observation_swap_sample/mi_seq_estimate"] == pytest.approx(
         math.log(8)
@@ -351,7 +356,7 @@ def test_every_observation_has_the_group_that_saw_it():
     groups = make_groups(lambda task: [WORD] * NUM_TURNS, group_size=2)
     pairs = observation_swap_pairs(groups, num_prompts=8, num_pairs=32)
     for observed, owners in zip(pairs.observations, pairs.owners, strict=True):
-        assert [int(each.ids[-1]) % 100 % 8 for each in observed] == list(owners)
+        assert [int(each.ids[-1]) % 100 % 8 for (each,) in observed] == list(owners)
     of_rows = [pairs.owners[b][j] for b, j in zip(pairs.blocks, pairs.columns, strict=True)]
     assert of_rows == [pair.group_id for pair in pairs.pairs]
 
