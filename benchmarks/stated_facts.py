@@ -20,11 +20,11 @@ from harness import describe_machine, make_console, show_machine, write_record
 from rich.table import Table
 
 from moored.config import Config, load_config
+from moored.diagnostics.resampling import wilson_interval
 from moored.engine.build import build_engine
 from moored.engine.device import pick_device
 from moored.envs.base import SPLIT_SEEDS
 from moored.envs.mix import EnvMix
-from moored.evaluate import wilson_interval
 from moored.rollout.episodes import Task, roll_out
 
 ENV = {"name": "sokoban", "options": {"max_turns": 1, "max_actions_per_turn": 10}}

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from moored.config import Config
+from moored.diagnostics.resampling import wilson_interval
 from moored.envs.base import SPLIT_SEEDS
 from moored.envs.mix import EnvMix
 from moored.rollout.calls import EnvCalls
@@ -103,15 +104,6 @@ def summarize(groups: Sequence[Group], num_samples: int) -> Evaluation:
         mean_reply_tokens=float(np.mean([len(t.completion_ids) for t in turns])) if turns else 0.0,
         num_errors=sum(t.stop.is_error for t in trajectories),
     )
-
-
-def wilson_interval(successes: float, trials: int, z: float = 1.959964) -> tuple[float, float]:
-    """Wilson score interval: accurate also for rates near 0 and 1."""
-    share = successes / trials
-    centre = (share + z * z / (2 * trials)) / (1 + z * z / trials)
-    spread = math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
-    half = z * spread / (1 + z * z / trials)
-    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def pass_at_k(num_samples: int, num_right: int, k: int) -> float:

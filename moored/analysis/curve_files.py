@@ -26,6 +26,7 @@ STEP_CURVES = {
     "reward variance": "rollout/reward_variance_mean",
     "Std/Mean of RV": "rollout/reward_variance_std_over_mean",
     "token entropy": "learner/entropy",
+    "outcome-free share": "signal/outcome_free_share",
 }
 LOOK_CURVES = {
     "retrieval": "retrieval_accuracy",

@@ -14,7 +14,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from moored.analysis.compare import LAST, LOOK_FIGURES, half_width, read_ends
+from moored.analysis.compare import LAST, LOOK_FIGURES, half_width, look_values, read_ends
+from moored.diagnostics.resampling import wilson_interval
 from moored.errors import MooredError
 from moored.runlog.log import read_records
 
@@ -34,9 +35,13 @@ STEP_MEANS = {
     "tokens trained": "tokens/trained",
 }
 """Means over all steps except the first."""
+FIRST_MEANS = {"outcome-free share": "signal/outcome_free_share"}
+"""Means over the first `LAST` steps, in which most runs that collapse begin to."""
 TIMES = ("seconds a step", *(f"seconds: {phase}" for phase in PHASES), "filter, % of a step")
-FIGURES = (*END_FIGURES, "peak success", *STEP_MEANS, *TIMES)
+FIGURES = (*END_FIGURES, "peak success", *STEP_MEANS, *FIRST_MEANS, *TIMES)
 DEFAULT_FIGURES = ("success", "reward", "MI", "H(Z|X)", "retrieval", "seconds a step")
+LAST_LOOKS, COLLAPSED = 4, 1 / 3
+"""A run has collapsed when MI over its last looks is on average below this share of its highest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +55,10 @@ class RunResult:
     """Steps at the end that the figures of the end are means over."""
     figures: Mapping[str, float]
     verdict: str | None
+    """Of the last look."""
     alarm_step: int | None
+    has_collapsed: bool | None
+    """In any of its environments; None when MI was not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +88,11 @@ class Row:
     @property
     def alarm_steps(self) -> list[int | None]:
         return [run.alarm_step for run in self.runs]
+
+    @property
+    def collapsed(self) -> list[bool]:
+        """Of the runs in which MI was measured."""
+        return [run.has_collapsed for run in self.runs if run.has_collapsed is not None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,9 +151,15 @@ def read_result(path: Path, seed: int) -> RunResult:
     figures = {name: fmean(values) for name, values in ends.ends.items() if values}
     if success := _numbers(steps, "rollout/success_rate"):
         figures["peak success"] = peak(success)
-    for name, key in STEP_MEANS.items():
-        values = _numbers(_settled(steps), key)
-        figures |= {name: fmean(values)} if values else {}
+    parts = [(_settled(steps), STEP_MEANS), (steps[:LAST], FIRST_MEANS)]
+    for part, keys in parts:
+        found = {name: _numbers(part, key) for name, key in keys.items()}
+        figures |= {name: fmean(values) for name, values in found.items() if values}
+    mi = [
+        values
+        for name, values in look_values(read_records(path, "collapse")).items()
+        if name.partition(",")[0] == "MI"
+    ]
     return RunResult(
         path=path,
         seed=seed,
@@ -149,7 +168,13 @@ def read_result(path: Path, seed: int) -> RunResult:
         figures=figures | _times(_settled(timing)),
         verdict=ends.verdict,
         alarm_step=ends.alarm_step,
+        has_collapsed=any(map(has_collapsed, mi)) if mi else None,
     )
+
+
+def has_collapsed(mi: Sequence[float]) -> bool:
+    """Whether MI, given look by look, was lost by the end of a run."""
+    return fmean(mi[-LAST_LOOKS:]) < COLLAPSED * max(mi)
 
 
 def peak(values: Sequence[float], window: int = LAST) -> float:
@@ -241,13 +266,14 @@ def table_lines(table: StudyTable, *, differences: bool = False) -> list[list[st
             [*row.arms, *(_cell(row.differences.get(n), "+") for n in figures)] for row in rows
         ]
         return [header, *cells]
-    lines = [[*header, "verdict", "alarms", "runs"]]
+    lines = [[*header, "collapsed", "verdict", "alarms", "runs"]]
     for row in table.rows:
         alarms = sum(step is not None for step in row.alarm_steps)
         lines.append(
             [
                 *row.arms,
                 *(_cell(row.figures.get(name)) for name in figures),
+                _share(row.collapsed),
                 ", ".join(f"{count} {word}" for word, count in row.verdicts.items()) or "–",
                 f"{alarms} of {len(row.runs)}",
                 str(len(row.runs)),
@@ -264,6 +290,14 @@ def _cell(mean: Mean | None, sign: str = "") -> str:
     return f"{mean.mean:{sign}.{digits}f}{spread}"
 
 
+def _share(found: Sequence[bool]) -> str:
+    """`2 of 10 [0.06, 0.51]`, the interval that of Wilson."""
+    if not found:
+        return "–"
+    low, high = wilson_interval(sum(found), len(found))
+    return f"{sum(found)} of {len(found)} [{low:.2f}, {high:.2f}]"
+
+
 def table_notes(table: StudyTable) -> list[str]:
     """What the means are over, and what makes runs differ that should be alike."""
     runs = [run for row in table.rows for run in row.runs]
@@ -275,6 +309,11 @@ def table_notes(table: StudyTable) -> list[str]:
         "Means over seeds; ± is half of the 95 % interval (Student's t). Success, reward and "
         f"collapse are means over the last {steps} of each run."
     ]
+    if any(row.collapsed for row in table.rows):
+        found.append(
+            f"Collapsed: MI of the last {LAST_LOOKS} looks is on average below a third of its "
+            f"highest; brackets are 95 % Wilson intervals."
+        )
     if len(ends) > 1:
         found.append(f"The runs end at different steps, from {min(ends)} to {max(ends)}.")
     return found
@@ -314,6 +353,7 @@ def to_dict(table: StudyTable) -> dict[str, object]:
                         "last_step": run.last_step,
                         "verdict": run.verdict,
                         "alarm_step": run.alarm_step,
+                        "has_collapsed": run.has_collapsed,
                         "figures": dict(run.figures),
                     }
                     for run in row.runs

@@ -213,3 +213,12 @@ _NORMAL_AND_SMALL = {
     0.99: (2.575829, (63.657, 9.925, 5.841, 4.604)),
 }
 """Level -> quantile of the normal distribution, and of Student's t with 1 to 4 degrees."""
+
+
+def wilson_interval(successes: float, trials: int, z: float = 1.959964) -> tuple[float, float]:
+    """Wilson score interval: accurate also for rates near 0 and 1."""
+    share = successes / trials
+    centre = (share + z * z / (2 * trials)) / (1 + z * z / trials)
+    spread = math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
+    half = z * spread / (1 + z * z / trials)
+    return max(0.0, centre - half), min(1.0, centre + half)
