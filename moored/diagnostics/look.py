@@ -119,6 +119,8 @@ class LookBuilder:
     reports: dict[str, CollapseReport] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     scores: dict[str, ScoreMatrix] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
+    """Environment -> a sentence to add where it is healthy."""
 
     def name(self, env: str, view: str) -> str:
         return view if self.is_one or env == POOLED else f"{env}/{view}"

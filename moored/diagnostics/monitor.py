@@ -34,7 +34,7 @@ from moored.diagnostics.pairs import (
     trajectory_pairs,
     turn_position_pairs,
 )
-from moored.diagnostics.report import CollapseReport
+from moored.diagnostics.report import CollapseReport, Verdict
 from moored.diagnostics.swap import (
     EPISODE_ROWS,
     SwapSet,
@@ -66,6 +66,7 @@ Episode swap asks of all turns whether reasoning uses what was observed, observa
 it uses what is new; a single-turn environment has the first turn only; the dialogue before a turn
 is the last resort.
 """
+RESTS = "It rests on earlier observations: from turn 2 on it does not follow the newest."
 POOLED_VIEWS: tuple[View, ...] = ("first_turn", "trajectory")
 KEPT_VIEWS: tuple[View, ...] = ("first_turn", "observation_swap")
 """Views whose scores are handed out: N is fixed there, and small."""
@@ -143,7 +144,7 @@ class CollapseMonitor:
         view = self._followed.get(env)
         return EnvironmentLook(
             view=None if view is None else look.name(env, view),
-            watched=reconciled(watched, view),
+            watched=reconciled(watched, view, look.notes.get(env, "")),
             share_unmeasured=share_unmeasured(groups),
         )
 
@@ -166,6 +167,9 @@ class CollapseMonitor:
             look.reports[look.name(env, view)] = watched[view].report
             if isinstance(pairs, SwapSet):
                 look.metrics |= self._by_turn(pairs, logp_MN, tasks, look.step, prefix)
+                if view == "observation_swap" and (pairs.turns > 0).any():
+                    later = self._swap_report(pairs, logp_MN, tasks, look.step, pairs.turns > 0)
+                    look.notes |= {env: RESTS} if later.verdict is Verdict.COLLAPSED else {}
                 logp_MN, _ = pairs.split(logp_MN)
             if view in KEPT_VIEWS:
                 look.scores[look.name(env, view)] = _score_matrix(pairs, logp_MN)

@@ -40,12 +40,12 @@ class Watched:
     """MI was never clearly above zero, so no alarm can go off."""
 
 
-def reconciled(watched: Mapping[str, Watched], view: str | None) -> Watched | None:
+def reconciled(watched: Mapping[str, Watched], view: str | None, note: str = "") -> Watched | None:
     """What the followed view says, unless another view contradicts it in kind: then `cannot_tell`.
 
     Where the whole dialogue or the first turn says nothing of the reasoning, or where the first
     turn still does, one of the two is fooled. A dialogue that says more than the observations in it
-    is no contradiction: reasoning then copies its own history.
+    is no contradiction: reasoning then copies its own history. `note` is added to health.
     """
     found = watched.get(view or "")
     if found is None:
@@ -60,7 +60,8 @@ def reconciled(watched: Mapping[str, Watched], view: str | None) -> Watched | No
         if other != view and other in watched and watched[other].verdict is verdict
     ]
     if not others:
-        return found
+        is_noted = note and found.verdict is Verdict.HEALTHY
+        return replace(found, why=f"{found.why} {note}") if is_noted else found
     figures = "; ".join(_figures(name, watched[name]) for name in (view or "", *others))
     return replace(
         found,

@@ -230,6 +230,17 @@ def test_each_turn_number_is_logged():
         assert by_number == pytest.approx([LOG_8, later, later, later], abs=1e-9)
 
 
+def test_health_that_rests_on_the_first_observation_says_so():
+    for policy, rests in (
+        (names_the_first_board_for_ever, True),
+        (names_the_newest_less_sure_if_contradicted, False),
+    ):
+        monitor = CollapseMonitor(score=score_with(policy), num_prompts=8)
+        look = monitor.measure(1, likeliest(policy)).environments["toy"]
+        assert look.verdict == "healthy"
+        assert ("from turn 2 on it does not follow the newest" in look.why) is rests
+
+
 def test_views_that_disagree_in_kind_cannot_tell():
     """A text that fits its own dialogue only from turn 2 on, in whatever way, is not at turn 1."""
 
