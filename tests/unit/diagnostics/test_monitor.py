@@ -41,15 +41,17 @@ class ToyModel:
         return [[self._logps(r.prompt, ids) for ids in r.continuations] for r in requests]
 
     def _logps(self, prompt: Prompt, ids: np.ndarray) -> np.ndarray:
-        return np.array([self._logp(prompt, int(token)) for token in ids])
+        tokens = [*prompt.ids.tolist(), *ids.tolist()]
+        start = len(prompt.ids)
+        return np.array([self._logp(tokens[:k], tokens[k]) for k in range(start, len(tokens))])
 
-    def _logp(self, prompt: Prompt, token: int) -> float:
-        if token >= 40 and 29 in prompt.ids:
+    def _logp(self, before: list[int], token: int) -> float:
+        if token >= 40 and 29 in before:
             return math.log(0.5)
         if token >= 40:
-            return 0.0 if token - 20 in prompt.ids else NEVER
+            return 0.0 if token - 20 in before else NEVER
         if 10 <= token < 20:
-            return -1.0 if token - 10 == prompt.ids[0] - 100 else -1.0 - self.gap
+            return -1.0 if token - 10 == before[0] - 100 else -1.0 - self.gap
         if token >= 20:
             return -1.0 - (token - 20) / 2
         return -99.0  # tags are context and must not count
@@ -198,16 +200,28 @@ def test_the_number_of_prompts_is_fixed_over_a_run():
 
 
 def test_chain_metrics_by_hand():
-    # Reasoning: thoughts 0, 1, 0, 1 fix their actions, one of two: log 2.
-    # State: every prompt sees both actions equally often: plug-in 0, less the Miller-Madow
-    # correction (8 cells - 4 prompts - 2 actions + 1) / (2 * 16).
+    # Reasoning: thoughts 0, 1, 0, 1 and, at the second turn, 1, 0 fix their actions: log 2.
+    # State: every prompt sees both actions equally often, which chance does less evenly. Of 16
+    # first turns 8 have action 0; how many n of a prompt's 4 do is hypergeometric, and its mean of
+    # n log n 1.79 instead of 2 log 2 = 1.39; of 8 second turns, 2 each, 0.30 instead of 0.
     metrics = monitor("chain").measure(1, GROUPS).metrics
     assert metrics["collapse_chain/reasoning_action_mi"] == pytest.approx(math.log(2))
-    assert metrics["collapse_chain/state_action_mi"] == pytest.approx(-3 / 32)
-    # One action per prompt: it depends on the state alone: log 2 + (2 + 2 - 2 - 1) / 16.
+    log2, log3 = math.log(2), math.log(3)
+    first = (784 * 2 * log2 + 448 * 3 * log3 + 70 * 8 * log2) / 1820
+    second = 6 / 28 * 2 * log2
+    expected = (8 * (2 * log2 - first) - 8 * second) / 24
+    assert metrics["collapse_chain/state_action_mi"] == pytest.approx(expected)
+    assert metrics["collapse_chain/state_action_mi_p"] == 1
+    assert metrics["collapse_chain/state_action_mi_high"] == 0
+    assert metrics["collapse_chain/state_action_share_left_out"] == 0
+    assert metrics["collapse_chain/reasoning_action_mi_low"] == pytest.approx(math.log(2))
+    assert metrics["collapse_chain/reasoning_action_mi_p"] == 1 / 1000
+    # One action per prompt, two prompts of four: log 2, of which chance gives some.
     groups = [make_group(task, *[[task]] * 4) for task in range(2)]
     told = monitor("chain").measure(1, groups)
-    assert told.metrics["collapse_chain/state_action_mi"] == pytest.approx(math.log(2) + 1 / 16)
+    mean = (36 * 2 * log2 + 16 * 3 * log3 + 8 * log2) / 70
+    assert told.metrics["collapse_chain/state_action_mi"] == pytest.approx(2 * log2 - mean / 2)
+    assert "collapse_chain/state_action_mi_low" not in told.metrics
     # Reasonings of a prompt are all alike, so they control nothing.
     assert told.metrics["collapse_chain/reasoning_action_mi"] == 0
     assert told.skipped == {}
