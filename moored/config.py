@@ -33,6 +33,7 @@ from moored.config_text import read_yaml, set_option
 from moored.errors import ConfigError
 from moored.names import (
     ALGORITHMS,
+    DIVIDES_BY_STD,
     ESTIMATORS,
     RULES,
     SCORES,
@@ -126,6 +127,11 @@ class AlgorithmConfig(Section):
     overlong_buffer: int = Field(default=0, ge=0)
     """Tokens before max_response_tokens over which a reply loses up to 1 of its reward; 0: none."""
 
+    @property
+    def divides_by_std(self) -> bool:
+        """Advantages are divided by the std of the group's rewards."""
+        return (self.advantage or self.name) in DIVIDES_BY_STD
+
     @model_validator(mode="after")
     def _cap_needs_both_engines(self) -> AlgorithmConfig:
         if self.importance_cap is not None and self.old_logprobs != "learner":
@@ -150,8 +156,9 @@ class FilterConfig(Section):
     score: typing.Annotated[str, AfterValidator(SCORES.check)] = "variance"
     """Registered name or `module:attribute`, a function as in `moored.algo.groups`."""
     reward: FilterReward = "task"
-    """Which reward is scored: `task` leaves out penalties for malformed replies, so that a group of
-    failures is not kept because one of them was malformed too; `total` is all that was earned."""
+    """What is scored: `task` leaves out penalties for malformed replies, so that a group of
+    failures is not kept because one of them was malformed too; `total` is all that was earned;
+    `success` is the outcome, 1 or 0."""
     ddof: typing.Literal[0, 1] = 0
     """Variance of a group: 0 divides by its size, 1 by one less."""
     rule: typing.Annotated[str, AfterValidator(RULES.check)] = "top_p"

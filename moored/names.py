@@ -147,7 +147,10 @@ ENGINES = Registry(
     },
 )
 
-FilterReward = Literal["task", "total"]
+DIVIDES_BY_STD = ("grpo", "dapo", "gspo")
+"""Algorithms and advantage estimators that divide advantages by the std of the group's rewards."""
+
+FilterReward = Literal["task", "total", "success"]
 FilterAction = Literal["drop", "mask", "refill", "soft"]
 LossScale = Literal["none", "linear", "sqrt"]
 Aggregation = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant"]

@@ -19,7 +19,7 @@ from moored.algo.objectives import (
     token_shares,
     value_loss,
 )
-from moored.algo.snr import advise, reward_variance
+from moored.algo.snr import advise, outcome_free_share, reward_variance
 from moored.algo.streaming import StreamingFilter
 from moored.types import Selection
 
@@ -37,6 +37,7 @@ __all__ = [
     "kl_estimate",
     "loss_scale",
     "lr_factor",
+    "outcome_free_share",
     "preset",
     "reinforce_pp",
     "reward_variance",

@@ -45,6 +45,16 @@ class Triage:
         """Share of all groups that have this cause."""
         return len(getattr(self, cause)) / self.num_groups
 
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """A sentence for each cause that a group has."""
+        counts = {cause: len(getattr(self, cause)) for cause in CAUSES}
+        return tuple(
+            f"{count} of {self.num_groups} groups {CAUSES[cause]}"
+            for cause, count in counts.items()
+            if count
+        )
+
 
 def triage(
     rewards: ArrayLike,

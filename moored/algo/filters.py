@@ -327,17 +327,21 @@ class RewardVariance:
     def std_over_mean_interval(
         self, *, draws: int = 1000, level: float = 0.95, seed: int = 0
     ) -> tuple[float, float]:
-        """Bootstrap interval over groups: with 8 groups the ratio is a rough number."""
+        """Bootstrap interval over groups: with 8 groups the ratio is a rough number.
+
+        A draw in which no group varies has no ratio and is left out.
+        """
         rng = np.random.default_rng(seed)
-        known, ratio = self.known, np.zeros(draws)
-        if not len(known):
+        known, ratio = self.known, np.full(draws, np.nan)
+        if self.mean == 0.0:
             return 0.0, 0.0
         # One draw at a time: all at once would need draws x groups numbers.
         for draw in range(draws):
             sample = known[rng.integers(len(known), size=len(known))]
             mean = sample.mean()
-            ratio[draw] = sample.std() / mean if mean > 0.0 else 0.0
-        low, high = np.quantile(ratio, [(1 - level) / 2, (1 + level) / 2])
+            if mean > 0.0:
+                ratio[draw] = sample.std() / mean
+        low, high = np.nanquantile(ratio, [(1 - level) / 2, (1 + level) / 2])
         return float(low), float(high)
 
 

@@ -7,7 +7,7 @@ which one, what it would save, and what to do where no filter helps. numpy only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -15,7 +15,14 @@ from numpy.typing import ArrayLike
 from moored.algo.causes import Triage
 from moored.algo.filters import RewardVariance, select
 from moored.algo.groups import GroupIds, group, moments
-from moored.algo.snr import DEFAULT_RHO, HURTS_BELOW, Advice, Recommendation, advise
+from moored.algo.snr import (
+    DEFAULT_RHO,
+    FREE_ABOVE,
+    Advice,
+    OutcomeFree,
+    Recommendation,
+    advise,
+)
 from moored.analysis.trend import MIN_TREND_STEPS, Trend, trend_of
 from moored.errors import MooredError
 
@@ -24,10 +31,12 @@ TOO_LOW_RHO = 0.6
 """RAGEN-2 reports that `top_p` hurts from here down."""
 NOISE = 0.01
 """A group whose RV is not zero but at most this share of the largest carries only noise."""
-MIN_KEPT_GROUPS = 4
-"""Below this many groups per step an update rests on too few prompts, so refilling pays."""
-MAX_REFILL = 5.0
-"""Refilling pays up to this many times the rollouts: the first, and 4 by `filter.max_refills`."""
+EVEN = 0.5
+"""Std/Mean up to which groups with signal carry about as much each."""
+FEW_KEPT_GROUPS = 4
+"""Below this many groups per step an update rests on few prompts."""
+MOST_ROLLOUTS = 5.0
+"""Times the rollouts that refilling may take: the first, and 4 by `filter.max_refills`."""
 MANY = 0.5
 """Share of too easy or too hard groups from which the tasks should change."""
 
@@ -63,10 +72,9 @@ class FilterSettings:
     rule: str
     value: float
     eps: float
-    action: str
 
 
-PLAIN_FILTER = FilterSettings(rule="top_p", value=DEFAULT_RHO, eps=0.0, action="drop")
+PLAIN_FILTER = FilterSettings(rule="top_p", value=DEFAULT_RHO, eps=0.0)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -79,6 +87,10 @@ class BatchAdvice:
     """Smallest and largest number of finite rewards in a group."""
     rv: RewardVariance
     std_over_mean_interval: tuple[float, float]
+    outcome_free: OutcomeFree | None
+    """None where outcomes are not known."""
+    groups_needed: int | None
+    """About as many as would tell, where the advice cannot."""
     histogram: Histogram
     effects: tuple[RhoEffect, ...]
     triage: Triage
@@ -100,6 +112,8 @@ def advise_batch(
     success: ArrayLike | None = None,
     behaviours: Sequence[object] | None = None,
     success_reward: float | None = None,
+    earned: ArrayLike | None = None,
+    divides: bool = True,
     update_share: float | None = None,
     rhos: Sequence[float] = RHOS,
 ) -> BatchAdvice:
@@ -118,6 +132,8 @@ def advise_batch(
         success=success,
         behaviours=behaviours,
         success_reward=success_reward,
+        earned=earned,
+        divides=divides,
         update_share=update_share,
     )
     rv_P = plain.rv.variances
@@ -128,6 +144,8 @@ def advise_batch(
         group_sizes=(int(counts_P.min()), int(counts_P.max())),
         rv=plain.rv,
         std_over_mean_interval=plain.std_over_mean_interval,
+        outcome_free=plain.outcome_free,
+        groups_needed=plain.groups_needed,
         histogram=rv_histogram(rv_P),
         effects=tuple(_effect(rho, rv_P, steps_P, grouped.sizes, update_share) for rho in rhos),
         triage=plain.triage,
@@ -236,33 +254,26 @@ class _Kept:
 
 
 def _decide(plain: Advice, rv_P: np.ndarray, steps_P: np.ndarray) -> _Decision:
-    """The filter's settings, unless the tasks are such that no filter helps."""
-    first, recommendation = plain.reasons[0], plain.recommendation
-    if recommendation not in (Recommendation.FILTER, Recommendation.TRY_FILTER):
+    """The recommendation of `moored.algo.advise`, with the filter's settings where it is one."""
+    if plain.recommendation is not Recommendation.FILTER:
         return _Decision(
-            recommendation=recommendation,
+            recommendation=plain.recommendation,
             settings=None,
-            reasons=(first, *_without_filter(recommendation, rv_P)),
+            reasons=(*_first(plain), *_without_filter(plain.recommendation, rv_P)),
         )
-    if recommendation is Recommendation.FILTER:
-        low, high = plain.std_over_mean_interval
-        first = (
-            f"Std/Mean of RV is {plain.rv.std_over_mean:.2f} (95% interval {low:.2f} to "
-            f"{high:.2f}): some groups carry the signal, others next to none"
-        )
-    rule = _rule(rv_P, steps_P)
-    kept = _left_by(rule, rv_P, steps_P)
-    is_thin = kept.per_step < MIN_KEPT_GROUPS
-    if is_thin and kept.share * MAX_REFILL < 1.0:
-        return _Decision(
-            recommendation=Recommendation.CHANGE_TASKS,
-            settings=None,
-            reasons=(first, _too_thin(kept)),
-            kept=kept,
-        )
-    settings = replace(rule, action="refill" if is_thin else "drop")
-    reasons = (first, *_rule_reasons(settings, rv_P), _action_reason(settings, kept))
-    return _Decision(recommendation=recommendation, settings=settings, reasons=reasons, kept=kept)
+    settings = _rule(rv_P, steps_P)
+    kept = _left_by(settings, rv_P, steps_P)
+    return _Decision(
+        recommendation=plain.recommendation,
+        settings=settings,
+        reasons=(*_first(plain), *_rule_reasons(settings, rv_P), *_remedies(plain, kept)),
+        kept=kept,
+    )
+
+
+def _first(plain: Advice) -> tuple[str, ...]:
+    """The reasons of the decision, without those of the causes."""
+    return plain.reasons[: len(plain.reasons) - len(plain.triage.reasons)]
 
 
 def _headline(decision: _Decision, plain: Advice, rv_P: np.ndarray) -> str:
@@ -273,42 +284,52 @@ def _headline(decision: _Decision, plain: Advice, rv_P: np.ndarray) -> str:
             return f"Fix the reward first: in {share:.0%} of the groups it sees no difference"
         case Recommendation.NO_SIGNAL:
             return f"Nothing to learn from: no reward varies inside any of {num_known} groups"
-        case Recommendation.MORE_GROUPS:
-            return f"Cannot tell: {_too_few(num_known, len(rv_P))}"
+        case Recommendation.CANNOT_TELL:
+            return f"Cannot tell: {_too_few(plain, len(rv_P))}"
         case Recommendation.NO_FILTER:
             return "No filter: all groups carry about the same signal"
-    assert kept is not None
-    if decision.recommendation is Recommendation.CHANGE_TASKS:
-        return (
-            f"Change the tasks first: {kept.per_step:.3g} of {kept.groups_per_step:.3g} groups per "
-            f"step carry signal, too few for any filter"
-        )
-    assert settings is not None
+        case Recommendation.CHANGE_TASKS:
+            return (
+                f"Change the tasks first: none of {num_known} groups holds both a success and a "
+                f"failure"
+            )
+    assert kept is not None and settings is not None
     rule = settings.rule if settings.rule == "nonzero" else f"{settings.rule} {settings.value:g}"
     share = kept.share * len(rv_P) / num_known
     found = f"{rule} keeps {share:.0%} of the groups and {kept.mass:.0%} of the signal"
     for cause, remedy in {"too_hard": "easier", "too_easy": "harder"}.items():
         if plain.triage.share(cause) >= MANY:
             found += f"; take {remedy} tasks too"
-    if decision.recommendation is Recommendation.TRY_FILTER:
-        return f"Try a filter, and compare it with none: {found}"
+    if _may_leave_out_division(plain):
+        return f"Filter, or do not divide advantages by the group's std: {found}"
     return f"Filter: {found}"
 
 
-def _too_few(num_known: int, num_groups: int) -> str:
-    if num_known < num_groups:
-        return f"{num_known} of {num_groups} groups with two rewards to compare are too few"
-    return "1 group is too few" if num_groups == 1 else f"{num_groups} groups are too few"
+def _may_leave_out_division(plain: Advice) -> bool:
+    free = plain.outcome_free
+    return free is not None and free.divides and free.interval[0] > FREE_ABOVE > free.plain
+
+
+def _too_few(plain: Advice, num_groups: int) -> str:
+    num_known, needed = len(plain.rv.known), plain.groups_needed
+    of = f"{num_known} of {num_groups} groups with two rewards to compare"
+    named = (
+        of if num_known < num_groups else "1 group" if num_groups == 1 else f"{num_groups} groups"
+    )
+    if needed is None:
+        return f"{named} lie too near to where filters begin to pay"
+    verb = "is" if named == "1 group" else "are"
+    return f"{named} {verb} too few, about {needed} would do"
 
 
 def _rule(rv_P: np.ndarray, steps_P: np.ndarray) -> FilterSettings:
     groups_per_step = len(rv_P) / len(np.unique(steps_P))
     noise, signal = _noise_and_signal(rv_P)
-    if _spread(signal) <= HURTS_BELOW:
+    if _spread(signal) <= EVEN:
         rule, value, eps = "nonzero", 0.0, _gap(noise, signal)
     else:
         rule, value, eps = "top_p", DEFAULT_RHO, _noise_guard(noise, signal, groups_per_step)
-    return FilterSettings(rule=rule, value=value, eps=eps, action="drop")
+    return FilterSettings(rule=rule, value=value, eps=eps)
 
 
 def _left_by(settings: FilterSettings, rv_P: np.ndarray, steps_P: np.ndarray) -> _Kept:
@@ -370,28 +391,35 @@ def _rule_reasons(settings: FilterSettings, rv_P: np.ndarray) -> list[str]:
     return [*reasons, guard] if settings.eps > 0.0 else reasons
 
 
-def _action_reason(settings: FilterSettings, kept: _Kept) -> str:
-    left = f"{kept.per_step:.3g} of {kept.groups_per_step:.3g} groups per step remain"
-    if settings.action == "drop":
-        saved = 1 - kept.share
-        return f"{left}: dropping the rest saves {saved:.0%} of the update; no refill is needed"
-    return (
-        f"{left}, fewer than {MIN_KEPT_GROUPS}: refill samples new prompts in place of the rest, "
-        f"for about {1 / kept.share:.1f} times the rollouts"
-    )
-
-
-def _too_thin(kept: _Kept) -> str:
-    return (
-        f"{kept.per_step:.3g} of {kept.groups_per_step:.3g} groups per step would remain, too few "
-        f"to refill (at most {MAX_REFILL:g} times the rollouts pay): a filter cannot make up for "
-        f"these tasks"
-    )
+def _remedies(plain: Advice, kept: _Kept) -> list[str]:
+    """What the filter leaves and saves, and what may stand in its place."""
+    saved, free = 1 - kept.share, plain.outcome_free
+    reasons = [
+        f"{kept.per_step:.3g} of {kept.groups_per_step:.3g} groups per step remain: dropping the "
+        f"rest saves {saved:.0%} of the update"
+    ]
+    if kept.per_step < FEW_KEPT_GROUPS:
+        more = ""
+        if kept.share * MOST_ROLLOUTS >= 1.0:
+            times = f"{1 / kept.share:.1f}"
+            more = f", or filter.action=refill, for about {times} times the rollouts"
+        reasons.append(f"an update then rests on few prompts: sample more of them a step{more}")
+    if free is not None:
+        reasons.append(
+            f"{free.num_mixed} groups hold both a success and a failure: filter.reward=success "
+            f"filter.rule=nonzero keeps just these"
+        )
+    if _may_leave_out_division(plain):
+        reasons.append(
+            "algorithm.advantage=dr_grpo leaves out the division: it protects about as well as the "
+            "filter, and the two go together"
+        )
+    return reasons
 
 
 def _task_reasons(plain: Advice, group_size: int) -> list[str]:
     """What the causes of low RV say about tasks and rewards."""
-    reasons = list(plain.reasons[1:])
+    reasons = list(plain.triage.reasons)
     if plain.triage.share("too_easy") >= MANY:
         reasons.append("most groups succeed throughout: take harder tasks, which add signal")
     if plain.triage.share("too_hard") >= MANY:

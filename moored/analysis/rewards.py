@@ -41,6 +41,8 @@ class RewardGroups:
     """(P,) step of each group; the number of its file where no step is given."""
     prompts: tuple[str, ...]
     """(P,) each prompt from where prompts differ; empty where there is none."""
+    earned: np.ndarray | None
+    """(M,) rewards with the penalties that `rewards` leave out; None: they leave none out."""
     success: np.ndarray | None
     behaviours: np.ndarray | None
     """(M,) hash of the answer (all answers of an episode); equal behaviours are equal numbers."""
@@ -62,6 +64,7 @@ class RewardGroups:
             group_of=np.searchsorted(chosen, self.group_of[member]),
             steps=self.steps[chosen],
             prompts=tuple(self.prompts[i] for i in chosen.tolist()),
+            earned=None if self.earned is None else self.earned[member],
             success=None if self.success is None else self.success[member],
             behaviours=None if self.behaviours is None else self.behaviours[member],
         )
@@ -98,6 +101,7 @@ class _Seen:
 
     rewards: array[float] = field(default_factory=lambda: array("d"))
     group_of: array[int] = field(default_factory=lambda: array("q"))
+    earned: array[float] = field(default_factory=lambda: array("d"))
     success: array[float] = field(default_factory=lambda: array("d"))
     is_valid: array[int] = field(default_factory=lambda: array("b"))
     behaviours: array[int] = field(default_factory=lambda: array("q"))
@@ -120,6 +124,7 @@ class _Seen:
             self.prompts.append((record.env, excerpts.add(_text(record.prompt))))
         self.group_of.append(group)
         self.rewards.append(record.reward)
+        self.earned.append(record.earned)
         self.success.append(record.success)
         self.is_valid.append(record.is_valid)
         if record.response is not None:
@@ -132,8 +137,10 @@ class _Seen:
             raise MooredError(f"none of the {missing} rewards is a finite number")
         if missing:
             self.notes.append(f"{missing} of {len(rewards)} rewards are missing and take no part")
-        success = np.array(self.success)
+        success, earned = np.array(self.success), None
         if not all(self.is_valid):
+            earned = np.array(self.earned)
+            earned = np.where(np.isnan(earned), rewards, earned)
             rewards = self._without_penalties(rewards, success > 0.5)
         is_told = bool(np.isfinite(success).all())
         knows_behaviour = len(self.behaviours) == len(rewards)
@@ -146,6 +153,7 @@ class _Seen:
             rewards=single if is_single else rewards,
             group_of=np.array(self.group_of),
             steps=np.array(self.steps),
+            earned=earned,
             prompts=tuple(shown[env][number] for env, number in self.prompts),
             success=success if is_told else None,
             behaviours=np.array(self.behaviours) if knows_behaviour else None,

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from moored.algo.snr import OutcomeFree
     from moored.analysis.advice import BatchAdvice, Histogram
     from moored.analysis.rewards import RewardGroups
 
@@ -50,6 +51,7 @@ def advise_command(
 ) -> None:
     """Say from the rewards of rollouts whether filtering pays."""
     from moored.analysis.advice import advise_batch
+    from moored.analysis.models import find_run, read_run_config
     from moored.analysis.rewards import read_rewards
     from moored.files.records import ReadOptions, parse_columns, parse_weights
 
@@ -67,11 +69,14 @@ def advise_command(
         )
     if step is not None:
         batch = batch.at_step(step)
+    own = find_run(files)
     advice = advise_batch(
         batch.rewards,
         batch.group_of,
         steps=batch.steps,
+        earned=batch.earned,
         success=batch.success,
+        divides=own is None or read_run_config(own).algorithm.divides_by_std,
         behaviours=None if batch.behaviours is None else batch.behaviours.tolist(),
         success_reward=success_reward,
         update_share=update_share,
@@ -97,7 +102,7 @@ def _as_dict(advice: BatchAdvice, batch: RewardGroups, examples: int) -> dict[st
     from moored.algo.causes import CAUSES
 
     prompts = _example_prompts(advice, batch, examples)
-    settings, trend = advice.settings, advice.trend
+    settings, trend, free = advice.settings, advice.trend, advice.outcome_free
     return {
         "num_groups": advice.num_groups,
         "num_steps": advice.num_steps,
@@ -107,6 +112,8 @@ def _as_dict(advice: BatchAdvice, batch: RewardGroups, examples: int) -> dict[st
         "rv_std": advice.rv.std,
         "std_over_mean": advice.rv.std_over_mean,
         "std_over_mean_interval": list(advice.std_over_mean_interval),
+        "outcome_free": None if free is None else {**asdict(free), "share": free.share},
+        "groups_needed": advice.groups_needed,
         "histogram": {
             "num_zero": advice.histogram.num_zero,
             "edges": advice.histogram.edges.tolist(),
@@ -145,6 +152,7 @@ def _show(console: Console, advice: BatchAdvice, batch: RewardGroups, examples: 
         f"Std/Mean {advice.rv.std_over_mean:.2f} (95% interval {low:.2f} to {high:.2f}). RAGEN-2: "
         f"filtering helped at 1.16 and 1.29, and cost points at 0.33."
     )
+    console.print(_share_line(advice.outcome_free))
     console.print(_effects_table(advice))
     console.print("Groups that vary little", style="bold")
     _show_causes(console, advice, batch, examples)
@@ -165,6 +173,17 @@ def _show(console: Console, advice: BatchAdvice, batch: RewardGroups, examples: 
             if console.is_terminal
             else f"  · {reason}"
         )
+
+
+def _share_line(free: OutcomeFree | None) -> str:
+    if free is None:
+        return "Outcome-free share unknown: it needs a column of successes, or --success-reward."
+    low, high = free.interval
+    of = "divided by the group's std" if free.divides else "not divided by the group's std"
+    return (
+        f"Outcome-free share {free.divided:.2f} with division by the group's std, {free.plain:.2f} "
+        f"without (95% interval {low:.2f} to {high:.2f}, {of})."
+    )
 
 
 def _sizes(advice: BatchAdvice, batch: RewardGroups) -> str:

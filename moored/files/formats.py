@@ -165,6 +165,7 @@ def _own_record(row: Row, *, options: ReadOptions, read: Callable[[Row], dict[st
         is_valid=bool(options.rewards) or not options.only_rewards or row["is_valid"],
         group=str(row[options.columns.get("group", "group_id")]),
         env=row["env"],
+        earned=math.nan if options.rewards else read_number(row, "trajectory_reward"),
         success=read_number(row, "success"),
         **read(row),
     )

@@ -44,6 +44,8 @@ class Record:
     """Rewards of the same group are compared; None: those of equal prompts are."""
     env: str | None = None
     """Environments are measured apart; None where the file does not name any."""
+    earned: float = math.nan
+    """The reward with penalties, where `rewards` leave them out."""
     success: float = math.nan
     """1 or 0; NaN where it is not known."""
     is_valid: bool = True

@@ -34,7 +34,36 @@ def rollouts(tmp_path: Path) -> Path:
     return file
 
 
-def test_advice_is_told_with_bars_shares_examples_and_settings(rollouts):
+@pytest.fixture
+def solved(tmp_path: Path) -> Path:
+    """Eight steps; in each one of eight groups holds a success, others differ by a move."""
+    rows = [
+        {"step": step, "prompt": f"task {task}", "reward": reward, "success": reward > 0}
+        for step in range(8)
+        for task in range(8)
+        for reward in ((-0.1, -0.2) if task else (10, 0))
+    ]
+    file = tmp_path / "solved.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def test_where_few_successes_are_outvoted_advice_names_filter_and_division(solved):
+    done = moored("advise", solved)
+    text = " ".join(done.stdout.split())
+    assert text.startswith("Filter, or do not divide advantages by the group's std: nonzero keeps")
+    # 7 of 8 groups; 7 * 0.1 against 10 without the division.
+    assert "Outcome-free share 0.87 with division by the group's std, 0.07 without" in text
+    assert "Settings and reasons filter.rule=nonzero filter.value=0 filter.eps=" in text
+    assert "algorithm.advantage=dr_grpo leaves out the division" in text
+    found = json.loads(moored("advise", solved, "--json").stdout)
+    assert found["recommendation"] == "filter"
+    assert found["outcome_free"]["plain"] == pytest.approx(0.7 / 10.7)
+    assert found["outcome_free"]["num_mixed"] == 8
+    assert found["groups_needed"] is None
+
+
+def test_advice_is_told_with_bars_shares_and_examples(rollouts):
     done = moored("advise", rollouts, "--update-share", 0.5)
     text = done.stdout
     assert "10 trajectories, 5 groups of 2, 1 step" in text
@@ -45,17 +74,17 @@ def test_advice_is_told_with_bars_shares_examples_and_settings(rollouts):
     assert "too easy     1 (20%)\n    task e" in text
     assert "too hard     2 (40%)\n    task c\n    task d" in text
     assert "reward-blind unknown, the file has no responses" in text
-    assert text.startswith("Filter: nonzero keeps 40% of the groups and 100% of the signal\n")
-    assert "Settings and reasons\n  filter.rule=nonzero filter.value=0 filter.eps=0" in text
+    assert text.startswith("Cannot tell: 5 groups are too few, about 8 would do\n")
+    assert "Outcome-free share unknown: it needs a column of successes, or --success-reward" in text
     # A reason longer than a table may be is not cut off in a pipe.
-    assert "nonzero drops just the 3 others" in text
+    assert "5 groups say too little; give at least 8" in text
     assert done.stderr.strip() == "[]"  # neither torch nor pyarrow was imported
 
 
 def test_json_holds_the_same(rollouts):
     found = json.loads(moored("advise", rollouts, "--json", "--examples", 1).stdout)
-    assert found["recommendation"] == "filter"
-    assert found["settings"]["rule"] == "nonzero"
+    assert found["recommendation"] == "cannot_tell"
+    assert (found["settings"], found["outcome_free"], found["groups_needed"]) == (None, None, 8)
     assert found["histogram"]["num_zero"] == 3
     assert sum(found["histogram"]["counts"]) == 2
     assert found["causes"]["too_hard"] == {"num_groups": 2, "share": 0.4, "prompts": ["task c"]}

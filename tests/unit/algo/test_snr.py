@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from moored.algo import advise, triage
+from moored.algo import advise, grpo, outcome_free_share, reward_variance, triage
 from moored.algo.snr import Recommendation
 from moored.errors import MooredError
 
@@ -77,44 +77,191 @@ def test_layouts_that_do_not_match_are_named():
 
 
 def test_bimodal_variance_earns_the_advice_to_filter():
-    advice = advise([[1, 0]] * 3 + [[0, 0]] * 9, update_share=0.5)
-    # RV: 3 of 12 groups at 1/4: std/mean = sqrt(1/4 * 3/4) / (1/4) = sqrt(3)
+    advice = advise([[1, 0]] * 12 + [[0, 0]] * 36, update_share=0.5)
+    # RV: 12 of 48 groups at 1/4: std/mean = sqrt(1/4 * 3/4) / (1/4) = sqrt(3)
     assert advice.rv.std_over_mean == pytest.approx(math.sqrt(3))
+    assert advice.std_over_mean_interval[0] > 1.0
     assert advice.recommendation is Recommendation.FILTER
     assert advice.rho == 0.9
-    assert advice.kept_fraction[0.9] == 0.25
+    assert advice.kept_fraction[0.9] == pytest.approx(11 / 48)
     assert advice.step_time_saved is not None
-    assert advice.step_time_saved[0.9] == pytest.approx(0.375)
+    assert advice.step_time_saved[0.9] == pytest.approx(0.5 * 37 / 48)
     assert "1.73" in advice.reasons[0]
-    assert "9 of 12 groups all fail" in advice.reasons[1]
+    assert "36 of 48 groups all fail" in advice.reasons[1]
 
 
 def test_even_variance_earns_the_advice_not_to_filter():
-    advice = advise([[1, 0], [0, 1], [1, 0], [0, 1], [1, 0]])
+    advice = advise([[1, 0], [0, 1]] * 4)
     assert advice.recommendation is Recommendation.NO_FILTER
     assert advice.rho is None
     assert advice.step_time_saved is None
 
 
 def test_groups_without_two_rewards_do_not_make_variance_look_bimodal():
-    # Four groups of RV 1/4 each, and four of which nothing is known: not a spread of 0 and 1/4.
+    # Eight groups of RV 1/4 each, and four of which nothing is known: not a spread of 0 and 1/4.
     nan = float("nan")
-    advice = advise([[1, 0]] * 4 + [[nan, nan]] * 3 + [[1, nan]])
-    assert advice.rv.variances.tolist() == [0.25] * 4 + [0.0] * 4
+    advice = advise([[1, 0]] * 8 + [[nan, nan]] * 3 + [[1, nan]])
+    assert advice.rv.variances.tolist() == [0.25] * 8 + [0.0] * 4
     assert (advice.rv.mean, advice.rv.std_over_mean, advice.rv.zero_fraction) == (0.25, 0.0, 0.0)
     assert advice.std_over_mean_interval == (0.0, 0.0)
     assert advice.recommendation is Recommendation.NO_FILTER
     # They do not count as groups from which the spread is read, either.
-    few = advise([[1, 0], [1, 1], [0, 1]] + [[nan, nan]] * 3)
-    assert few.recommendation is Recommendation.MORE_GROUPS
+    few = advise([[1, 0], [1, 1], [0, 1]] + [[nan, nan]] * 9)
+    assert few.recommendation is Recommendation.CANNOT_TELL
     assert advise([[nan, nan], [1, nan]]).recommendation is Recommendation.NO_SIGNAL
 
 
-def test_in_between_the_advice_is_to_try():
-    # RV 1/4, 1/4, 1/4, 0 : std/mean = sqrt(3)/4 / (3/4) = 0.577
-    advice = advise([[1, 0], [0, 1], [1, 0], [0, 0]])
-    assert advice.rv.std_over_mean == pytest.approx(1 / math.sqrt(3))
-    assert advice.recommendation is Recommendation.TRY_FILTER
+def test_a_wide_interval_from_four_groups_does_not_lead_to_a_filter():
+    # RV 1/4, 0, 0, 3/16: the ratio alone, 1.02, lies above 1.
+    advice = advise([[1, 0, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1], [0, 0, 0, 1]])
+    assert advice.rv.std_over_mean > 1.0
+    assert advice.recommendation is Recommendation.CANNOT_TELL
+    assert advice.groups_needed == 8
+    assert advice.reasons[0].startswith("Std/Mean of RV is 1.02 (95% interval ")
+    assert "give at least 8" in advice.reasons[0]
+
+
+def test_an_interval_that_holds_the_bar_cannot_tell_and_says_how_many_groups_would():
+    # RV 1/4 in 3 of 12 groups: 1.73, but with so few of them it may be 1.
+    pattern = [[1, 0]] * 3 + [[0, 0]] * 9
+    advice = advise(pattern)
+    assert advice.recommendation is Recommendation.CANNOT_TELL
+    low, high = advice.std_over_mean_interval
+    assert low <= 1.0 < high
+    assert advice.groups_needed is not None
+    # Three times the groups of the same kind: the interval narrows, and the bar lies below it.
+    assert 12 < advice.groups_needed <= 36
+    assert advise(pattern * 3).recommendation is Recommendation.FILTER
+
+
+def test_a_ratio_at_its_bar_is_not_settled_by_more_groups():
+    # RV 1/4 in half of the groups: Std/Mean is 1.
+    advice = advise([[1, 0], [0, 0]] * 8)
+    assert advice.rv.std_over_mean == pytest.approx(1.0)
+    assert advice.recommendation is Recommendation.CANNOT_TELL
+    assert advice.groups_needed is None
+    assert "too near" in advice.reasons[0]
+
+
+def test_draws_without_any_variance_do_not_widen_the_interval_of_the_ratio():
+    # Two groups, one of which varies: a draw holds it once (ratio 1), twice (0), or not at all.
+    low, high = reward_variance([[1, 0], [0, 0]]).std_over_mean_interval()
+    assert (low, high) == (0.0, 1.0)
+    # One of 24 groups varies: 36 % of the draws miss it. k times gives sqrt(24 / k - 1) >= 2.3.
+    low, _ = reward_variance([[1, 0]] + [[0, 0]] * 23).std_over_mean_interval()
+    assert low > 2.0
+
+
+SOLVED, LOST = [10.0, 0.0], [-0.1, -0.2]
+"""A group with a success and a failure, and one that differs by the price of a move."""
+
+
+def test_outcome_free_share_is_the_push_of_groups_that_ended_alike_over_all_of_it():
+    advantages = [[1, -1], [2, -2], [3, -3]]
+    success = [[1, 0], [0, 0], [1, 1]]
+    # |1| + |1| in the group that holds both outcomes, 4 and 6 in the others.
+    assert outcome_free_share(advantages, success) == pytest.approx(10 / 12)
+    # 1 * 1 + 1 * 1 against 2 * 1 + 2 * 3 and 3 * 2 + 3 * 2.
+    tokens = [[1, 1], [1, 3], [2, 2]]
+    assert outcome_free_share(advantages, success, tokens=tokens) == pytest.approx(20 / 22)
+    flat = outcome_free_share([1, 2, -1, -2], [1, 0, 0, 0], ["a", "b", "a", "b"])
+    assert flat == pytest.approx(4 / 6)
+    ragged = outcome_free_share([[1, -1], [2, -1, -1]], [[1, 0], [0, 0, 0]])
+    assert ragged == pytest.approx(4 / 6)
+
+
+def test_outcome_free_share_leaves_out_trajectories_whose_outcome_is_not_known():
+    # The failure of the first group is lost: what is left of it has one outcome, and a push of 1.
+    assert outcome_free_share([[1, -1], [2, -2]], [[1, NAN], [1, 0]]) == pytest.approx(1 / 5)
+
+
+def test_outcome_free_share_is_missing_where_nothing_pushes():
+    assert math.isnan(outcome_free_share([[0, 0]], [[1, 0]]))
+    assert math.isnan(outcome_free_share([[1, -1]], [[NAN, NAN]]))
+
+
+def test_the_division_makes_groups_without_an_outcome_push_as_hard_as_a_solved_room():
+    rewards = [SOLVED, LOST, LOST, LOST]
+    advice = advise(rewards, success=[[1, 0]] + [[0, 0]] * 3)
+    assert advice.outcome_free is not None
+    # Divided, all advantages are 1 or -1; undivided, 5 and -5 against 0.05 and -0.05.
+    assert advice.outcome_free.divided == pytest.approx(3 / 4, abs=1e-4)
+    assert advice.outcome_free.plain == pytest.approx(0.3 / 10.3)
+    assert advice.outcome_free.num_mixed == 1
+    assert advice.outcome_free.divided == pytest.approx(
+        outcome_free_share(grpo(rewards), [[1, 0]] + [[0, 0]] * 3)
+    )
+
+
+def test_a_share_above_a_half_earns_the_advice_to_filter_or_not_to_divide():
+    rewards, success = [SOLVED, LOST, LOST, LOST] * 8, [[1, 0], [0, 0], [0, 0], [0, 0]] * 8
+    advice = advise(rewards, success=success)
+    assert advice.recommendation is Recommendation.FILTER
+    assert advice.reasons[0].startswith("outcome-free share 0.75 (95% interval 0.")
+    assert "0.03 where they are not" in advice.reasons[0]
+    # Four groups of it: 0.75 as well, but it may be 1/2.
+    assert advise(rewards[:8], success=success[:8]).recommendation is Recommendation.CANNOT_TELL
+
+
+def test_where_nothing_is_divided_the_share_is_that_without_the_division():
+    # Every group holds a success, so only their spread counts, and it is even.
+    rewards, success = [[9.0, 0.0], [10.0, 0.0]] * 8, [[1, 0]] * 16
+    for divides in (True, False):
+        found = advise(rewards, success=success, divides=divides)
+        assert found.recommendation is Recommendation.NO_FILTER
+    # 0.03 of the push in 3 of 4 groups: the share speaks for nothing, and the spread does.
+    rewards, success = [SOLVED, LOST, LOST, LOST] * 16, [[1, 0], [0, 0], [0, 0], [0, 0]] * 16
+    found = advise(rewards, success=success, divides=False)
+    assert found.outcome_free is not None and found.outcome_free.share < 0.1
+    assert found.recommendation is Recommendation.FILTER
+    assert found.reasons[0].startswith("Std/Mean of RV is 1.7")
+
+
+def test_an_open_share_keeps_an_even_spread_from_meaning_no_filter():
+    # Every group varies as much as the others, and half of them hold no success.
+    rewards, success = [[1.0, 0.0], [0.0, -1.0]] * 8, [[1, 0], [0, 0]] * 8
+    advice = advise(rewards, success=success)
+    assert advice.std_over_mean_interval[1] < 1.0
+    assert advice.outcome_free is not None and advice.outcome_free.share == pytest.approx(0.5)
+    assert advice.recommendation is Recommendation.CANNOT_TELL
+    assert advise(rewards).recommendation is Recommendation.NO_FILTER
+
+
+def test_a_batch_without_both_outcomes_in_any_group_asks_for_other_tasks():
+    advice = advise([LOST] * 10, success=[[0, 0]] * 10)
+    assert advice.outcome_free is not None and advice.outcome_free.share == 1.0
+    assert advice.recommendation is Recommendation.CHANGE_TASKS
+    assert "at most 26% of such groups" in advice.reasons[0]  # 1 - 0.05^(1/10)
+
+
+def test_outcomes_are_known_from_a_reward_of_success_too():
+    rewards = [SOLVED, LOST, LOST, LOST] * 8
+    advice = advise(rewards, success_reward=9.0)
+    assert advice.outcome_free is not None
+    assert advice.outcome_free.divided == pytest.approx(3 / 4, abs=1e-4)
+    ragged = [[10, 0, NAN], [-0.1, -0.2]]
+    assert advise(ragged, success_reward=9.0).outcome_free is not None
+    assert advise(rewards).outcome_free is None
+
+
+def test_the_share_is_of_what_was_earned_where_the_filter_scores_other_rewards():
+    # The malformed reply of the second group costs 2 in training and nothing to the filter.
+    task, earned = [[10, 0], [-1, -1]], [[10, 0], [-1, -3]]
+    success = [[1, 0], [0, 0]]
+    found = [advise(task, success=success, earned=e).outcome_free for e in (None, earned)]
+    # 5 + 5 against 0, and against 1 + 1.
+    assert [each.plain for each in found if each] == pytest.approx([0.0, 2 / 12])
+
+
+def test_tokens_count_in_the_share():
+    found = advise([SOLVED, LOST], success=[[1, 0], [0, 0]], tokens=[[1, 1], [3, 3]]).outcome_free
+    assert found is not None
+    assert found.divided == pytest.approx(6 / 8, abs=1e-4)
+
+
+def test_success_that_is_laid_out_otherwise_is_refused():
+    with pytest.raises(MooredError, match="laid out like"):
+        outcome_free_share([[1, -1]], [[1]])
 
 
 def test_no_variance_at_all_is_no_signal():
@@ -122,7 +269,7 @@ def test_no_variance_at_all_is_no_signal():
 
 
 def test_few_groups_ask_for_more():
-    assert advise([[1, 0], [0, 0]]).recommendation is Recommendation.MORE_GROUPS
+    assert advise([[1, 0], [0, 0]]).recommendation is Recommendation.CANNOT_TELL
 
 
 def test_a_blind_reward_comes_before_any_filter():
@@ -155,23 +302,6 @@ def test_triage_equals_reading_each_group_by_eye():
                 expected[cause].append(i)
         causes = triage(rewards, behaviours=behaviours)
         assert {name: getattr(causes, name).tolist() for name in expected} == expected
-
-
-@pytest.mark.parametrize(
-    ("num_varied", "num_flat", "recommendation"),
-    [
-        # RV is 1/4 or 0: Std/Mean = sqrt(flat / varied).
-        (4, 4, Recommendation.FILTER),  # 1.00
-        (11, 10, Recommendation.TRY_FILTER),  # 0.95
-        (11, 3, Recommendation.TRY_FILTER),  # 0.52
-        (12, 3, Recommendation.NO_FILTER),  # 0.50
-    ],
-)
-def test_advice_turns_at_its_stated_ratios(num_varied, num_flat, recommendation):
-    rewards = [[1, 0]] * num_varied + [[0, 0]] * num_flat
-    advice = advise(rewards)
-    assert advice.rv.std_over_mean == pytest.approx(math.sqrt(num_flat / num_varied))
-    assert advice.recommendation is recommendation
 
 
 def test_more_than_a_quarter_of_blind_groups_asks_for_another_reward():
@@ -259,7 +389,7 @@ def test_a_blind_batch_without_any_variance_asks_for_another_reward():
 
 
 def test_advice_wants_as_many_groups_as_it_is_told():
-    rewards = [[1, 0], [0, 0], [0, 0], [0, 0]]
-    assert advise(rewards).recommendation is Recommendation.FILTER
-    assert advise(rewards[:3]).recommendation is Recommendation.MORE_GROUPS
-    assert advise(rewards, min_groups=5).recommendation is Recommendation.MORE_GROUPS
+    rewards = [[1, 0]] * 8
+    assert advise(rewards).recommendation is Recommendation.NO_FILTER
+    assert advise(rewards[:7]).recommendation is Recommendation.CANNOT_TELL
+    assert advise(rewards[:7], min_groups=7).recommendation is Recommendation.NO_FILTER

@@ -22,6 +22,11 @@ def advise_rows(rows: Sequence[Sequence[float]], **options) -> BatchAdvice:
     return advise_batch(np.concatenate(rows), ids, **options)
 
 
+def advise_steps(rows: Sequence[Sequence[float]], times: int = 8, **options) -> BatchAdvice:
+    """The same groups in every step: enough of them to tell."""
+    return advise_rows([*rows] * times, steps=np.repeat(np.arange(times), len(rows)), **options)
+
+
 def test_histogram_sets_zeros_apart():
     histogram = rv_histogram(np.array([0, 0, 0.1, 0.4, 0.8]), bins=4)
     assert histogram.num_zero == 2
@@ -54,31 +59,32 @@ def test_without_steps_all_groups_are_one_batch():
 
 
 def test_groups_with_the_same_signal_are_told_from_those_without_by_nonzero():
-    advice = advise_rows([MIDDLE] * 3 + [FAIL] * 9)
+    advice = advise_steps([MIDDLE] * 3 + [FAIL] * 9)
     assert advice.recommendation is Recommendation.FILTER
-    # 3 of 12 groups are fewer than 4, and 4 times the rollouts fill the batch.
-    assert advice.settings == FilterSettings(rule="nonzero", value=0.0, eps=0.0, action="refill")
-    assert "Std/Mean 0.00 among the 3 of them" in advice.reasons[1]
-    assert "about 4.0 times the rollouts" in advice.reasons[2]
+    assert advice.settings == FilterSettings(rule="nonzero", value=0.0, eps=0.0)
+    assert "Std/Mean 0.00 among the 24 of them" in advice.reasons[1]
+    # 3 of 12 groups a step are few, and 4 times the rollouts would fill the batch.
+    assert "3 of 12 groups per step remain" in advice.reasons[2]
+    assert "filter.action=refill, for about 4.0 times the rollouts" in advice.reasons[3]
 
 
 def test_a_threshold_lies_between_noise_and_signal():
-    advice = advise_rows([MIDDLE] * 4 + [FAINT] * 2 + [FAIL] * 4)
+    advice = advise_steps([MIDDLE] * 4 + [FAINT] * 4 + [FAIL] * 4)
     assert advice.settings is not None
     assert advice.settings.eps == 0.005  # sqrt(1e-4 * 1/4)
-    assert advice.settings.action == "drop"
-    assert "saves 60% of the update" in advice.reasons[3]
+    assert "saves 67% of the update" in advice.reasons[3]
+    assert "refill" not in " ".join(advice.reasons)  # 4 groups remain
 
 
 def test_groups_with_unequal_signal_are_cut_by_mass():
-    advice = advise_rows([BIG, MIDDLE, SMALL] + [FAIL] * 5)
+    advice = advise_steps([BIG, MIDDLE, SMALL] + [FAIL] * 5)
     # 1 + 1/4 reach 0.9 of 1.3125.
-    assert advice.settings == FilterSettings(rule="top_p", value=0.9, eps=0.0, action="refill")
+    assert advice.settings == FilterSettings(rule="top_p", value=0.9, eps=0.0)
     assert "2 of 8 groups per step remain" in advice.reasons[2]
 
 
 def test_eps_skips_a_step_of_mere_noise():
-    advice = advise_rows([BIG, MIDDLE, SMALL] + [FAINT] * 4 + [FAIL])
+    advice = advise_steps([BIG, MIDDLE, SMALL] + [FAINT] * 4 + [FAIL])
     assert advice.settings is not None
     eps = advice.settings.eps
     assert eps == 0.00076  # 1.05 * 0.9 * 8 * 1e-4
@@ -88,32 +94,65 @@ def test_eps_skips_a_step_of_mere_noise():
 
 def test_no_eps_where_it_would_cost_a_group_with_signal():
     # Faint is 1 % of the largest, and 1.05 * 0.9 * 4 of it is more than the smallest signal.
-    advice = advise_rows([[2, 0], [0.21, 0], [0.2, 0], [0, 0]])
+    advice = advise_steps([[2, 0], [0.21, 0], [0.2, 0], [0, 0]])
     assert advice.settings is not None
     assert (advice.settings.rule, advice.settings.eps) == ("top_p", 0.0)
 
 
-def test_a_headline_never_says_filter_above_a_text_that_says_no_filter_helps():
-    # One group of ten has signal: refilling would take ten times the rollouts.
-    advice = advise_rows([MIDDLE] + [FAIL] * 9)
+SOLVED, LOST = [10.0, 0.0], [-0.1, -0.2]
+"""A group with both outcomes, and one that differs by the price of a move."""
+OUTCOMES = {"success": [1, 0] + [0, 0] * 7}
+"""Of a step with one group that is solved and seven that are lost."""
+
+
+def test_rare_successes_are_a_case_for_the_filter_however_few_groups_hold_one():
+    # One of eight groups a step: 7/8 of the push is about the price of moves.
+    advice = advise_steps([SOLVED] + [LOST] * 7, success=OUTCOMES["success"] * 8)
+    assert advice.recommendation is Recommendation.FILTER
+    assert advice.headline.startswith(
+        "Filter, or do not divide advantages by the group's std: nonzero keeps 12% of the groups"
+    )
+    text = " ".join(advice.reasons)
+    assert "outcome-free share 0.87" in text and "0.07 where they are not" in text  # 0.7 / 10.7
+    assert "8 groups hold both a success and a failure: filter.reward=success" in text
+    assert "algorithm.advantage=dr_grpo leaves out the division" in text
+    # Eight times the rollouts would fill the batch: too many to advise.
+    assert "refill" not in text and "sample more of them a step" in text
+
+
+def test_a_run_that_does_not_divide_is_not_told_to_leave_out_the_division():
+    options = {"success": OUTCOMES["success"] * 8, "divides": False}
+    advice = advise_steps([SOLVED] + [LOST] * 7, **options)
+    assert advice.recommendation is Recommendation.FILTER  # by the spread: Std/Mean 2.65
+    assert advice.headline.startswith("Filter: nonzero keeps 12%")
+    assert "dr_grpo" not in " ".join(advice.reasons)
+
+
+def test_a_batch_without_any_success_asks_for_other_tasks_and_names_no_filter():
+    advice = advise_rows([LOST] * 10, success=[0, 0] * 10)
     assert advice.recommendation is Recommendation.CHANGE_TASKS
-    assert advice.headline.startswith("Change the tasks first: 1 of 10 groups per step carry")
+    assert advice.headline == (
+        "Change the tasks first: none of 10 groups holds both a success and a failure"
+    )
     assert advice.settings is None
-    assert "a filter cannot make up for these tasks" in advice.reasons[1]
 
 
 @pytest.mark.parametrize(
     ("rows", "headline"),
     [
         (
-            [MIDDLE] * 3 + [FAIL] * 9,
+            ([MIDDLE] * 3 + [FAIL] * 9) * 4,
             "Filter: nonzero keeps 25% of the groups and 100% of the signal; take easier",
         ),
-        ([BIG, MIDDLE, SMALL] + [FAIL] * 5, "Filter: top_p 0.9 keeps 25% of the groups and 95%"),
-        ([MIDDLE] * 6 + [FAIL] * 4, "Try a filter, and compare it with none: nonzero keeps 60%"),
+        (
+            ([BIG, MIDDLE, SMALL] + [FAIL] * 5) * 4,
+            "Filter: top_p 0.9 keeps 22% of the groups and 90%",  # 4.75 of 5.25
+        ),
+        ([MIDDLE] * 6 + [FAIL] * 4, "Cannot tell: 10 groups are too few, about "),
+        ([MIDDLE, FAIL] * 8, "Cannot tell: 16 groups lie too near to where filters begin to pay"),
         ([MIDDLE] * 9 + [FAIL], "No filter: all groups carry about the same signal"),
         ([FAIL] * 5, "Nothing to learn from: no reward varies inside any of 5 groups"),
-        ([MIDDLE] * 2, "Cannot tell: 2 groups are too few"),
+        ([MIDDLE] * 2, "Cannot tell: 2 groups are too few, about 8 would do"),
     ],
 )
 def test_the_headline_is_the_recommendation_in_one_sentence(rows, headline):
@@ -145,7 +184,7 @@ def test_reward_blind_groups_come_before_any_filter():
 
 
 def test_one_group_is_too_few():
-    assert advise_rows([MIDDLE]).recommendation is Recommendation.MORE_GROUPS
+    assert advise_rows([MIDDLE]).recommendation is Recommendation.CANNOT_TELL
 
 
 def test_missing_rewards_do_not_count_in_group_sizes():
@@ -196,13 +235,15 @@ def test_four_steps_have_no_trend_because_no_order_of_them_is_significant():
 def test_headlines_count_the_groups_that_have_rewards_to_compare():
     lone = [1, math.nan]
     found = advise_rows([MIDDLE] * 3 + [lone] * 9)
-    assert found.headline == ("Cannot tell: 3 of 12 groups with two rewards to compare are too few")
+    assert found.headline.startswith(
+        "Cannot tell: 3 of 12 groups with two rewards to compare are too few, "
+    )
     found = advise_rows([FAIL] * 5 + [lone] * 9)
     assert found.headline == "Nothing to learn from: no reward varies inside any of 5 groups"
-    assert advise_rows([MIDDLE]).headline == "Cannot tell: 1 group is too few"
-    # Of 20 groups to compare, 10 are kept.
-    found = advise_rows([BIG] * 10 + [FAIL] * 10 + [lone] * 20)
-    assert "keeps 50% of the groups and 100% of the signal" in found.headline
+    assert advise_rows([MIDDLE]).headline == "Cannot tell: 1 group is too few, about 8 would do"
+    # Of 40 groups to compare, 10 are kept.
+    found = advise_rows([BIG] * 10 + [FAIL] * 30 + [lone] * 20)
+    assert "keeps 25% of the groups and 100% of the signal" in found.headline
 
 
 def test_equal_steps_have_no_trend_and_few_steps_are_not_asked():

@@ -202,6 +202,10 @@ def test_rewards_of_own_rollouts_are_those_that_the_filter_of_the_run_scores(tmp
     total = read_rewards([file], ReadOptions(rewards={"trajectory_reward": 1.0}))
     np.testing.assert_equal(total.rewards, [-0.2, -0.2, -0.1, -0.1, 0.9, -0.3, math.nan, 0.0])
     assert total.notes == ("1 of 8 rewards are missing and take no part",)
+    # Advantages are of what was earned, which the outcome-free share goes by.
+    np.testing.assert_equal(batch.earned, total.rewards)
+    np.testing.assert_equal(batch.at_step(1).earned, total.rewards)
+    assert total.earned is None
 
 
 def test_groups_of_different_files_and_steps_are_different(tmp_path):
