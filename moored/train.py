@@ -35,7 +35,7 @@ from moored.rollout.calls import EnvCalls
 from moored.rollout.episodes import Task, roll_out
 from moored.rollout.pool import make_pool
 from moored.runlog.changes import changes_since
-from moored.runlog.log import RunLog, all_done, written_whole
+from moored.runlog.log import RunLog, all_done, read_records, written_whole
 from moored.runlog.machine import describe_machine, installed_versions, own_command
 from moored.runlog.rollouts import write_groups
 from moored.runlog.scores import write_scores
@@ -45,11 +45,13 @@ from moored.training.failures import keep_failure
 from moored.training.gradients import check_measures_gradients, measure_gradients
 from moored.training.metrics import step_metrics
 from moored.training.selection import score_groups, select_samples
-from moored.training.stopping import LoopState, stop_reason, take_step
+from moored.training.stopping import LoopState, outcome_free_warning, stop_reason, take_step
 from moored.training.update import estimate_advantages, update, with_old_logprobs
 from moored.types import Group, Selection
 
 logger = logging.getLogger(__name__)
+OUTCOME_FREE = "outcome_free"
+"""Kind of the event that says what the first updates consisted of."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,7 +92,7 @@ class Run:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
 
     def note(self, event: Event) -> None:
-        """Log and tell what befell a process of the engine."""
+        """Log and tell what befell a process of the engine, or what updates consist of."""
         self.log.append(
             "events", self.next_step, {"kind": event.kind, "text": event.text, **event.figures}
         )
@@ -194,7 +196,7 @@ def train_step(run: Run, step: int) -> StepRecord:
     if _is_due(step, config.evaluation.every, last=config.num_steps):
         with run.timed("evaluation"):
             evaluation = _evaluate(run)
-    metrics = step_metrics(config.filter, groups, selection, samples, {**stats, **gap})
+    metrics = step_metrics(config.filter, groups, selection, samples, advantages, {**stats, **gap})
     metrics |= {} if evaluation is None else evaluation.metrics()
     record = StepRecord(
         step=step,
@@ -274,6 +276,7 @@ def _next_step(run: Run, on_step: Callable[[StepRecord], bool | None] | None) ->
         tasks = _plan(run, step, 0, config.rollout.num_groups)
         raise keep_failure(run.log.path, step, error, run.engine.learner, tasks) from error
     take_step(config, run.state, record.metrics, run.monitor.alarm)
+    _warn_once(run)
     reason = stop_reason(config, run.state)
     run.next_step = step + 1
     is_asked = on_step is not None and on_step(record)
@@ -282,6 +285,14 @@ def _next_step(run: Run, on_step: Callable[[StepRecord], bool | None] | None) ->
     if reason or step % config.checkpoint_every == 0 or step == config.num_steps:
         checkpoint(run)
     return reason
+
+
+def _warn_once(run: Run) -> None:
+    """Say that updates are mostly outcome-free, unless the run has; its events outlast a kill."""
+    text = outcome_free_warning(run.config, run.state)
+    if text and all(e["kind"] != OUTCOME_FREE for e in read_records(run.log.path, "events")):
+        share = float(np.mean(run.state.first_shares))
+        run.note(Event(kind=OUTCOME_FREE, text=text, figures={"outcome_free_share": share}))
 
 
 def checkpoint(run: Run) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -51,11 +52,14 @@ def _scored(options: FilterConfig, group: Group, quantity: Quantity) -> np.ndarr
 def filter_rewards(group: Group, kind: FilterReward) -> np.ndarray:
     """(G,) the rewards by which the filter tells the trajectories of a group apart.
 
-    `task` leaves out penalties for malformed replies, see `cap_malformed`.
+    `task` leaves out penalties for malformed replies, see `cap_malformed`; `success` is 1 or 0, and
+    NaN after an error.
     """
     if kind == "total":
         return group.rewards
     members = group.trajectories
+    if kind == "success":
+        return np.array([math.nan if t.stop.is_error else float(t.success) for t in members])
     return cap_malformed(
         np.array([t.task_reward for t in members]),
         np.array([t.is_valid for t in members]),

@@ -1,4 +1,4 @@
-"""When a run ends early: nothing to learn from, or nothing learnt."""
+"""What the loop counts: when a run ends early, and when it is told what its updates consist of."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from moored.algo.snr import FIRST_STEPS, FREE_ABOVE
 from moored.config import Config
 from moored.diagnostics.alarm import Alarm
 
@@ -25,6 +26,8 @@ class LoopState:
     has_only_errors: bool = False
     """Every episode of the last step ended in an error."""
     first_variances: list[float] = field(default_factory=list)
+    first_shares: list[float] = field(default_factory=list)
+    """Outcome-free shares of the first steps that trained on anything."""
     low_variance_steps: int = 0
     low_evaluations: int = 0
     alarm_step: int | None = None
@@ -42,6 +45,9 @@ def take_step(
     variance = metrics["rollout/reward_variance_mean"]
     if not math.isnan(variance):  # where episodes were lost, there is none, not a low one
         _take_variance(config, state, variance)
+    share = metrics.get("signal/outcome_free_share", math.nan)
+    if not math.isnan(share) and len(state.first_shares) < FIRST_STEPS:
+        state.first_shares.append(share)
     success = metrics.get("evaluation/success_rate")
     if success is not None:
         is_low = success < config.stop.min_success
@@ -93,3 +99,21 @@ def _remedy(state: LoopState) -> str:
             f"(moored sft), or take one that follows instructions"
         )
     return "take easier tasks, larger groups or a finer reward; moored advise RUN shows the groups"
+
+
+def outcome_free_warning(config: Config, state: LoopState) -> str:
+    """What to say of updates that are mostly about something else than the outcome, else nothing.
+
+    Only where leaving out the division or filtering would change it: advantages are divided by the
+    group's std, nothing is filtered, and some group held both a success and a failure.
+    """
+    share = float(np.mean(state.first_shares or [0.0]))
+    is_open = config.algorithm.divides_by_std and config.filter.rule == "none"
+    if len(state.first_shares) < FIRST_STEPS or not is_open or not FREE_ABOVE < share < 1.0:
+        return ""
+    return (
+        f"{share:.0%} of the push of the first {FIRST_STEPS} updates came from groups that held no "
+        f"success, or no failure: divided by the std of their rewards, small differences push as "
+        f"hard as an outcome, which may loosen reasoning from its prompt. Start again with "
+        f"algorithm.advantage=dr_grpo, which does not divide, or go on with filter.rule=top_p"
+    )

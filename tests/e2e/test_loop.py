@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter, defaultdict
 from itertools import pairwise
 
@@ -105,6 +106,37 @@ def test_low_variance_and_low_success_end_a_run_when_the_log_says_so(toy_folder,
     reason = run_to_end(build_run(config, tmp_path / "success"))
     assert reason == "validation success stayed below 100% for 3 evaluations"
     assert len(read_records(tmp_path / "success")) == 4  # evaluated at steps 1, 2, 4
+
+
+def told_of_outcomes(folder) -> list:
+    return [r for r in read_records(folder, "events") if r["kind"] == "outcome_free"]
+
+
+def test_a_run_whose_updates_are_mostly_outcome_free_says_so_once(toy_folder, tmp_path, caplog):
+    options = [*SMALL, f"env={HERE}:Priced", "num_steps=14", "collapse.every=0"]
+    options += ["optimizer.lr=1e-6", "rollout.group_size=8", "checkpoint_every=12"]
+    config = toy_config(toy_folder, *options, "filter.rule=none")
+    # Stopped at step 11: the checkpoint knows the first ten shares, and the log what was said.
+    start(first := build_run(config, tmp_path / "none"))
+    train(first, lambda record: record.step == 11)
+    resume(second := build_run(config, tmp_path / "none", resume=True))
+    train(second)
+    (told,) = told_of_outcomes(tmp_path / "none")
+    shares = column(tmp_path / "none", "signal/outcome_free_share")
+    assert (told["step"], told["outcome_free_share"]) == (10, pytest.approx(np.mean(shares[:10])))
+    assert 0.5 < told["outcome_free_share"] < 1.0
+    assert "algorithm.advantage=dr_grpo" in told["text"] and "filter.rule=top_p" in told["text"]
+    assert [r.getMessage() for r in caplog.records].count(f"step 10: {told['text']}") == 1
+    # Killed before its first checkpoint it does step 10 again, and does not say it again.
+    shutil.rmtree(tmp_path / "none" / "checkpoints")
+    resume(third := build_run(config, tmp_path / "none", resume=True))
+    train(third)
+    assert told_of_outcomes(tmp_path / "none") == [told]
+    # With a remedy in place there is nothing to say.
+    for remedy in ("filter.rule=top_p", "algorithm.advantage=dr_grpo"):
+        cured = toy_config(toy_folder, *options, "filter.rule=none", remedy, "num_steps=11")
+        run_to_end(build_run(cured, tmp_path / remedy))
+        assert told_of_outcomes(tmp_path / remedy) == []
 
 
 def record_updates(run: Run) -> list[list[LossSample]]:

@@ -53,6 +53,21 @@ class Half(Echo):
         return StepResult(observation="", reward=self._pays * result.reward, terminated=True)
 
 
+class Priced(Echo):
+    """Echo that can be solved in every fourth task; in the others one letter costs a little."""
+
+    name: ClassVar[str] = "priced"
+
+    def reset(self, task_seed: int, episode_seed: int = 0) -> list[Message]:
+        self._is_open = task_seed % 4 == 0
+        return super().reset(task_seed, episode_seed)
+
+    def step(self, reply: str) -> StepResult:
+        if self._is_open:
+            return super().step(reply)
+        return StepResult(observation="", reward=-0.1 * reply.startswith("B"), terminated=True)
+
+
 class Late(Echo):
     """Echo of three turns: the first answer counts, and is paid for after the third."""
 

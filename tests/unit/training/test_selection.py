@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from moored.config import Config, load_config
+from moored.training.advantages import TokenAdvantages
+from moored.training.batch import Sample
 from moored.training.metrics import step_metrics
 from moored.training.selection import score_groups, select_samples
 from moored.types import Group, Prompt, StopReason, Trajectory, Turn
@@ -39,10 +42,13 @@ def test_soft_keeps_every_group_that_has_a_weight():
     config = options("filter.action=soft", "filter.rule=top_p", "filter.value=0.75")
     selection = score_groups(config.filter, three)
     assert selection.kept.tolist() == [0, 1]
-    metrics = step_metrics(
-        config.filter, three, selection, select_samples(config, three, selection), {}
-    )
+    samples = select_samples(config, three, selection)
+    metrics = step_metrics(config.filter, three, selection, samples, untrained(samples), {})
     assert (metrics["filter/num_kept"], metrics["tokens/trained"]) == (2.0, 8.0)
+
+
+def untrained(samples: Sequence[Sample]) -> list[TokenAdvantages]:
+    return [TokenAdvantages(advantages_T=np.zeros(len(sample.ids_T))) for sample in samples]
 
 
 def moved(task_reward: float, *, penalty: float = 0.0, success: bool = False) -> Trajectory:
@@ -104,11 +110,30 @@ def test_best_and_worst_are_ranked_by_the_reward_that_the_filter_scores():
         assert [sample.trajectory for sample in chosen] == [worst, 3]
 
 
+def test_filter_reward_success_goes_by_the_outcome_whatever_was_earned():
+    lost = replace(moved(5.0), stop=StopReason.ENV_ERROR)
+    failures = [moved(0.0), moved(-0.1), moved(-0.9)]
+    solved = [moved(9.0, success=True), moved(10.0, success=True), lost]
+    mixed = [moved(9.0, success=True), moved(8.9), moved(8.8), lost]
+    groups = [group(*members) for members in (failures, solved, mixed)]
+    by_task, by_outcome = (
+        score_groups(options(f"filter.reward={r}", "filter.rule=nonzero").filter, groups)
+        for r in ("task", "success")
+    )
+    assert by_task.kept.tolist() == [0, 1, 2]
+    assert by_outcome.kept.tolist() == [2]
+    # The variance of 1, 0, 0; the error is left out.
+    assert by_outcome.scores == pytest.approx([0.0, 0.0, 2 / 9])
+    chosen = options("filter.reward=success").filter
+    metrics = step_metrics(chosen, groups, by_outcome, [], [], {})
+    assert metrics["rollout/reward_variance_mean"] == pytest.approx(2 / 27)
+
+
 def test_reward_variance_in_the_log_is_of_the_rewards_that_the_filter_scores():
     groups = [group(moved(0.0), moved(0.0), moved(0.0), moved(0.0, penalty=-0.4))]
     for reward, variance in (("task", 0.0), ("total", 0.03)):
         chosen = options(f"filter.reward={reward}").filter
-        metrics = step_metrics(chosen, groups, score_groups(chosen, groups), [], {})
+        metrics = step_metrics(chosen, groups, score_groups(chosen, groups), [], [], {})
         assert metrics["rollout/reward_variance_mean"] == pytest.approx(variance)
         assert metrics["rollout/reward_mean"] == pytest.approx(-0.1)
 

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from moored.config import Config, load_config
 from moored.diagnostics.alarm import Alarm
 from moored.diagnostics.report import Regime
-from moored.training.stopping import LoopState, stop_reason, take_step
+from moored.training.stopping import LoopState, outcome_free_warning, stop_reason, take_step
 
 
 def stops_at(
@@ -105,6 +105,43 @@ def test_an_alarm_stops_a_run_only_where_that_is_asked_for_and_stops_it_again_wh
     resumed = LoopState(**asdict(state))
     assert stop_reason(asks, resumed).startswith("the collapse alarm went off at step 7: ")
     assert stop_reason(goes_on, resumed) == ""
+
+
+def warned_after(shares: Sequence[float], *overrides: str) -> tuple[int, str]:
+    """First step after which something is said of the push, from 1; (0, "") when nothing is."""
+    config, state = load_config({}, ["algorithm.name=grpo", "filter.rule=none", *overrides]), None
+    for number, share in enumerate(shares, start=1):
+        state = LoopState() if state is None else LoopState(**asdict(state))
+        metrics = {"update/is_empty": 0.0, "rollout/reward_variance_mean": 1.0}
+        metrics |= {"rollout/validity_rate": 1.0, "signal/outcome_free_share": share}
+        take_step(config, state, metrics)
+        if text := outcome_free_warning(config, state):
+            return number, text
+    return 0, ""
+
+
+def test_mostly_outcome_free_updates_are_told_after_the_first_ten_of_them():
+    step, text = warned_after([0.9, 0.4] * 10)
+    assert step == 10
+    assert text.startswith("65% of the push of the first 10 updates came from groups that held no")
+    assert warned_after([0.9, 0.05] * 10) == (0, "")  # mean 0.475
+    # Steps that trained on nothing do not count.
+    assert warned_after([math.nan, 0.7] * 12)[0] == 20
+
+
+def test_outcome_free_updates_are_told_only_where_a_remedy_is_left():
+    shares = [0.9] * 12
+    for override in (
+        "filter.rule=top_p",
+        "algorithm.advantage=dr_grpo",
+        "algorithm.name=ppo",
+        "algorithm.name=rloo",
+    ):
+        assert warned_after(shares, override) == (0, ""), override
+    assert warned_after(shares, "algorithm.name=gspo")[0] == 10
+    assert warned_after(shares, "algorithm.name=ppo", "algorithm.advantage=grpo")[0] == 10
+    # Without any success the share is 1, divided or not.
+    assert warned_after([1.0] * 12) == (0, "")
 
 
 def test_empty_steps_of_errors_alone_are_not_put_down_to_tasks_or_form():

@@ -153,7 +153,10 @@ def test_masked_tokens_are_not_counted_as_trained():
     config = options("filter.action=mask", "filter.rule=top_k_count", "filter.value=1")
     selection = score_groups(config.filter, TWO)
     samples = select_samples(config, TWO, selection)
-    metrics = step_metrics(config.filter, TWO, selection, samples, {})
+    advantages = estimate_advantages(
+        config, load_algorithm(config.algorithm), cast(Learner, None), TWO, samples, selection
+    )
+    metrics = step_metrics(config.filter, TWO, selection, samples, advantages, {})
     assert (metrics["tokens/trained"], metrics["tokens/discarded"]) == (4.0, 4.0)
     assert metrics["update/is_empty"] == 0.0
 
