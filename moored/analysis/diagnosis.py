@@ -202,6 +202,10 @@ class Diagnosis:
     seconds: float = 0.0
     num_bad_rows: int = 0
     num_torn_rows: int = 0
+    outcome_free_share: float | None = None
+    """Of a run: mean over its first steps; None where it is not known."""
+    divides_by_std: bool = False
+    """Of a run: its advantages are divided by the std of the group's rewards."""
     closeups: tuple[Closeup, ...] = ()
     """Of the first and the last look of the environment that is worst off, when asked for."""
 
@@ -235,6 +239,7 @@ class Diagnosis:
             "warnings": list(self.warnings),
             "environments": [series.to_dict() for series in self.series],
             "unmeasured": dict(self.unmeasured),
+            "outcome_free_share": self.outcome_free_share,
             "token_forwards": self.token_forwards,
             "seconds": self.seconds,
             "num_bad_rows": self.num_bad_rows,

@@ -9,6 +9,7 @@ from enum import StrEnum
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
+from moored.algo.snr import FIRST_STEPS, FREE_ABOVE
 from moored.analysis.diagnosis import Diagnosis, Look, Series
 from moored.diagnostics.alarm import NOTHING_TO_LOSE
 from moored.diagnostics.look import WORST_FIRST
@@ -80,6 +81,7 @@ MEANINGS = {
     "in training.",
 }
 """What the regime of the last look means, where there is something to say."""
+NO_DIVISION = "algorithm.advantage=dr_grpo"
 TEACH_FIRST = "Teach the model to reason about its prompt first: moored sft, or another model."
 
 
@@ -123,7 +125,7 @@ def explanation(diagnosis: Diagnosis) -> list[Finding]:
     found = []
     for series in diagnosis.series:
         env = "" if diagnosis.is_of_one else f"{series.name}: "
-        text = f"{env}{_why(series)} {_remedy(series)}".strip()
+        text = f"{env}{_why(series)} {_remedy(series, diagnosis)}".strip()
         found.append(Finding(text, KINDS[series.verdict]))
     lines = [f"{env}: no look was measured: {why}" for env, why in diagnosis.unmeasured.items()]
     return found + [Finding(line, Kind.WARNING) for line in lines]
@@ -138,7 +140,7 @@ def _why(series: Series) -> str:
     return f"No look from step {since} on was measured: {reason}. At step {last.label}: {last.why}"
 
 
-def _remedy(series: Series) -> str:
+def _remedy(series: Series, diagnosis: Diagnosis) -> str:
     last = series.looks[-1]
     if series.is_foreign:
         return (
@@ -154,7 +156,11 @@ def _remedy(series: Series) -> str:
         return f"{NOTHING_TO_LOSE}. {TEACH_FIRST}"
     if series.alarm is None and all(look.verdict is not Verdict.HEALTHY for look in series.looks):
         return f"{meaning} No look shows it healthy. {TEACH_FIRST}"
-    return f"{meaning} Go back to a checkpoint before the fall, and filter by reward variance."
+    instead = ""
+    if is_outcome_free(diagnosis.outcome_free_share) and diagnosis.divides_by_std:
+        instead = f", or start again without division by the group's std ({NO_DIVISION})"
+    back = "Go back to a checkpoint before the fall, and filter by reward variance"
+    return f"{meaning} {back}{instead}."
 
 
 def notes(diagnosis: Diagnosis) -> list[Finding]:
@@ -162,6 +168,7 @@ def notes(diagnosis: Diagnosis) -> list[Finding]:
     at = f"at temperature {diagnosis.temperature:g}"
     found = [Finding(text, Kind.WARNING) for text in diagnosis.warnings]
     found.append(Finding(f"{diagnosis.source}, {at}"))
+    found += push_findings(diagnosis.outcome_free_share, divides=diagnosis.divides_by_std)
     for series in diagnosis.series:
         env = "" if diagnosis.is_of_one else f"{series.name}: "
         found += [Finding(f"{env}{each.text}", each.kind) for each in _series_notes(series)]
@@ -170,6 +177,25 @@ def notes(diagnosis: Diagnosis) -> list[Finding]:
     if diagnosis.num_torn_rows:
         found.append(Finding(f"torn last lines skipped: {diagnosis.num_torn_rows}"))
     return found
+
+
+def is_outcome_free(share: float | None) -> bool:
+    """Most of the push is outcome-free, and some of it is not."""
+    return share is not None and FREE_ABOVE < share < 1.0
+
+
+def push_findings(share: float | None, *, divides: bool) -> list[Finding]:
+    """What the first updates of a run consisted of."""
+    if share is None:
+        return []
+    text = (
+        f"outcome-free share of the first {FIRST_STEPS} steps {share:.2f}: the part of the push in "
+        f"groups that held no success, or no failure"
+    )
+    if not (divides and is_outcome_free(share)):
+        return [Finding(text)]
+    remedy = f"leave out the division by the group's std ({NO_DIVISION}), or filter"
+    return [Finding(f"{text}; {remedy}", Kind.WARNING)]
 
 
 def _series_notes(series: Series) -> list[Finding]:

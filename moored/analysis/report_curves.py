@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from moored.algo.snr import FREE_ABOVE
 from moored.analysis.diagnosis import Look, Series
 from moored.analysis.figures import Curve, about_cuts, line_chart, phase_chart
 from moored.analysis.findings import interval_of
 from moored.analysis.report import Drawn, Section
 from moored.analysis.report_data import (
+    OUTCOME_FREE_CAPTION,
     WORTH,
     WORTH_CAPTION,
     WORTH_TITLE,
@@ -42,11 +44,15 @@ def dynamics(run: RunData) -> Section:
         *_step_figure("length", "Length of replies", curves, ("reply tokens",), alarm),
         *_step_figure("validity", "Well-formed replies", curves, ("well-formed replies",), alarm),
         *_step_figure(
+            "turns", "Reward of a turn", curves, ("well-formed turns", "malformed turns"), alarm
+        ),
+        *_step_figure(
             "filter", "Filter", curves, ("kept groups", "groups without variance"), alarm
         ),
         *_step_figure(
             "variance", "Reward variance in a group", curves, ("reward variance",), alarm
         ),
+        *_step_figure(OUTCOME_FREE, "Outcome-free share", curves, ("outcome-free share",), alarm),
         *_time_figure(run, alarm),
     ]
     means = "" if window < 2 else f" Faint lines are single steps, strong ones means over {window}."
@@ -62,9 +68,12 @@ AXES = {
     "held-out loss": "nats per reply token",
     "reward": "mean over trajectories",
     "reply tokens": "tokens",
+    "well-formed turns": "mean over turns",
+    "malformed turns": "mean over turns",
     "reward variance": "mean over groups",
 }
 """Of curves that are not shares."""
+OUTCOME_FREE = "outcome_free"
 RARE = ("validation", "held-out")
 """How the names of curves begin that are measured now and then only."""
 
@@ -83,11 +92,16 @@ def _step_figure(
     ]
     axis = AXES.get(known[0])
     chart = line_chart(
-        lines, y_title=axis or "share", alarm_step=alarm, share=axis is None and slug != "success"
+        lines,
+        y_title=axis or "share",
+        alarm_step=alarm,
+        level=("", FREE_ABOVE) if slug == OUTCOME_FREE else None,
+        share=axis is None and slug != "success",
     )
     if slug == "success":
         chart["layout"]["yaxis"]["rangemode"] = "tozero"
-    yield Drawn(slug=slug, title=title, chart=chart)
+    caption = OUTCOME_FREE_CAPTION if slug == OUTCOME_FREE else ""
+    yield Drawn(slug=slug, title=title, chart=chart, caption=caption)
 
 
 def _lines(name: str, points: Points, style: int, *, is_rare: bool) -> list[Curve]:

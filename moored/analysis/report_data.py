@@ -34,8 +34,11 @@ STEP_CURVES = {
     "reward": "rollout/reward_mean",
     "reply tokens": "rollout/reply_tokens_mean",
     "well-formed replies": "rollout/validity_rate",
+    "well-formed turns": "rollout/valid_turn_reward_mean",
+    "malformed turns": "rollout/malformed_turn_reward_mean",
     "kept groups": "filter/kept_fraction",
     "reward variance": "rollout/reward_variance_mean",
+    "outcome-free share": "signal/outcome_free_share",
 }
 """Name of a curve -> its key in metrics.jsonl."""
 WORTH = "worth"
@@ -44,6 +47,10 @@ WORTH_CAPTION = (
     "Inside prompts: above 0 where replies whose reasoning depends more on their prompt earn more."
 )
 """Of the correlation of gain and reward: the name of its curve, and what stands at its figure."""
+OUTCOME_FREE_CAPTION = (
+    "The part of each update's push, |advantage| times tokens, that lies in groups whose "
+    "trajectories all succeeded or all failed. Above the line it is most of it."
+)
 TOTAL = "step_s"
 """Key of a record that holds the whole step, in the log of a warm start."""
 THE_REST = "the rest"
@@ -234,7 +241,7 @@ def _scoring(options: Mapping[str, Any]) -> dict[str, Any]:
     found = options.get("filter")
     chosen = found if isinstance(found, Mapping) else {}
     ddof = 1 if chosen.get("ddof") == 1 else 0
-    return {"ddof": ddof, "is_total": chosen.get("reward") == "total"}
+    return {"ddof": ddof, "reward": str(chosen.get("reward", "task"))}
 
 
 def _gradients(path: Path) -> list[dict[str, Any]]:

@@ -86,10 +86,10 @@ class Rollouts:
     """Files that cannot be read."""
 
 
-def read_rollouts(run: Path, *, ddof: int = 0, is_total: bool = False) -> Rollouts | None:
+def read_rollouts(run: Path, *, ddof: int = 0, reward: str = "task") -> Rollouts | None:
     """Read a run's stored rollouts; None when it stored none.
 
-    `ddof` and `is_total`, for `reward=total`, are those of its filter.
+    `ddof` and `reward` are those of its filter.
     """
     files = sorted((run / "rollouts").glob("step_*.parquet"))
     if not files:
@@ -99,7 +99,7 @@ def read_rollouts(run: Path, *, ddof: int = 0, is_total: bool = False) -> Rollou
     read, problems = {}, []
     for file in chosen:
         try:
-            read[file] = _step_groups(file, ddof, is_total=is_total)
+            read[file] = _step_groups(file, ddof, reward)
         except MooredError as error:
             problems.append(str(error))
     groups = list(read.values())
@@ -131,14 +131,19 @@ def _stages(groups: Sequence[StepGroups]) -> dict[str, StepGroups]:
     return {"early": groups[0], "middle": groups[len(groups) // 2], "late": groups[-1]}
 
 
-def _step_groups(file: Path, ddof: int, *, is_total: bool) -> StepGroups:
+def _step_groups(file: Path, ddof: int, reward: str) -> StepGroups:
     labels, rewards, scored, is_kept = [], [], [], []
     for members in _groups(_rows(file, REWARD_COLUMNS)):
         episodes = list(_episodes(members))
         labels.append(f"{members[0]['env']}, task {members[0]['task_seed']}")
         is_kept.append(bool(members[0]["kept"]))
         rewards.append([_number(turns[0]["trajectory_reward"]) for turns in episodes])
-        scored.append(rewards[-1] if is_total else _task_rewards(episodes))
+        if reward == "success":
+            is_known = np.isfinite(rewards[-1])
+            won = [bool(turns[0]["success"]) for turns in episodes]
+            scored.append(np.where(is_known, won, np.nan).tolist())
+        else:
+            scored.append(rewards[-1] if reward == "total" else _task_rewards(episodes))
     if not labels:
         raise RunLogError(f"{str(file)!r} holds no group")
     return StepGroups(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from shlex import join
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,8 @@ from moored.analysis.findings import (
     headline,
     named,
     notes,
+    number,
+    push_findings,
 )
 from moored.analysis.heat_maps import reward_map
 from moored.analysis.page import plane_caption, regime_cuts
@@ -35,9 +38,12 @@ from moored.analysis.report_curves import dynamics
 from moored.analysis.report_data import RunData, read_run
 from moored.analysis.report_rollouts import MOST_PROMPTS, StepGroups
 from moored.analysis.report_scores import score_maps
+from moored.analysis.stored import early_share
+from moored.names import DIVIDES_BY_STD
 
 TERMS = ("task", "kl", "entropy")
 """Of a loss, in the order in which they are drawn."""
+TURN_REWARDS = ("rollout/valid_turn_reward_mean", "rollout/malformed_turn_reward_mean")
 
 
 def report_of_run(path: Path, about: About) -> Report:
@@ -129,8 +135,29 @@ def _notes(run: RunData) -> Iterable[Finding]:
         yield Finding(text, Kind.WARNING)
     for problem in run.problems:
         yield Finding(f"Left out: {problem}", Kind.WARNING)
+    yield from _turn_price(run.steps)
     if run.diagnosis is not None:
         yield from notes(run.diagnosis)
+    else:
+        chosen = _option(run.options, "algorithm", "advantage")
+        divides = (chosen or _option(run.options, "algorithm", "name")) in DIVIDES_BY_STD
+        yield from push_findings(early_share(run.steps), divides=divides)
+
+
+def _turn_price(steps: Sequence[Mapping[str, Any]]) -> Iterable[Finding]:
+    """Whether a malformed reply is the cheaper one, over the steps that hold both kinds."""
+    pairs = [[record.get(key) for key in TURN_REWARDS] for record in steps]
+    both = [pair for pair in pairs if None not in pair]
+    if not both:
+        return
+    valid, malformed = (fmean(values) for values in zip(*both, strict=True))
+    if malformed > valid:
+        text = (
+            f"A malformed reply costs less than a well-formed one: {number(malformed)} against "
+            f"{number(valid)} a turn. A policy learns what is cheaper: make the penalty for "
+            f"malformed replies larger than the price of the moves that they save."
+        )
+        yield Finding(text, Kind.WARNING)
 
 
 def _plane(run: RunData) -> Section:
@@ -214,8 +241,11 @@ def _rewards(run: RunData) -> Section:
 
 def _what_varies(options: Mapping[str, Any]) -> str:
     """Which rewards RV is of: those that the filter goes by."""
-    if _option(options, "filter", "reward") == "total":
+    chosen = _option(options, "filter", "reward")
+    if chosen == "total":
         return "RV is of all that was earned, penalties included, as filter.reward=total has it."
+    if chosen == "success":
+        return "RV is of the outcome, 1 or 0, as filter.reward=success has it."
     return (
         "RV is of what the filter goes by: task rewards, without penalties for form, where a "
         "malformed failure counts at most as much as the worst well-formed trajectory."

@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from moored.algo.snr import FREE_ABOVE
 from moored.analysis.compare import Arm, Comparison, compare_runs, half_width
 from moored.analysis.compare_text import (
     alarms_of,
@@ -29,6 +30,7 @@ from moored.analysis.figures import (
 from moored.analysis.findings import Grid, Kind
 from moored.analysis.report import About, Drawn, LegendEntry, Report, Section, empty_report
 from moored.analysis.report_data import (
+    OUTCOME_FREE_CAPTION,
     WORTH,
     WORTH_CAPTION,
     WORTH_TITLE,
@@ -49,6 +51,8 @@ WINDOWS = 40
 """The running mean of a curve takes in one of this many parts of it."""
 MOST_LISTED = 12
 """Runs; more of them are listed on demand."""
+OUTCOME_FREE = "outcome-free share"
+"""Name of its curve."""
 FEW_SEEDS = 3
 """Up to this many, each has a faint line of its own: their interval alone says little."""
 MOST_SEED_LINES = 12
@@ -67,15 +71,21 @@ FIGURES = {
     WORTH: (WORTH_TITLE, "correlation"),
     "reply tokens": ("Length of replies", "tokens"),
     "well-formed replies": ("Well-formed replies", "share"),
+    "well-formed turns": ("Reward of a well-formed turn", "mean over turns"),
+    "malformed turns": ("Reward of a malformed turn", "mean over turns"),
     "kept groups": ("Kept by the filter", "share of groups"),
     "groups without variance": ("Groups without variance", "share of groups"),
     "reward variance": ("Reward variance in a group", "mean over groups"),
+    OUTCOME_FREE: ("Outcome-free share", "share of the push"),
     "seconds": ("Time of a step", "seconds"),
 }
 """Name of a curve -> title and axis of its figure, in order."""
 UNLIMITED = (-math.inf, math.inf)
 SHARE = (0.0, 1.0)
-LIMITS = {"share": SHARE, "share of groups": SHARE, "correlation": (-1.0, 1.0)}
+LIMITS = {
+    **dict.fromkeys(("share", "share of groups", "share of the push"), SHARE),
+    "correlation": (-1.0, 1.0),
+}
 """Axis -> what a figure, and so its band, cannot go beyond."""
 NEVER_NEGATIVE = (
     *("training loss", "held-out loss"),
@@ -227,14 +237,14 @@ def _figure(
             lines += [_seed_curve(member, label, style) for member in members]
         if members:
             lines.append(_mean_curve(members, label, style, within=within))
-    level = ("", 0.0) if base == WORTH else None
+    level = {WORTH: ("", 0.0), OUTCOME_FREE: ("", FREE_ABOVE)}.get(base)
     chart = line_chart(lines, y_title=y_title, level=level, show_names=False)
     slug = base.lower().replace(" ", "_").replace("(z|x)", "_z_x").replace("-", "_")
     return Drawn(
         slug=f"{slug}_{env}" if env else slug,
         title=f"{title}, {env}" if env else title,
         chart=chart,
-        caption=WORTH_CAPTION if base == WORTH else "",
+        caption={WORTH: WORTH_CAPTION, OUTCOME_FREE: OUTCOME_FREE_CAPTION}.get(base, ""),
     )
 
 

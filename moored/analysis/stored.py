@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+from moored.algo.snr import FIRST_STEPS
 from moored.analysis.diagnosis import Diagnosis, Look, Series, TurnLook
 from moored.analysis.models import read_run_config
 from moored.analysis.sample import RewardStats
@@ -51,7 +53,8 @@ def read_diagnosis(run: Path) -> Diagnosis:
     """The looks of a run directory, with the verdicts and alarms that training gave."""
     config = read_run_config(run)
     records = read_records(run, "collapse")
-    rewards = {record["step"]: _rewards(record) for record in read_records(run)}
+    steps = read_records(run)
+    rewards = {record["step"]: _rewards(record) for record in steps}
     where = str(run / "collapse.jsonl")
     found: dict[str, _SeriesReader] = {}
     for record in records:
@@ -78,7 +81,16 @@ def read_diagnosis(run: Path) -> Diagnosis:
         unmeasured=unmeasured,
         source="measured by training (collapse.jsonl)",
         temperature=config.rollout.temperature,
+        outcome_free_share=early_share(steps),
+        divides_by_std=config.algorithm.divides_by_std,
     )
+
+
+def early_share(steps: Sequence[Mapping[str, Any]]) -> float | None:
+    """Mean outcome-free share of the first steps that trained on anything; None where none did."""
+    shares = [record.get("signal/outcome_free_share") for record in steps]
+    known = [share for share in shares if share is not None][:FIRST_STEPS]
+    return fmean(known) if known else None
 
 
 @dataclass(slots=True)

@@ -120,6 +120,66 @@ def test_what_dependence_earns_is_compared_between_runs_within_what_it_can_be(be
     assert line["y"] == [0.3] and band["y"] == [1.0, pytest.approx(-0.9706, abs=1e-3)]
 
 
+def log_figures(run: Path, options: str, **figures: float | None) -> None:
+    """Give every step of a run these figures, with __ for /, and the run these options."""
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    named = {name.replace("__", "/"): value for name, value in figures.items()}
+    lines = [json.dumps(record | named) + "\n" for record in records]
+    (run / "metrics.jsonl").write_text("".join(lines))
+    (run / "config.yaml").write_text(f"num_steps: 20\n{options}\n")
+
+
+def test_mostly_outcome_free_updates_are_a_curve_a_warning_and_a_remedy(run):
+    assert "outcome_free" not in report_on(run).figures
+    log_figures(run, "algorithm: {name: grpo}", signal__outcome_free_share=0.7)
+    report = report_on(run)
+    chart = report.figures["outcome_free"].chart
+    assert chart["data"][0]["y"] == [0.7] * 20
+    assert [s["y0"] for s in chart["layout"]["shapes"] if s.get("xref")] == [0.5]
+    (note,) = (note for note in report.notes if "outcome-free share" in note.text)
+    assert note.kind is Kind.WARNING
+    assert "of the first 10 steps 0.70" in note.text and "algorithm.advantage=dr_grpo" in note.text
+    assert "or start again without division by the group's std" in report.meaning[0]
+    # The run did not divide: a figure, and nothing to do about it.
+    log_figures(run, "algorithm: {name: dr_grpo}", signal__outcome_free_share=0.7)
+    report = report_on(run)
+    (note,) = (note for note in report.notes if "outcome-free share" in note.text)
+    assert note.kind is Kind.PLAIN and "dr_grpo" not in note.text + report.meaning[0]
+
+
+def test_the_share_is_told_of_a_run_that_measured_no_collapse_too(run):
+    (run / "collapse.jsonl").unlink()
+    log_figures(run, "algorithm: {name: ppo, advantage: grpo}", signal__outcome_free_share=0.7)
+    (note,) = (note for note in report_on(run).notes if "outcome-free share" in note.text)
+    assert note.kind is Kind.WARNING
+
+
+def test_the_share_of_several_runs_is_compared(bench, tmp_path):
+    runs = [
+        bench.make_run(tmp_path / f"{seed}", seed=seed, num_steps=4, look_every=4)
+        for seed in (0, 1)
+    ]
+    for seed, share in enumerate((0.2, 0.4)):
+        log_figures(runs[seed], f"seed: {seed}", signal__outcome_free_share=share)
+    *_, line = report_on(*runs).figures["outcome_free_share"].chart["data"]
+    assert line["y"] == pytest.approx([0.3] * 4)
+
+
+def test_a_malformed_reply_that_costs_less_than_a_well_formed_one_is_a_warning(run):
+    name = "rollout__{}_turn_reward_mean"
+    figures = {name.format("valid"): -0.2, name.format("malformed"): -0.1}
+    log_figures(run, "", **figures)
+    report = report_on(run)
+    (note,) = (note for note in report.notes if note.text.startswith("A malformed reply costs"))
+    assert "-0.100 against -0.200 a turn" in note.text and note.kind is Kind.WARNING
+    lines = {line["name"]: line["y"] for line in report.figures["turns"].chart["data"]}
+    assert lines == {"well-formed turns": [-0.2] * 20, "malformed turns": [-0.1] * 20}
+    # Where it costs more, or none was malformed, there is nothing to say.
+    for malformed in (-0.3, None):
+        log_figures(run, "", **figures | {name.format("malformed"): malformed})
+        assert not [n for n in report_on(run).notes if n.text.startswith("A malformed reply")]
+
+
 def test_chance_names_its_view_where_views_compare_different_numbers_of_prompts(run):
     def notes() -> dict[str, float]:
         layout = report_on(run).figures["retrieval_accuracy"].chart["layout"]
@@ -150,23 +210,25 @@ def test_rewards_are_mapped_early_in_the_middle_and_late_and_trajectories_shown(
     assert "#####\n#P" in shown[0].turns[0].seen and len(shown[0].turns) == 2
 
 
-@pytest.mark.parametrize(("kind", "variance"), [("task", 0.0), ("total", 0.09)])
+@pytest.mark.parametrize(("kind", "variance"), [("task", 0.0), ("total", 0.09), ("success", 0.25)])
 def test_reward_variance_is_that_of_the_rewards_the_filter_goes_by(bench, tmp_path, kind, variance):
     pytest.importorskip("pyarrow")
     log = RunLog(tmp_path)
     log.write_config(f"filter: {{reward: {kind}}}\n")
     log.append("metrics", 1, {"rollout/success_rate": 0.0})
-    # One failure played ten moves at -0.1; the other was malformed, fined 0.4, and played none.
+    # One episode played ten moves at -0.1; the other was malformed, fined 0.4, and played none.
     group = bench._group(0, 0.0, np.random.default_rng(0))
     played, lost = group.trajectories[:2]
     last = played.turns[-1]
-    played = replace(played, turns=(replace(last, reward=-1.0),))
+    # Whether or not it counts as a success: with one, the outcomes are 1 and 0.
+    played = replace(played, turns=(replace(last, reward=-1.0),), success=True)
     lost = replace(lost, turns=(replace(last, reward=-0.4, penalty=-0.4, is_valid=False),))
     groups = [replace(group, trajectories=(played, lost))]
     write_groups(log.rollouts_file(1), groups, step=1, kept=[True])
     rewards = section(report_on(tmp_path), "Rewards")
     assert rewards.figures[0].chart["data"][1]["z"] == [[pytest.approx(variance)]]
     assert ("penalties included" in rewards.text) == (kind == "total")
+    assert ("RV is of the outcome" in rewards.text) == (kind == "success")
 
 
 def test_scores_are_mapped_early_and_late_on_one_scale(run):
