@@ -53,7 +53,7 @@ def test_without_a_name_the_studies_are_listed_with_their_questions(command):
 def test_the_plan_tells_runs_and_time_and_makes_nothing(command, tmp_path):
     code, out, _ = command("bottle", "--plan", "--seeds", "4-6", "--jobs", "3", "num_steps=10")
     assert code == 0
-    assert "9 runs: 3 arms x 3 seeds (4, 5, 6)\n" in out
+    assert "36 runs: 12 arms x 3 seeds (4, 5, 6)\n" in out
     assert "folder: runs/bottle; 3 at a time (as given)\n" in out
     assert "collapse stop.min_success=0 filter.rule=none num_steps=10" in out
     assert "\nabout " in out and "measured with the study's own options" in out
@@ -69,8 +69,8 @@ def test_the_plan_tells_runs_and_time_and_makes_nothing(command, tmp_path):
         (["bottle", "--only", "filter=nine"], "--only: factor 'filter' has no arm 'nine'; did you"),
         (["bottle", "--seeds", "x"], "--seeds takes a count (5), a range (4-8) or a list (1,3), g"),
         (["bottle", "--jobs", "x"], "--jobs takes auto or a number >= 1, got 'x'"),
-        (["bottle", "model=nan"], "arm 'none' cannot run: model 'nan' is neither embedded nor a"),
-        (["bottle", "env.0.options.max_turn=1"], "arm 'none' cannot run: "),
+        (["bottle", "model=nan"], "arm 'grpo none' cannot run: model 'nan' is neither embedded n"),
+        (["bottle", "env.0.options.max_turn=1"], "arm 'grpo none' cannot run: "),
         (["correlation"], "none of runs/bottle, runs/bottle_mini, runs/main_table, "),
         (["correlation", "gone"], "'gone' holds no run; give the folder of a study or a curve f"),
         (["correlation", "--curves", "x.json"], "leave out --seeds, --jobs, --curves, --r"),
@@ -181,7 +181,7 @@ def test_correlation_reads_all_runs_of_the_folders_and_names_those_it_leaves_out
 
 
 def test_a_finished_study_becomes_a_curve_file_that_correlation_reads(command, tmp_path):
-    study = restricted(read_study("bottle"), ["filter=none,top_p"])
+    study = restricted(read_study("bottle"), ["algorithm=grpo", "filter=none,top_p"])
     runs = plan_runs(study)
     folder = StudyFolder(tmp_path / "runs" / "bottle", study)
     for number, run in enumerate(runs):
@@ -190,11 +190,11 @@ def test_a_finished_study_becomes_a_curve_file_that_correlation_reads(command, t
         for step in (1, 2):
             metrics = {"rollout/success_rate": number / 10, "rollout/validity_rate": step - number}
             log.append("metrics", step, metrics)
-        folder.note_end(run, 1 if number == 7 else 0, 1.0)
+        folder.note_end(run, 1 if number == 8 else 0, 1.0)
     folder.write_study(study, [])
     folder.close()
-    words = ["bottle", "--only", "filter=none,top_p", "--seeds", "3", "--curves", "curves.json"]
-    code, out, said = command(*words)
+    words = ["bottle", "--only", "algorithm=grpo", "--only", "filter=none,top_p", "--seeds", "3"]
+    code, out, said = command(*words, "--curves", "curves.json")
     assert code == 0, said
     assert "curves: curves.json\n" in out
     stored = read_curve_file(tmp_path / "curves.json")
@@ -202,7 +202,7 @@ def test_a_finished_study_becomes_a_curve_file_that_correlation_reads(command, t
         "none": [0, 1, 2],
         "top_p": [0, 1, 2],
     }
-    assert stored["top_p"][1].curves["success"] == [(1, 0.5), (2, 0.5)]
+    assert stored["top_p"][1].curves["success"] == [(1, 0.6), (2, 0.6)]
     code, _, said = command("correlation", "curves.json")
     assert code == 0, said
     found = json.loads((tmp_path / "runs" / "correlation" / "results.json").read_text())
@@ -251,7 +251,7 @@ def test_on_a_small_terminal_the_live_table_has_only_the_arms_under_way(tmp_path
 
 
 def test_a_table_that_is_too_wide_for_the_terminal_keeps_its_numbers(capsys):
-    study = read_study("bottle")
+    study = read_study("filters")
     figures = {
         name: Mean(mean=0.111 * k, half_width=0.011 * k, by_seed={})
         for k, name in enumerate(study.report, start=1)
@@ -264,7 +264,7 @@ def test_a_table_that_is_too_wide_for_the_terminal_keeps_its_numbers(capsys):
         show_table(Console(width=width), study, table)
         shown = capsys.readouterr().out
         assert "…" not in shown
-        assert all(f"{0.111 * k:.3f} ± {0.011 * k:.3f}" in shown for k in range(1, 8))
+        assert all(f"{0.111 * k:.3f} ± {0.011 * k:.3f}" in shown for k in range(1, 10))
         assert shown.count("lowest_half") == shown.count("filter")
         assert max(map(len, shown.splitlines())) <= width
 

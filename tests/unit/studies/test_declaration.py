@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from moored.errors import ConfigError, MooredError
+from moored.runlog.changes import flat_options
 from moored.studies.declaration import parse_seeds, read_study, restricted, study_names
 from moored.studies.grid import plan_runs
 
@@ -121,23 +122,39 @@ def test_the_studies_of_the_paper_can_be_planned():
         assert study.question.endswith("?") and study.paper
         num_runs[name] = len(plan_runs(study)) if not study.is_analysis else 0
     assert num_runs == {
-        "bottle": 12,
-        "bottle_mini": 60,
+        "bottle": 60,
+        "bottle_mini": 72,
         "budget": 18,
         "compute": 6,
         "correlation": 0,
         "engines": 4,
-        "filters": 24,
+        "filters": 55,
         "interventions": 39,
         "main_table": 96,
         "model_size": 12,
-        "quartiles": 20,
+        "quartiles": 40,
         "real_engines": 9,
-        "real_model": 48,
+        "real_model": 108,
         "slip": 36,
         "trajectory_vs_prompt": 9,
     }
     assert set(read_study("correlation").of) < set(num_runs)
+
+
+@pytest.mark.parametrize("name", ["bottle", "bottle_mini", "real_model"])
+def test_arms_without_division_and_with_the_outcome_differ_from_grpo_in_that_alone(name):
+    runs = {run.name.split("sokoban/")[-1]: run for run in plan_runs(read_study(name))}
+
+    def differing(other: str) -> dict[str, object]:
+        grpo, given = (flat_options(runs[f"{n}/seed-0"].config) for n in ("grpo/none", other))
+        return {key: value for key, value in given.items() if value != grpo[key]}
+
+    assert differing("no_division/none") == {"algorithm.advantage": "dr_grpo"}
+    assert differing("grpo/outcome") == {"filter.reward": "success", "filter.rule": "nonzero"}
+    assert differing("no_division/top_p") == {
+        "algorithm.advantage": "dr_grpo",
+        "filter.rule": "top_p",
+    }
 
 
 def test_part_of_a_grid_can_be_chosen():

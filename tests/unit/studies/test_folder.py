@@ -101,7 +101,7 @@ def test_another_study_of_the_same_name_is_refused(tmp_path, study):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "bottle.yaml").write_text(own)
     mine, other = (read_study(str(tmp_path / f / "bottle.yaml")) for f in ("same", "other"))
-    said = "holds another study called 'bottle', with the factors filter; choose another folder"
+    said = "holds another study called 'bottle', with the factors algorithm, filter; choose"
     with pytest.raises(ConfigError, match=said):
         check_owner(tmp_path / "runs", mine)
     StudyFolder(tmp_path / "own", mine).write_study(mine, [])
@@ -117,7 +117,7 @@ def test_runs_with_other_options_than_planned_are_refused(tmp_path, study, runs)
         check_runs(tmp_path, plan_runs(study, ["num_steps=9"]))
     said = str(refused.value).replace(str(tmp_path), "A")
     assert said.startswith(
-        "'A/none/seed-0' is a run with num_steps = 150, but the study now says 9; give the "
+        "'A/grpo/none/seed-0' is a run with num_steps = 150, but the study now says 9; give the "
     )
 
 
