@@ -10,11 +10,12 @@ task 0, so a page cannot contradict the code.
 from __future__ import annotations
 
 import argparse
+from contextlib import closing
 from pathlib import Path
 
 from moored.envs import ENVIRONMENTS
 from moored.envs.describe import EnvInfo, describe_env
-from moored.envs.mix import REQUIRED, open_env
+from moored.envs.mix import REQUIRED, make_env
 from moored.types import Message
 
 PAGES = Path(__file__).resolve().parent / "environments"
@@ -87,7 +88,8 @@ def _episode(info: EnvInfo) -> list[str]:
 
 
 def _first_prompt(info: EnvInfo) -> list[str]:
-    with open_env(info.name) as env:
+    # Without its resources: a first prompt needs none, and not every machine has a sandbox.
+    with closing(make_env(info.name)) as env:
         messages = env.reset(0)
     return [
         "## First prompt of task 0",

@@ -15,7 +15,7 @@ from moored.envs.check.runner import check_env
 from moored.envs.describe import describe_env, playable_names
 from moored.envs.mix import EnvMix, make_env, open_env, option_defaults
 from moored.reply import format_reply
-from tests.contract.registered import every_environment, has_bubblewrap, needs_bubblewrap
+from tests.contract.registered import every_environment, has_bubblewrap
 from tests.warm import run_script
 
 ROOT = Path(__file__).parents[2]
@@ -101,7 +101,6 @@ def test_all_environments_can_be_mixed() -> None:
     assert [make().name for make in mix.makers] == names
 
 
-@needs_bubblewrap
 def test_the_documentation_pages_are_fresh() -> None:
     result = run_script(ROOT / "docs" / "build_env_pages.py", "--check", slim=True)
     assert result.returncode == 0, result.stderr

@@ -37,7 +37,7 @@ class Code:
     standard input and prints, half for a function. The answer is the program, bare or in a fenced
     block. It runs on every test in a sandbox: no network, no files but a /tmp of its own, one
     process, limits on time, memory, threads, files and output. Only the standard library is there.
-    Without bubblewrap (`apt-get install bubblewrap`) the environment refuses to start.
+    Without bubblewrap (`apt-get install bubblewrap`) no run begins.
 
     Reward: the share of tests passed, or with `reward="all"` 1 for all of them and 0 otherwise.
     Success is to pass all. A program that is not Python, prints nothing or lacks the function earns
@@ -99,7 +99,6 @@ class Code:
             if not low <= value <= high:
                 raise EnvError(f"code: {option} must lie within {low} and {high}, got {value!r}")
         self.limits = Limits(memory_mb=memory_mb)
-        make_isolation(sandbox, self.limits, image=image)  # refuses what cannot run here
         if source is not None:
             load_problems(source, max_tests)
         self.source = source
@@ -117,6 +116,9 @@ class Code:
 
     def resources(self) -> dict[str, Resource]:
         return {"sandbox_pool": SandboxPool(self.sandbox, self.limits, self.image)}
+
+    def check_available(self) -> None:
+        make_isolation(self.sandbox, self.limits, image=self.image)
 
     def reset(self, task_seed: int, episode_seed: int = 0) -> list[Message]:
         self._problem = self._draw_problem(task_seed)

@@ -41,6 +41,14 @@ def test_envs_lists_every_environment(capsys):
     assert extras["sokoban"] == extras["frozen_lake"] == ["moored[images]"]
 
 
+def test_environments_are_listed_and_described_without_a_sandbox(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    envs_command()
+    assert "code" in capsys.readouterr().out
+    assert describe_env("code").max_turns == make_env("code").max_turns == 1
+    assert "Python 3" in make_env("code").reset(0)[0].text
+
+
 @pytest.mark.parametrize("name", playable_names())
 def test_what_is_listed_holds_for_an_environment_with_default_options(name):
     env, info = make_env(name), describe_env(name)

@@ -12,7 +12,7 @@ import pytest
 
 from moored.cli.main import main
 from moored.config import Config, load_config
-from moored.errors import EnvError, MooredError
+from moored.errors import MooredError
 from moored.plan import refuse_what_cannot_fit
 from moored.plan.gpus import GPUS, Gpu
 from moored.presets import read_presets
@@ -208,14 +208,24 @@ def test_a_hub_id_that_scales_its_angles_or_is_not_known_is_planned_at_any_lengt
     assert err == ""
 
 
-def test_an_environment_that_cannot_be_played_here_is_planned_with_its_turns(run, monkeypatch):
-    def refuse(*_, **__) -> None:
-        raise EnvError("code: no sandbox here")
+def test_an_environment_that_cannot_be_made_here_is_planned_with_its_turns(run):
+    refusal = """
+from moored.errors import EnvError
 
-    monkeypatch.setattr("moored.envs.code.env.make_isolation", refuse)
-    code, _, err = run("plan", "code", "grpo", "--gpu", "h200")
-    assert code == 2 and "no sandbox here; to plan all the same, give --turns" in err
-    code, _, _ = run("plan", "code", "grpo", "--gpu", "h200", "--turns", "2")
+class Sealed:
+    def __init__(self):
+        raise EnvError("sealed: no game here")
+"""
+    Path("sealed.py").write_text(refusal, encoding="utf-8")
+    code, _, err = run("plan", "grpo", "env=sealed:Sealed", "--gpu", "h200")
+    assert code == 2 and "no game here; to plan all the same, give --turns" in err
+    code, _, _ = run("plan", "grpo", "env=sealed:Sealed", "--gpu", "h200", "--turns", "2")
+    assert code == 0
+
+
+def test_programs_are_planned_where_no_sandbox_is(run, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    code, _, _ = run("plan", "code", "grpo", "--gpu", "h200")
     assert code == 0
 
 

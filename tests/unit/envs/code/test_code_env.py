@@ -9,11 +9,9 @@ import pytest
 
 from moored.envs.code.env import Code
 from moored.envs.code.sandbox import SandboxPool
-from moored.envs.mix import make_env
+from moored.envs.mix import make_env, open_env
 from moored.errors import ConfigError, EnvError
 from moored.reply import format_reply
-
-pytestmark = pytest.mark.usefixtures("bubblewrap")
 
 
 @pytest.fixture
@@ -81,13 +79,15 @@ def test_the_last_turn_ends_the_episode(env: Code) -> None:
     assert [result.penalty for result in results] == [-0.1] * 3
 
 
-def test_without_bubblewrap_the_environment_refuses_to_be_made(
+def test_without_bubblewrap_no_episode_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(EnvError, match="bwrap is not installed; apt-get install bubblewrap"):
-        make_env("code")
-    make_env("code", sandbox="none").close()
+    refusal = "bwrap is not installed; apt-get install bubblewrap"
+    with pytest.raises(EnvError, match=refusal), open_env("code"):
+        pass
+    with open_env("code", sandbox="none") as env:
+        env.reset(0)
 
 
 @pytest.mark.parametrize(

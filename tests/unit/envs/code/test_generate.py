@@ -64,7 +64,7 @@ def test_a_statement_shows_two_examples_and_hides_the_other_tests() -> None:
     assert problem.solution == "a, b = map(int, input().split())\nprint(3 * a + 5 * b)"
 
 
-def test_both_forms_of_a_problem_belong_to_one_split(bubblewrap: None) -> None:
+def test_both_forms_of_a_problem_belong_to_one_split() -> None:
     env = Code()
     for split, seeds in SPLIT_SEEDS.items():
         for seed in seeds[:100]:

@@ -112,7 +112,7 @@ def test_only_primeintellect_and_taco_have_a_tolerance(tmp_path: Path, pool: San
     assert judge("print(0.333333)", live, pool, wall_s=5.0).is_right
 
 
-def test_a_row_without_a_solution_has_no_oracle(tmp_path: Path, bubblewrap: None) -> None:
+def test_a_row_without_a_solution_has_no_oracle(tmp_path: Path) -> None:
     env = Code(source=write_rows(tmp_path, LIVE_STDIN, name="test-0.jsonl"))
     env.reset(SPLIT_SEEDS["test"].start)
     with pytest.raises(EnvError, match="the row gives no solution"):
@@ -126,7 +126,7 @@ def test_the_longest_tests_are_kept(tmp_path: Path) -> None:
     assert [case.expected for case in problem.cases] == ["3", "4"]
 
 
-def test_rows_of_a_test_file_are_never_trained_on(tmp_path: Path, bubblewrap: None) -> None:
+def test_rows_of_a_test_file_are_never_trained_on(tmp_path: Path) -> None:
     path = write_rows(tmp_path, PRIME_STDIN, TACO, name="test-00000-of-00001.jsonl")
     assert {split: len(x) for split, x in load_problems(path, 15).items()} == {
         **{"train": 0, "validation": 0},
