@@ -2,18 +2,21 @@
 
     python benchmarks/curves.py benchmarks/results/bottle_cpu_task.json
     python benchmarks/curves.py benchmarks/results/smollm2_sokoban_grpo.json --each
+    python benchmarks/curves.py benchmarks/results/{bottle,curves}_*.json --growth "reply tokens"
 
 The start is the first 5 % of the steps, the end the last 20 %. Runs are compared up to the step
 that all of them have reached. `--each` prints every run instead: means over the first and the last
 10 steps, the first and the last look, the mean of each arm, and by seed the filter against none,
-moored's engine and LoRA against the model's own code.
+no division against GRPO, moored's engine and LoRA against the model's own code. `--growth` counts
+the runs of several files in which a curve ends higher than it starts, those that collapsed apart; a
+run that two files have counts once.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 
@@ -29,6 +32,8 @@ from moored.analysis.curve_files import (
     read_curve_file,
     up_to_shortest,
 )
+from moored.analysis.run_curves import read_all
+from moored.analysis.study_table import has_collapsed
 from moored.cli.console import counted
 from moored.errors import ConfigError
 
@@ -45,8 +50,11 @@ EACH = {
     "reply tokens": STEP_CURVES,
 }
 """What `--each` shows, and where it comes from."""
-PAIRS = (("top_p", "none"), ("moored", "plain"), ("lora", "plain"))
-"""Arms that `--each` compares by seed."""
+PAIRS = (
+    *(("top_p", "none"), ("outcome", "none"), ("no_division", "grpo")),
+    *(("moored", "plain"), ("lora", "plain")),
+)
+"""Arms of one factor that `--each` compares by seed, where the others are the same."""
 
 
 def start_of(curve: Curve) -> float:
@@ -105,6 +113,32 @@ def paired_line(runs: Mapping[str, Sequence[StoredRun]], one: str, other: str) -
     return [f"{one} − {other}", counted(len(seeds), "pair"), *cells]
 
 
+def pairs_of(names: Collection[str]) -> list[tuple[str, str]]:
+    """`a/top_p` and `a/none` of all combinations of arms, and so on."""
+    found = []
+    for name in names:
+        arms = name.split("/")
+        for one, other in PAIRS:
+            partner = "/".join(other if arm == one else arm for arm in arms)
+            if partner != name and partner in names:
+                found.append((name, partner))
+    return found
+
+
+def growth_lines(files: Sequence[Path], name: str) -> list[list[str]]:
+    """Header, and by arm (of the last factor) how many runs end with more than they start with."""
+    counts: dict[str, dict[bool, list[bool]]] = {}
+    for run in read_all(files)[0]:
+        if curve := list(run.diagnostics.get(name, {}).items()):
+            mi = list(run.diagnostics["MI"].values())
+            by_end = counts.setdefault(run.arm, {True: [], False: []})
+            by_end[has_collapsed(mi)].append(end_of(curve) > start_of(curve))
+    lines = [[f"{name} grows in", "of those that collapsed", "of the others"]]
+    for arm, by_end in counts.items():
+        lines.append([arm, *(f"{sum(by_end[k])} of {len(by_end[k])}" for k in (True, False))])
+    return lines
+
+
 def ends_of(run: StoredRun, name: str) -> tuple[float, float] | None:
     """Means over the first and last steps of a curve; of looks the first and the last one."""
     values = [value for _, value in run.curves.get(name, ())]
@@ -121,18 +155,27 @@ def _shown(runs: Sequence[StoredRun], name: str) -> str:
     return f"{first:.{digits}f} → {last:.{digits}f}"
 
 
+def _lines(options: argparse.Namespace) -> list[list[str]]:
+    if options.growth:
+        return growth_lines(options.files, options.growth)
+    runs = read_curve_file(options.files[0])
+    if not options.each:
+        return table_of(runs)
+    return [*lines_of_runs(runs), *(paired_line(runs, *pair) for pair in pairs_of(runs))]
+
+
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Start and end of every curve.")
-    parser.add_argument("file", type=Path)
+    parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("--each", action="store_true", help="every run, not means over seeds")
+    parser.add_argument("--growth", metavar="CURVE", help="count the runs in which it grows")
     options = parser.parse_args(words)
+    if len(options.files) > 1 and not options.growth:
+        parser.error("several files are for --growth only")
     try:
-        runs = read_curve_file(options.file)
+        header, *lines = _lines(options)
     except ConfigError as error:
         parser.error(str(error))
-    header, *lines = lines_of_runs(runs) if options.each else table_of(runs)
-    if options.each:
-        lines += [paired_line(runs, *pair) for pair in PAIRS if set(pair) <= set(runs)]
     table = Table(*header)
     for line in lines:
         table.add_row(*line)

@@ -14,7 +14,12 @@ import pytest
 
 from moored.analysis.compare import half_width
 from moored.analysis.correlate import Correlation, Estimate, correlate
-from moored.analysis.curve_files import StoredRun, read_curve_file, up_to_shortest
+from moored.analysis.curve_files import (
+    StoredRun,
+    read_curve_file,
+    up_to_shortest,
+    write_curve_file,
+)
 from moored.analysis.run_curves import read_all
 
 ROOT = Path(__file__).parents[3]
@@ -207,3 +212,27 @@ def test_arms_are_compared_by_seed(script):
     # Both pairs differ by 0.2; seed 2 has no partner.
     line = script("curves").paired_line(runs, "top_p", "none")
     assert line[:3] == ["top_p − none", "2 pairs", "+0.20 ± 0.00"]
+
+
+def test_arms_of_one_factor_are_paired_where_the_others_are_the_same(script):
+    names = ["grpo/none", "grpo/top_p", "no_division/none", "ppo/top_p"]
+    assert script("curves").pairs_of(names) == [
+        ("grpo/top_p", "grpo/none"),
+        ("no_division/none", "grpo/none"),
+    ]
+
+
+def test_runs_in_which_a_curve_grows_are_counted_by_how_they_ended(script, tmp_path):
+    def stored(lengths: tuple[float, float], mi: tuple[float, float]) -> StoredRun:
+        def curve(ends: tuple[float, float]) -> list[tuple[int, float]]:
+            return [(step, ends[step > 15]) for step in range(1, 21)]
+
+        curves = {"success": curve((0.1, lengths[1])), "kept": curve(lengths), "MI": curve(mi)}
+        return StoredRun(seed=0, alarm_step=None, curves=curves)
+
+    held, lost = (0.4, 0.5), (0.4, 0.1)
+    none = [stored((30, 20), lost), stored((30, 40), lost), stored((30, 20.5), held)]
+    write_curve_file(tmp_path / "a.json", {"none": none, "top_p": [stored((30, 41), held)]}, {})
+    write_curve_file(tmp_path / "b.json", {"x/none": none[:1]}, {})  # the same run again
+    lines = script("curves").growth_lines([tmp_path / "a.json", tmp_path / "b.json"], "kept")
+    assert lines[1:] == [["none", "1 of 2", "0 of 1"], ["top_p", "0 of 0", "1 of 1"]]
