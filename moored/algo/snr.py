@@ -233,8 +233,8 @@ def _share_interval(
 
 
 @dataclass(frozen=True, slots=True)
-class _Figure:
-    """A figure with its interval, and where it stands to its bar."""
+class Figure:
+    """A figure with its 95 % interval, and where that stands to the bar of the figure."""
 
     value: float
     low: float
@@ -287,29 +287,43 @@ def _decide(
             f"from this batch, and nothing to filter"
         )
         return _Decision(Recommendation.NO_SIGNAL, (reason,))
-    ratio = _Figure(rv.std_over_mean, *interval, bar=HELPS_ABOVE)
+    ratio = Figure(rv.std_over_mean, *interval, bar=HELPS_ABOVE)
     spread = f"Std/Mean of RV is {ratio}"
     if num_groups < min_groups:
         reason = f"{spread}: {num_groups} groups say too little; give at least {min_groups}"
         return _Decision(Recommendation.CANNOT_TELL, (reason,), min_groups)
     if free is not None and free.num_mixed == 0:
         return _Decision(Recommendation.CHANGE_TASKS, (_nothing_mixed(num_groups), spread))
-    share = None if free is None else _Figure(free.share, *free.interval, bar=FREE_ABOVE)
+    share = None if free is None else Figure(free.share, *free.interval, bar=FREE_ABOVE)
     about = () if free is None else (_about(free),)
-    if share is not None and share.is_above:
-        return _Decision(Recommendation.FILTER, (*about, spread))
-    if ratio.is_above:
+    recommendation = recommend(ratio, share)
+    if recommendation is Recommendation.FILTER:
+        by_share = share is not None and share.is_above
         reason = f"{spread}: some groups carry the signal, others next to none"
-        return _Decision(Recommendation.FILTER, (reason, *about))
-    if ratio.is_below and (share is None or share.is_below):
+        return _Decision(recommendation, (*about, spread) if by_share else (reason, *about))
+    if recommendation is Recommendation.NO_FILTER:
         reason = f"{spread}: RV is spread evenly, so a filter would drop groups at random"
-        return _Decision(Recommendation.NO_FILTER, (reason, *about))
+        return _Decision(recommendation, (reason, *about))
     needed = _groups_needed([ratio] if share is None else [ratio, share], num_groups)
     more = f"about {needed} would tell" if needed else "it lies too near to tell by more of them"
     reason = (
         f"{spread}, and filters pay above {HELPS_ABOVE:g}: {num_groups} groups cannot tell, {more}"
     )
-    return _Decision(Recommendation.CANNOT_TELL, (reason, *about), needed)
+    return _Decision(recommendation, (reason, *about), needed)
+
+
+def recommend(ratio: Figure, share: Figure | None) -> Recommendation:
+    """By Std/Mean of RV, and by the outcome-free share where it is known.
+
+    Filter when one of them lies clearly above its bar, do not when all lie clearly below, and else
+    there is no telling.
+    """
+    known = [ratio] if share is None else [ratio, share]
+    if any(figure.is_above for figure in known):
+        return Recommendation.FILTER
+    if all(figure.is_below for figure in known):
+        return Recommendation.NO_FILTER
+    return Recommendation.CANNOT_TELL
 
 
 def _about(free: OutcomeFree) -> str:
@@ -334,7 +348,7 @@ def _nothing_mixed(num_groups: int) -> str:
     )
 
 
-def _groups_needed(figures: Sequence[_Figure], num_groups: int) -> int | None:
+def _groups_needed(figures: Sequence[Figure], num_groups: int) -> int | None:
     """About as many as would decide: one figure above its bar, or all of them below."""
     open_ = [figure for figure in figures if not figure.is_below]
     above = [figure.groups_needed(num_groups) for figure in open_ if figure.value > figure.bar]
