@@ -199,7 +199,7 @@ class CollapseConfig(Section):
     num_pairs: int = Field(default=64, ge=2)
     """Reasonings per view and environment; at least one for every prompt."""
     num_prompts: int | None = Field(default=None, ge=2)
-    """N of the first-turn view and of observation swap, per environment, fixed over a run; null
+    """N of the first-turn view and of the swaps, per environment, fixed over a run; null
     takes rollout.num_groups, and of several environments what each has of them in every step."""
     bootstrap: int = Field(default=0, ge=0)
     """Draws for percentile intervals in the log; 0: none. Standard errors come without."""
@@ -208,10 +208,12 @@ class CollapseConfig(Section):
     ema_decay: float = Field(default=0.9, ge=0.0, lt=1.0)
     """Weight of the past in the running spread of the marginal, by which MI-ZScore-EMA divides."""
     views: list[
-        typing.Literal["first_turn", "observation_swap", "trajectory", "positions", "chain"]
-    ] = Field(default=["first_turn", "observation_swap", "trajectory"])
-    """What is measured; regime and alarm follow observation swap in environments of several turns,
-    the first turn in others."""
+        typing.Literal[
+            "first_turn", "observation_swap", "episode_swap", "trajectory", "positions", "chain"
+        ]
+    ] = Field(default=["first_turn", "observation_swap", "episode_swap", "trajectory"])
+    """What is measured; verdict, regime and alarm follow episode swap in environments of several
+    turns, the first turn in others."""
 
 
 class GradientsConfig(Section):
@@ -341,9 +343,9 @@ class Config(Options):
 
     @model_validator(mode="after")
     def _every_prompt_has_a_pair(self) -> Config:
-        """Two views have a fixed number of prompts, each of which is to have a reasoning."""
-        collapse = self.collapse
-        if collapse.every == 0 or not {"first_turn", "observation_swap"} & set(collapse.views):
+        """Views with a fixed number of prompts, each of which is to have a reasoning."""
+        collapse, fixed = self.collapse, {"first_turn", "observation_swap", "episode_swap"}
+        if collapse.every == 0 or not fixed & set(collapse.views):
             return self
         num_prompts, option = collapse.num_prompts, "collapse.num_prompts"
         if num_prompts is None:
