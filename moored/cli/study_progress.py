@@ -159,7 +159,9 @@ def print_table(console: Console, lines: Sequence[Sequence[str]], num_names: int
         shown = Table(box=box.SIMPLE_HEAD, header_style="bold")
         for column in columns:
             justify = "left" if column < num_names else "right"
-            shown.add_column(lines[0][column], justify=justify)
+            # Headings are broken at spaces, cells are not; a column alone takes what there is.
+            width = _width(lines, column) if len(columns) > num_names + 1 else None
+            shown.add_column(lines[0][column], justify=justify, width=width)
         for line in lines[1:]:
             shown.add_row(*(line[column] for column in columns))
         console.print(shown)
@@ -167,14 +169,18 @@ def print_table(console: Console, lines: Sequence[Sequence[str]], num_names: int
 
 def _blocks(lines: Sequence[Sequence[str]], num_names: int, width: int) -> list[list[int]]:
     """Columns of each table: the names, and as many figures as fit with whole numbers."""
-    header, *rows = lines
-    cells = [[*heading.split(), *(row[k] for row in rows)] for k, heading in enumerate(header)]
-    widths = [max(map(len, column)) + GAP for column in cells]
+    widths = [_width(lines, column) + GAP for column in range(len(lines[0]))]
     names = list(range(num_names))
     room = width - sum(widths[:num_names]) - 1
     blocks: list[list[int]] = [[]]
-    for column in range(num_names, len(header)):
+    for column in range(num_names, len(widths)):
         if blocks[-1] and sum(widths[k] for k in (*blocks[-1], column)) > room:
             blocks.append([])
         blocks[-1].append(column)
     return [[*names, *block] for block in blocks]
+
+
+def _width(lines: Sequence[Sequence[str]], column: int) -> int:
+    """Of the widest cell, or word of the heading."""
+    header, *rows = lines
+    return max(map(len, [*header[column].split(), *(row[column] for row in rows)]))

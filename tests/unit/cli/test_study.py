@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from moored.analysis.curve_files import read_curve_file
-from moored.analysis.study_table import Mean, Row, StudyTable
+from moored.analysis.study_table import Mean, Row, RunResult, StudyTable
 from moored.cli import study_analysis
 from moored.cli.main import main
 from moored.cli.study_progress import StudyProgress, show_table
@@ -256,7 +256,11 @@ def test_a_table_that_is_too_wide_for_the_terminal_keeps_its_numbers(capsys):
         name: Mean(mean=0.111 * k, half_width=0.011 * k, by_seed={})
         for k, name in enumerate(study.report, start=1)
     }
-    row = Row(arms=("lowest_half",), runs=(), figures=figures, differences={})
+    run = RunResult(
+        **{"path": Path("a"), "seed": 0, "last_step": 9, "num_averaged": 4, "figures": {}},
+        **{"verdict": "cannot tell", "alarm_step": None, "has_collapsed": True},
+    )
+    row = Row(arms=("lowest_half",), runs=(run,) * 5, figures=figures, differences={})
     table = StudyTable(
         factors=("filter",), figures=study.report, rows=(row,), against=None, left_out={}
     )
@@ -265,8 +269,11 @@ def test_a_table_that_is_too_wide_for_the_terminal_keeps_its_numbers(capsys):
         shown = capsys.readouterr().out
         assert "…" not in shown
         assert all(f"{0.111 * k:.3f} ± {0.011 * k:.3f}" in shown for k in range(1, 10))
+        assert "5 of 5 [0.57, 1.00]" in shown
         assert shown.count("lowest_half") == shown.count("filter")
-        assert max(map(len, shown.splitlines())) <= width
+        lines = [line for line in shown.splitlines() if "Means" not in line and "MI of" not in line]
+        assert max(map(len, lines)) <= width
+        assert width < 160 or {"outcome-free", "well-formed"} & set(shown.split())
 
 
 def test_correlations_keep_their_intervals_in_eighty_columns(command, monkeypatch):
