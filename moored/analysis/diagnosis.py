@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from moored.analysis.sample import RewardStats, label_of
 from moored.diagnostics.alarm import Alarm
+from moored.diagnostics.chain import Link
 from moored.diagnostics.information import Likelihood
 from moored.diagnostics.look import WORST_FIRST
 from moored.diagnostics.report import CollapseReport, Regime, Verdict
@@ -124,6 +125,8 @@ class Series:
     skipped_turns: Mapping[int, str] = field(default_factory=dict)
     others: Mapping[str, tuple[Look, ...]] = field(default_factory=dict)
     """Further views, by name; the verdict is not theirs."""
+    links: Mapping[str, tuple[tuple[int, Link], ...]] = field(default_factory=dict)
+    """The rest of the chain, by name in the log: steps, and what was found at each."""
     unmeasured_since: int | None = None
     """Step from which on no look of training could be measured; None: the last one was."""
 
@@ -181,6 +184,10 @@ class Series:
             "alarm": None if self.alarm is None else asdict(self.alarm),
             "other_views": {
                 name: [look.to_dict() for look in looks] for name, looks in self.others.items()
+            },
+            "chain": {
+                name: [{"step": step} | asdict(link) for step, link in found]
+                for name, found in self.links.items()
             },
         }
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from moored.algo.snr import FIRST_STEPS, FREE_ABOVE
 from moored.analysis.diagnosis import Diagnosis, Look, Series
 from moored.diagnostics.alarm import NOTHING_TO_LOSE
+from moored.diagnostics.chain import LINKS
 from moored.diagnostics.look import WORST_FIRST
 from moored.diagnostics.report import CollapseReport, Interval, Regime, Verdict
 from moored.diagnostics.resampling import t_quantile
@@ -44,9 +45,18 @@ VIEWS = {
     "first_turn": "first turns, each reasoning under the prompts of the others",
     "observation_swap": "observation swap, each reasoning after its own history with other newest "
     "observations",
+    "episode_swap": "episode swap, each reasoning after its own replies with all observations of "
+    "other episodes",
     "trajectory": "all turns, each reasoning under the dialogues of the others",
 }
 """What training compares, in words."""
+
+
+QUESTIONS = {
+    "state_action_mi": "do actions depend on the task?",
+    "reasoning_action_mi": "does reasoning control the action?",
+}
+"""What each link of the rest of the chain answers."""
 
 
 class Kind(StrEnum):
@@ -212,7 +222,7 @@ def _series_notes(series: Series) -> list[Finding]:
                 f", groups without spread {rewards.zero_spread_share:.0%} of {rewards.num_compared}"
             )
         found.append(Finding(text))
-    found += _worth(series)
+    found += [*_worth(series), *_chain(series)]
     if len(series.looks) > 1:
         found.append(_alarm(series))
     lines = [f"step {steps} not measured: {why}" for steps, why in series.skipped.items()]
@@ -238,6 +248,18 @@ def _worth(series: Series) -> list[Finding]:
         text = f"{mean}, {text}"
     question = "does reasoning that depends more on its prompt earn more?"
     return [Finding(f"{question} correlation inside prompts {text}")]
+
+
+def _chain(series: Series) -> list[Finding]:
+    """The rest of the chain at its last look."""
+    found = []
+    for name, links in series.links.items():
+        step, link = links[-1]
+        parts = [] if link.interval is None else [f"95 % {_ends(link.interval)}"]
+        parts += [] if link.p_value is None else [f"p {p_value(link.p_value)}"]
+        text = f"{LINKS[name]} {number(link.mi_nats)} nats at step {step} ({', '.join(parts)})"
+        found.append(Finding(f"{QUESTIONS[name]} {text}"))
+    return found
 
 
 def _views(series: Series) -> list[Finding]:
@@ -328,7 +350,11 @@ def interval_of(report: CollapseReport, name: str) -> Interval | None:
 
 def interval(report: CollapseReport, name: str) -> str:
     found = interval_of(report, name)
-    return NONE if found is None else f"{number(found.low)}…{number(found.high)}"
+    return NONE if found is None else _ends(found)
+
+
+def _ends(found: Interval) -> str:
+    return f"{number(found.low)}…{number(found.high)}"
 
 
 def p_value(p: float | None) -> str:

@@ -34,6 +34,7 @@ from moored.analysis.findings import (
     turn_grid,
 )
 from moored.analysis.svg import SHADES, Cuts, Placed, Point, heat_map, line_chart, plane
+from moored.diagnostics.chain import LINKS, Link
 from moored.diagnostics.report import CollapseReport
 from moored.diagnostics.verdict import DEFAULT_THRESHOLDS
 from moored.errors import ConfigError
@@ -171,6 +172,10 @@ def _curves(series: Series) -> dict[str, object] | None:
         "H(Z|X) per token, nats": (_points(looks, "conditional_entropy_est"), None),
         "Reward": (rewards, None),
         "Correlation of dependence and reward": (_worth_points(series), ("", 0.0)),
+        **{
+            f"{LINKS[name]}, nats beyond chance": (_chain_points(found), ("", 0.0))
+            for name, found in series.links.items()
+        },
     }
     alarmed = next((k.label for k in looks if mark and k.step == mark[1]), None)
     return {
@@ -194,6 +199,15 @@ def _worth_points(series: Series) -> list[Point]:
     return [
         Point(_x(look), worth.correlation, worth.interval.low, worth.interval.high)
         for look, worth in known
+    ]
+
+
+def _chain_points(found: Sequence[tuple[int, Link]]) -> list[Point]:
+    return [
+        Point(step, link.mi_nats)
+        if link.interval is None
+        else Point(step, link.mi_nats, link.interval.low, link.interval.high)
+        for step, link in found
     ]
 
 

@@ -10,6 +10,7 @@ from moored.analysis.figures import Curve, about_cuts, line_chart, phase_chart
 from moored.analysis.findings import interval_of
 from moored.analysis.report import Drawn, Section
 from moored.analysis.report_data import (
+    CHAIN_CAPTION,
     OUTCOME_FREE_CAPTION,
     WORTH,
     WORTH_CAPTION,
@@ -21,6 +22,7 @@ from moored.analysis.report_data import (
     step_curves,
     thinned,
 )
+from moored.diagnostics.chain import LINKS
 
 WINDOWS = 30
 """The running mean of a curve takes in one of this many parts of it."""
@@ -138,6 +140,7 @@ def _look_figures(run: RunData, alarm: int | None) -> Iterator[Drawn]:
         chart = line_chart(curves, y_title=y_title, alarm_step=alarm, level=level, show_names=True)
         yield Drawn(slug=name, title=title, chart=chart)
     yield from _worth_figure(series, alarm)
+    yield from _chain_figure(series, alarm)
 
 
 def _worth_figure(series: Sequence[Series], alarm: int | None) -> Iterator[Drawn]:
@@ -159,6 +162,33 @@ def _worth_figure(series: Sequence[Series], alarm: int | None) -> Iterator[Drawn
         curves.append(curve)
     chart = line_chart(curves, y_title="correlation", alarm_step=alarm, level=("", 0.0))
     yield Drawn(slug=WORTH, title=WORTH_TITLE, chart=chart, caption=WORTH_CAPTION)
+
+
+def _chain_figure(series: Sequence[Series], alarm: int | None) -> Iterator[Drawn]:
+    """I(X;A) and I(Z;A|X) of every environment."""
+    named = {
+        f"{f'{each.env}: ' if len(series) > 1 else ''}{LINKS[name]}": found
+        for each in series
+        for name, found in each.links.items()
+    }
+    curves = []
+    for style, (name, found) in enumerate(named.items()):
+        known = [link.interval for _, link in found if link.interval is not None]
+        has_band = len(known) == len(found)
+        curve = Curve(
+            name=name,
+            x=[step for step, _ in found],
+            y=[link.mi_nats for _, link in found],
+            low=[interval.low for interval in known] if has_band else (),
+            high=[interval.high for interval in known] if has_band else (),
+            style=style,
+            has_dots=True,
+        )
+        curves.append(curve)
+    if curves:
+        title, options = "Task, reasoning and action", {"alarm_step": alarm, "show_names": True}
+        chart = line_chart(curves, y_title="nats beyond chance", level=("", 0.0), **options)
+        yield Drawn(slug="chain", title=title, chart=chart, caption=CHAIN_CAPTION)
 
 
 def _views(series: Sequence[Series]) -> dict[str, Sequence[Look]]:

@@ -17,7 +17,7 @@ import numpy as np
 from moored.analysis.compare import OptionChange, look_values, read_changes
 from moored.analysis.diagnosis import Diagnosis
 from moored.analysis.report_rollouts import Rollouts, read_rollouts
-from moored.analysis.stored import read_diagnosis, read_worth
+from moored.analysis.stored import read_diagnosis, read_links, read_worth
 from moored.config_text import read_yaml
 from moored.errors import MooredError, RunLogError
 from moored.runlog.log import read_records, step_of_file
@@ -50,6 +50,15 @@ WORTH_CAPTION = (
 OUTCOME_FREE_CAPTION = (
     "The part of each update's push, |advantage| times tokens, that lies in groups whose "
     "trajectories all succeeded or all failed. Above the line it is most of it."
+)
+CHAIN_CURVES = {
+    "task and action": ("state_action_mi", "Task and action, I(X;A)"),
+    "reasoning and action": ("reasoning_action_mi", "Reasoning and action, I(Z;A|X)"),
+}
+"""Name of a curve -> its name in the log, and the title of its figure."""
+CHAIN_CAPTION = (
+    "Minus what chance gives: I(X;A) says whether actions depend on the task, I(Z;A|X) whether "
+    "reasoning controls them."
 )
 TOTAL = "step_s"
 """Key of a record that holds the whole step, in the log of a warm start."""
@@ -141,11 +150,11 @@ def step_curves(steps: Sequence[Mapping[str, Any]]) -> dict[str, Points]:
 
 
 def look_curves(looks: Sequence[Mapping[str, Any]]) -> dict[str, Points]:
-    """MI, H(Z|X) and retrieval of every look, in the view that its verdict rests on; and worth."""
+    """MI, H(Z|X) and retrieval of the view that verdicts rest on; worth, and the chain."""
     found: dict[str, Points] = {}
     for look in looks:
         values = {name: values[0] for name, values in look_values([look]).items()}
-        for name, value in (values | _worths(look)).items():
+        for name, value in (values | _worths(look) | _chain(look)).items():
             steps, numbers = found.setdefault(name, ([], []))
             steps.append(look["step"])
             numbers.append(value)
@@ -154,10 +163,24 @@ def look_curves(looks: Sequence[Mapping[str, Any]]) -> dict[str, Points]:
 
 def _worths(look: Mapping[str, Any]) -> dict[str, float]:
     """What dependence earns in each environment, named as in `look_values`."""
-    envs = look.get("environments", ())
-    names = {f"{WORTH}, {env}": env for env in envs} if len(envs) > 1 else {WORTH: None}
-    found = {name: read_worth(look, env) for name, env in names.items()}
+    found = {f"{WORTH}{end}": read_worth(look, env) for end, env in _environments(look).items()}
     return {name: worth.correlation for name, worth in found.items() if worth is not None}
+
+
+def _chain(look: Mapping[str, Any]) -> dict[str, float]:
+    """The rest of the chain in each environment, named likewise."""
+    return {
+        f"{name}{end}": links[logged].mi_nats
+        for end, env in _environments(look).items()
+        for name, (logged, _) in CHAIN_CURVES.items()
+        if logged in (links := read_links(look, env))
+    }
+
+
+def _environments(look: Mapping[str, Any]) -> dict[str, str | None]:
+    """How a curve of an environment ends, and what the log calls it; a single one has no name."""
+    envs = look.get("environments", ())
+    return {f", {env}": env for env in envs} if len(envs) > 1 else {"": None}
 
 
 def phase_seconds(timing: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:

@@ -30,6 +30,8 @@ from moored.analysis.figures import (
 from moored.analysis.findings import Grid, Kind
 from moored.analysis.report import About, Drawn, LegendEntry, Report, Section, empty_report
 from moored.analysis.report_data import (
+    CHAIN_CAPTION,
+    CHAIN_CURVES,
     OUTCOME_FREE_CAPTION,
     WORTH,
     WORTH_CAPTION,
@@ -69,6 +71,7 @@ FIGURES = {
     "MI": ("MI of reasoning and prompt", "nats per token"),
     "H(Z|X)": ("Conditional entropy H(Z|X)", "nats per token"),
     WORTH: (WORTH_TITLE, "correlation"),
+    **{name: (title, "nats beyond chance") for name, (_, title) in CHAIN_CURVES.items()},
     "reply tokens": ("Length of replies", "tokens"),
     "well-formed replies": ("Well-formed replies", "share"),
     "well-formed turns": ("Reward of a well-formed turn", "mean over turns"),
@@ -80,6 +83,11 @@ FIGURES = {
     "seconds": ("Time of a step", "seconds"),
 }
 """Name of a curve -> title and axis of its figure, in order."""
+CAPTIONS = {
+    WORTH: WORTH_CAPTION,
+    OUTCOME_FREE: OUTCOME_FREE_CAPTION,
+    **dict.fromkeys(CHAIN_CURVES, CHAIN_CAPTION),
+}
 UNLIMITED = (-math.inf, math.inf)
 SHARE = (0.0, 1.0)
 LIMITS = {
@@ -237,14 +245,15 @@ def _figure(
             lines += [_seed_curve(member, label, style) for member in members]
         if members:
             lines.append(_mean_curve(members, label, style, within=within))
-    level = {WORTH: ("", 0.0), OUTCOME_FREE: ("", FREE_ABOVE)}.get(base)
+    levels = {OUTCOME_FREE: FREE_ABOVE, **dict.fromkeys((WORTH, *CHAIN_CURVES), 0.0)}
+    level = ("", levels[base]) if base in levels else None
     chart = line_chart(lines, y_title=y_title, level=level, show_names=False)
     slug = base.lower().replace(" ", "_").replace("(z|x)", "_z_x").replace("-", "_")
     return Drawn(
         slug=f"{slug}_{env}" if env else slug,
         title=f"{title}, {env}" if env else title,
         chart=chart,
-        caption={WORTH: WORTH_CAPTION, OUTCOME_FREE: OUTCOME_FREE_CAPTION}.get(base, ""),
+        caption=CAPTIONS.get(base, ""),
     )
 
 

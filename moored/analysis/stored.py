@@ -16,6 +16,7 @@ from moored.analysis.diagnosis import Diagnosis, Look, Series, TurnLook
 from moored.analysis.models import read_run_config
 from moored.analysis.sample import RewardStats
 from moored.diagnostics.alarm import Alarm
+from moored.diagnostics.chain import CHAIN, LINKS, Link
 from moored.diagnostics.monitor import PREFIXES
 from moored.diagnostics.report import CollapseReport, Interval, Regime, Verdict
 from moored.diagnostics.watch import CollapseWatch, Watched
@@ -107,6 +108,7 @@ class _SeriesReader:
     others: dict[str, list[Look]] = field(default_factory=dict)
     turns: dict[int, CollapseReport] = field(default_factory=dict)
     """Of the last look."""
+    links: dict[str, list[tuple[int, Link]]] = field(default_factory=dict)
     view: str = ""
     unmeasured_since: int | None = None
     alarm: Alarm | None = None
@@ -119,6 +121,8 @@ class _SeriesReader:
         self, record: Mapping[str, Any], entry: Mapping[str, Any], rewards: RewardStats | None
     ) -> None:
         step, followed = record["step"], entry["view"]
+        for name, link in read_links(record, None if self.is_one else self.env).items():
+            self.links.setdefault(name, []).append((step, link))
         reports = {
             name: read_report(stored, f"{self.where!r}, step {step}")
             for name, stored in record["reports"].items()
@@ -181,6 +185,7 @@ class _SeriesReader:
             skipped=self.skipped,
             turns=tuple(TurnLook(turn=t, report=r) for t, r in sorted(self.turns.items())),
             others={view: tuple(looks) for view, looks in self.others.items()},
+            links={name: tuple(found) for name, found in self.links.items()},
             unmeasured_since=self.unmeasured_since,
         )
 
@@ -189,6 +194,13 @@ def read_worth(record: Mapping[str, Any], env: str | None) -> Worth | None:
     """What dependence earns at a look, in one environment of several or in the only one."""
     prefix = PREFIXES["first_turn"]
     return Worth.from_log(record, prefix if env is None else f"{prefix}/{env}")
+
+
+def read_links(record: Mapping[str, Any], env: str | None) -> dict[str, Link]:
+    """The rest of the chain at a look, in one environment of several or in the only one."""
+    prefix = CHAIN if env is None else f"{CHAIN}/{env}"
+    found = {name: Link.from_log(record, f"{prefix}/{name}") for name in LINKS}
+    return {name: link for name, link in found.items() if link is not None}
 
 
 def _judged(watched: Watched, entry: Mapping[str, Any]) -> Watched:

@@ -52,12 +52,15 @@ class Link:
 
     @staticmethod
     def from_log(record: Mapping[str, object], name: str) -> Link | None:
-        """What `metrics` wrote into a record; None where it wrote nothing."""
+        """What `metrics` wrote into a record; None where it wrote nothing.
+
+        Nor is a value alone a finding: it does not say what chance gives.
+        """
         value, low, high, p = (
             value if isinstance(value := record.get(name + end), int | float) else None
             for end in ("", "_low", "_high", "_p")
         )
-        if value is None:
+        if value is None or (low is None and p is None):
             return None
         interval = None if low is None or high is None else Interval(low, high)
         return Link(mi_nats=value, interval=interval, p_value=p)

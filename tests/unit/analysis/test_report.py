@@ -18,6 +18,9 @@ from moored.analysis.findings import Kind
 from moored.analysis.report import Report, build_report
 from moored.analysis.report_data import smoothed, thinned
 from moored.analysis.report_markdown import render_markdown
+from moored.analysis.stored import read_diagnosis
+from moored.diagnostics.chain import Link
+from moored.diagnostics.report import Interval
 from moored.diagnostics.worth import Worth
 from moored.errors import ConfigError, MooredError
 from moored.runlog.log import RunLog
@@ -118,6 +121,47 @@ def test_what_dependence_earns_is_compared_between_runs_within_what_it_can_be(be
     band, *_, line = report_on(*runs).figures["worth"].chart["data"]
     # 0.3 ± 1.2706, but a correlation.
     assert line["y"] == [0.3] and band["y"] == [1.0, pytest.approx(-0.9706, abs=1e-3)]
+
+
+def log_chain(run: Path, *links: Link) -> None:
+    """Add I(X;A) to the first looks of a run, and a bare I(Z;A|X), which says nothing of chance."""
+    lines = (run / "collapse.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    for record, link in zip(records, links, strict=False):
+        record |= link.metrics("collapse_chain/state_action_mi")
+        record["collapse_chain/reasoning_action_mi"] = 2.0
+    (run / "collapse.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+
+
+def test_the_rest_of_the_chain_is_shown_with_interval_and_p_value_where_it_was_measured(run):
+    assert "chain" not in report_on(run).figures
+    first = Link(mi_nats=0.5, interval=Interval(0.25, 0.75), p_value=0.001)
+    log_chain(run, first, Link(mi_nats=0.125, interval=Interval(-0.5, 0.75), p_value=0.25))
+    report = report_on(run)
+    band, line = report.figures["chain"].chart["data"]
+    assert (line["name"], line["x"], line["y"]) == ("I(X;A)", [1, 4], [0.5, 0.125])
+    assert band["y"] == [0.75, 0.75, -0.5, 0.25]
+    (note,) = (note.text for note in report.notes if "do actions depend" in note.text)
+    assert note.endswith("I(X;A) 0.125 nats at step 4 (95 % -0.500…0.750, p 0.250)")
+    (series,) = read_diagnosis(run).series
+    assert series.to_dict()["chain"] == {
+        "state_action_mi": [
+            {"step": 1, "mi_nats": 0.5, "interval": {"low": 0.25, "high": 0.75}, "p_value": 0.001},
+            {"step": 4, "mi_nats": 0.125, "interval": {"low": -0.5, "high": 0.75}, "p_value": 0.25},
+        ]
+    }
+
+
+def test_the_rest_of_the_chain_is_compared_between_runs(bench, tmp_path):
+    runs = [
+        bench.make_run(tmp_path / f"{seed}", seed=seed, num_steps=4, look_every=4)
+        for seed in (0, 1)
+    ]
+    for run, value in zip(runs, (0.2, 0.4), strict=True):
+        log_chain(run, Link(mi_nats=value, p_value=0.5))
+    drawn = report_on(*runs).figures["task_and_action"]
+    assert drawn.chart["data"][-1]["y"] == [0.3]
+    assert "reasoning_and_action" not in report_on(*runs).figures
 
 
 def log_figures(run: Path, options: str, **figures: float | None) -> None:
