@@ -106,6 +106,30 @@ def test_start_and_end_of_curves_are_the_first_twentieth_and_the_last_fifth(scri
     assert curves.start_of([(50, 7.0), (100, 9.0)]) == 7.0
 
 
+def test_the_page_on_collapse_has_what_the_stored_curves_say_of_replies_and_kept_groups(script):
+    curves = script("curves")
+    page = (ROOT / "docs" / "results" / "collapse.md").read_text()
+    section = page[page.index("## Reply length") : page.index("## Where PPO stands")]
+    smollm2 = ("grpo", "ppo", "first", "pair", "long")
+    files = [*BOTTLES, *sorted(RESULTS.glob("curves_*.json")), RESULTS / "sokoban_mini.json"]
+    files += [file for end in smollm2 for file in sorted(RESULTS.glob(f"smollm2_*_{end}.json"))]
+    grows = {line[0]: line[1:] for line in curves.growth_lines(files, "reply tokens")}
+    shown = {"none": "no filter", "top_p": "top-p 0.9", "lowest_half": "lowest half"}
+    for arm, name in shown.items():
+        assert f"| {' | '.join([name, *grows[arm]])} |" in section
+    kept = {line[0]: line[1:] for line in curves.growth_lines(files, "kept")}["top_p"]
+    lost, held = kept[0].replace("of", "of the"), kept[1].replace("of", "of the")
+    assert f"{lost} runs that collapsed and in {held} others" in " ".join(section.split())
+    rows = re.findall(r"^\| .*, (PPO|GRPO), .*`(\w+\.json)`\) \| (.*) \| (.*) \|$", section, re.M)
+    assert len(rows) == 7
+    for algorithm, name, *cells in rows:
+        header, *lines = curves.table_of(read_curve_file(RESULTS / name))
+        arms = ("top_p", f"{algorithm.lower()}/top_p")
+        (place,) = (k for k, arm in enumerate(header) if arm in arms)
+        found = {line[0]: line[place] for line in lines}
+        assert cells == [found["kept"], found["success"]]
+
+
 def test_every_interval_on_the_page_of_studies_is_one_of_the_stored_runs():
     page = (ROOT / "docs" / "results" / "studies.md").read_text()
     for section in re.split(r"^##+ ", page, flags=re.MULTILINE)[1:]:
