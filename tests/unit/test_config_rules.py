@@ -48,7 +48,15 @@ def test_a_preset_of_an_algorithm_is_its_name():
     names = [name for name, kind in preset_kinds().items() if kind == "algorithm"]
     assert set(names) >= {"ppo", "grpo", "dr_grpo", "dapo", "gspo", "rloo", "reinforce_pp"}
     for name in names:
-        assert load_config(read_presets([name])) == load_config({}, [f"algorithm.name={name}"])
+        more = ["algorithm.bootstrap_truncated=false"] if name == "ppo" else []
+        named = load_config({}, [f"algorithm.name={name}", *more])
+        assert load_config(read_presets([name])) == named
+
+
+def test_the_preset_ppo_ends_cut_episodes_as_the_papers_code_does_and_the_name_alone_does_not():
+    assert not load_config(read_presets(["ppo"])).algorithm.bootstrap_truncated
+    assert load_config({}, ["algorithm.name=ppo"]).algorithm.bootstrap_truncated
+    assert load_config({}).algorithm.bootstrap_truncated
 
 
 @pytest.mark.parametrize("name", ["dapo", "grpo", "gspo", "ppo"])

@@ -157,6 +157,15 @@ def test_arms_without_division_and_with_the_outcome_differ_from_grpo_in_that_alo
     }
 
 
+@pytest.mark.parametrize("name", ["main_table", "bottle_mini"])
+def test_ppo_of_the_papers_studies_ends_cut_episodes_as_its_code_does(name):
+    ppo = [run.config.algorithm for run in plan_runs(read_study(name)) if "ppo" in run.words]
+    assert ppo and not any(algorithm.bootstrap_truncated for algorithm in ppo)
+    options = ["algorithm.bootstrap_truncated=true"]
+    stored = [run.config.algorithm for run in plan_runs(read_study(name), options)]
+    assert all(algorithm.bootstrap_truncated for algorithm in stored)
+
+
 def test_part_of_a_grid_can_be_chosen():
     study = restricted(read_study("main_table"), ["task=sokoban", "algorithm=ppo,grpo"])
     assert [len(factor.arms) for factor in study.factors] == [2, 1, 2]
