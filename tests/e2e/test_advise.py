@@ -63,6 +63,18 @@ def test_where_few_successes_are_outvoted_advice_names_filter_and_division(solve
     assert found["groups_needed"] is None
 
 
+@pytest.mark.parametrize(("algorithm", "divides"), [("grpo", True), ("dr_grpo", False)])
+def test_a_run_is_judged_by_the_advantages_that_it_has(solved, tmp_path, algorithm, divides):
+    folder = tmp_path / "run"
+    (folder / "rollouts").mkdir(parents=True)
+    (folder / "config.yaml").write_text(f"algorithm: {{name: {algorithm}}}\n")
+    (folder / "metrics.jsonl").write_text("")
+    solved.rename(folder / "rollouts" / "solved.jsonl")
+    found = json.loads(moored("advise", folder, "--json").stdout)
+    assert found["outcome_free"]["divides"] is divides
+    assert ("do not divide" in found["headline"]) is divides
+
+
 def test_advice_is_told_with_bars_shares_and_examples(rollouts):
     done = moored("advise", rollouts, "--update-share", 0.5)
     text = done.stdout
