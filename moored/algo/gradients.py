@@ -36,7 +36,7 @@ class TermFigures:
     signal: float
     """sqrt(norm² - noise²), or 0: the norm without what noise alone adds to it."""
     snr: float
-    """norm / noise; noise alone gives about 1."""
+    """norm / noise; noise alone gives about 1. The paper's SNR is `task_over_regulariser`."""
     snr_interval: Interval
     norm_per_sample: float
     """The norm with trajectories for tokens: as if the bucket's were all of the update."""
@@ -56,6 +56,10 @@ class Bucket:
     cosines: dict[str, float]
     """`task_kl`, `task_entropy`; `task_with_whole`: of the bucket's task gradient with that of all
     groups; `task_with_rest`: with that of all other groups, where noise alone gives 0."""
+    task_over_regulariser: float
+    """Norm of the task gradient over that of all other terms together, which the paper calls SNR;
+    NaN without another term, or where their sum is 0."""
+    task_over_regulariser_interval: Interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +117,7 @@ class _Batch:
 
     def bucket(self, members: np.ndarray) -> Bucket:
         rv_n = self.rv_P[members]
+        ratio, interval = self._task_over_regulariser(members)
         return Bucket(
             rv_low=float(rv_n.min()),
             rv_high=float(rv_n.max()),
@@ -121,6 +126,8 @@ class _Batch:
             num_tokens=int(self.tokens_P[members].sum()),
             terms={term: self._figures(term, members) for term in self.terms},
             cosines=self._cosines(members),
+            task_over_regulariser=ratio,
+            task_over_regulariser_interval=interval,
         )
 
     def _figures(self, term: str, members: np.ndarray) -> TermFigures:
@@ -142,6 +149,18 @@ class _Batch:
             snr_interval=_jackknife(_ratio(norm, noise), _ratio(left_out.norm, left_out.noise)),
             norm_per_sample=float(_ratio(norm * all_samples, self.samples_P[members].sum())),
         )
+
+    def _task_over_regulariser(self, members: np.ndarray) -> tuple[float, Interval]:
+        others = [term for term in self.terms if term != TASK]
+        if TASK not in self.terms or not others:
+            return math.nan, NO_INTERVAL
+        task_nn = self._inner(TASK, TASK, members, members)
+        # The square of a sum of gradients is the sum of all their products.
+        products = [self._inner(a, b, members, members) for a in others for b in others]
+        other_nn = np.sum(products, axis=0)
+        ratio = _ratio(_Sums.of(task_nn).norm, _Sums.of(other_nn).norm)
+        left_out = [_Sums.without_each(inner_nn).norm for inner_nn in (task_nn, other_nn)]
+        return float(ratio), _jackknife(ratio, _ratio(*left_out))
 
     def _cosines(self, members: np.ndarray) -> dict[str, float]:
         if TASK not in self.terms:

@@ -89,6 +89,28 @@ def test_cosines_of_task_and_regulariser_and_of_a_bucket_with_the_others():
     assert found.whole.cosines["task_with_whole"] == pytest.approx(1)
 
 
+def test_the_papers_snr_is_task_norm_over_the_norm_of_all_regularisers_together():
+    # Two groups: task (3, 0) + (0, 4), norm 5; kl (1, 0) + (0, 0) and entropy (0, 1) + (0, 1)
+    # together (1, 2), norm sqrt 5. The noise that `snr` divides by is 5: (3, -4) apart.
+    task, kl, entropy = [[3, 0], [0, 4]], [[1, 0], [0, 0]], [[0, 1], [0, 1]]
+    found = whole([task, kl, entropy], ("task", "kl", "entropy"))
+    assert found.task_over_regulariser == pytest.approx(math.sqrt(5))
+    assert found.terms["task"].snr == pytest.approx(1)
+    # Without the first group 4 / 1, without the second 3 / sqrt 2: half their difference is the
+    # standard error, t(1) = 12.706.
+    half = 12.706 * (4 - 3 / math.sqrt(2)) / 2
+    interval = found.task_over_regulariser_interval
+    assert interval == pytest.approx((max(0.0, math.sqrt(5) - half), math.sqrt(5) + half))
+
+
+def test_without_a_regulariser_there_is_nothing_to_divide_the_task_norm_by():
+    alone = whole([[[3.0], [4.0]]])
+    assert math.isnan(alone.task_over_regulariser)
+    still = whole([[[3.0], [4.0]], [[0.0], [0.0]]], ("task", "kl"))
+    assert math.isnan(still.task_over_regulariser)
+    assert all(map(math.isnan, still.task_over_regulariser_interval))
+
+
 def test_what_cannot_be_known_is_nan_and_not_a_number_that_looks_known():
     single = whole([[[3, 4]]]).terms["task"]
     assert single.norm == 5
