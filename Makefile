@@ -69,15 +69,18 @@ test-adapters: export MOORED_OPENENV_PYTHON := $(CURDIR)/.venv-adapters/openenv/
 test-adapters: .venv-adapters/installed
 	.venv-adapters/bin/pytest -rs tests/unit/envs/adapters tests/unit/envs/serving
 
-# The main job on the embedded model: reasoning collapses without the filter and stays with it.
-# Both runs at the same time, on one core each; OPTIONS go to both, e.g. OPTIONS=num_steps=20.
+# The main job on the embedded model: reasoning collapses under GRPO without the filter, and stays with
+# it, or without division by the group's std. All runs at the same time, with one thread each; OPTIONS
+# go to all of them, e.g. OPTIONS=num_steps=20.
 train: BOTTLE := runs/bottle-$(shell date +%Y%m%d-%H%M%S)
 train: .venv/installed
 	mkdir -p $(BOTTLE)
 	export OMP_NUM_THREADS=1; \
-	$(BIN)/moored train collapse no_filter $(OPTIONS) --run $(BOTTLE)/no_filter > $(BOTTLE)/no_filter.log 2>&1 & \
-	$(BIN)/moored train collapse $(OPTIONS) --run $(BOTTLE)/top_p && wait $$!
-	$(BIN)/moored compare $(BOTTLE)/no_filter $(BOTTLE)/top_p --replies
+	train() { run=$(BOTTLE)/$$1; shift; $(BIN)/moored train collapse num_steps=70 $$* $(OPTIONS) --run $$run; }; \
+	train no_filter no_filter > $(BOTTLE)/no_filter.log 2>&1 & none=$$!; \
+	train no_division no_filter algorithm.advantage=dr_grpo > $(BOTTLE)/no_division.log 2>&1 & division=$$!; \
+	train top_p && wait $$none && wait $$division
+	$(BIN)/moored compare $(BOTTLE)/no_filter $(BOTTLE)/top_p $(BOTTLE)/no_division --replies
 
 check: .venv/installed
 	$(BIN)/ruff check .
