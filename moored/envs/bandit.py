@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from typing import ClassVar
 
-from moored.envs.base import FORMAT_REMINDER, StepResult, draw_task
+from moored.envs.base import FORMAT_REMINDER, StepResult, draw_task, malformed_reward
 from moored.envs.teaching import fill
 from moored.errors import EnvError
 from moored.reply import parse_actions, parse_reply
@@ -50,7 +50,8 @@ class Bandit:
     - `safe_reward=0.1`: what the safe arm always pays.
     - `risky_reward=1.0`, `risky_probability=0.25`: what the risky arm pays, and how often.
     - `reverse=False`: steady names are the risky arms, so what the names suggest must be unlearnt.
-    - `format_penalty=-0.1`: reward of a malformed reply.
+    - `format_penalty=None`: reward of a malformed reply; None: −0.1, or that of the worse arm where
+      an arm pays less.
     """
 
     name: ClassVar[str] = "bandit"
@@ -63,7 +64,7 @@ class Bandit:
         risky_reward: float = 1.0,
         risky_probability: float = 0.25,
         reverse: bool = False,
-        format_penalty: float = -0.1,
+        format_penalty: float | None = None,
     ) -> None:
         if not 0 <= risky_probability <= 1:
             raise EnvError(
@@ -73,7 +74,8 @@ class Bandit:
         self.risky_reward = risky_reward
         self.risky_probability = risky_probability
         self.reverse = reverse
-        self.format_penalty = format_penalty
+        worst_pay = min(safe_reward, risky_reward, 0.0)
+        self.format_penalty = malformed_reward(format_penalty, -worst_pay)
         self.is_stochastic = 0 < risky_probability < 1 and risky_reward != 0
         self._arms: tuple[str, str] | None = None
         self._over = True

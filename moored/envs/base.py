@@ -31,6 +31,7 @@ SPLIT_SEEDS: Mapping[Split, range] = {
 """Task seeds of each split."""
 
 MAX_DRAWS = 2000
+LEAST_PENALTY = 0.1
 FORMAT_REMINDER = f"Reply as {format_reply('your reasoning', 'your answer')}"
 
 
@@ -140,6 +141,15 @@ def check_available(env: Environment) -> None:
     """Have an environment say whether an episode can begin; one without the method is trusted."""
     if isinstance(env, ChecksItself):
         env.check_available()
+
+
+def malformed_reward(format_penalty: float | None, dearest_turn: float) -> float:
+    """What a malformed reply earns: `format_penalty` where it is set, else minus the price.
+
+    The price is that of the dearest valid turn, 0 or more, and at least `LEAST_PENALTY`: a model
+    that fails would learn to write malformed replies if they saved it the price of its moves.
+    """
+    return -max(LEAST_PENALTY, dearest_turn) if format_penalty is None else format_penalty
 
 
 def encodable(text: str) -> str:

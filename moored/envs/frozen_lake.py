@@ -133,7 +133,7 @@ class FrozenLake(Game[Lake]):
       needs `moored[images]`).
     - `tile_px=32`: pixels per tile in the picture.
     - `max_turns=5`, `max_actions=10`, `max_actions_per_turn=2`: limits of an episode.
-    - `format_penalty=-0.1`: reward of a malformed reply.
+    - `format_penalty=None`: reward of a malformed reply; None: −0.1, as no action costs anything.
     """
 
     name: ClassVar[str] = "frozen_lake"

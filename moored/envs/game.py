@@ -12,7 +12,13 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypedDict, TypeVar
 
-from moored.envs.base import FORMAT_REMINDER, SPLIT_SEEDS, StepResult, draw_task
+from moored.envs.base import (
+    FORMAT_REMINDER,
+    SPLIT_SEEDS,
+    StepResult,
+    draw_task,
+    malformed_reward,
+)
 from moored.errors import EnvError
 from moored.reply import parse_actions, parse_reply
 from moored.types import Content, Message, TextPart
@@ -43,7 +49,7 @@ class Limits(TypedDict, total=False):
     max_turns: int
     max_actions: int
     max_actions_per_turn: int
-    format_penalty: float
+    format_penalty: float | None
 
 
 class Game(ABC, Generic[TaskT]):
@@ -51,6 +57,9 @@ class Game(ABC, Generic[TaskT]):
 
     An episode is terminated when an action ends the game (solved, or lost) and truncated when the
     turns or actions run out first: the board could have gone on, so its value is not 0.
+
+    A malformed reply costs what the dearest valid turn of the task may cost, at least 0.1;
+    `format_penalty` sets its reward by hand (-0.1 is RAGEN's rule, whatever the moves cost).
     """
 
     name: ClassVar[str]
@@ -64,7 +73,7 @@ class Game(ABC, Generic[TaskT]):
         max_turns: int = 5,
         max_actions: int = 10,
         max_actions_per_turn: int = 2,
-        format_penalty: float = -0.1,
+        format_penalty: float | None = None,
     ) -> None:
         limits = {
             "max_turns": max_turns,
@@ -112,6 +121,10 @@ class Game(ABC, Generic[TaskT]):
     def plan(self) -> list[str]:
         """Good actions from here on; empty when none is known."""
 
+    def dearest_turn(self) -> float:
+        """The most that a valid turn of the task may cost, 0 or more; asked after `start`."""
+        return 0.0
+
     def parse(self, answer: str) -> list[str] | None:
         """Actions named in the answer; None when it is malformed."""
         return parse_actions(answer, self.actions)
@@ -124,6 +137,11 @@ class Game(ABC, Generic[TaskT]):
     def action_budget(self) -> int:
         """Actions an episode can hold: the limit, or all turns filled, whichever is less."""
         return min(self.max_actions, self.max_turns * self.max_actions_per_turn)
+
+    @property
+    def turn_budget(self) -> int:
+        """Actions that a turn can hold."""
+        return min(self.max_actions_per_turn, self.max_actions)
 
     @property
     def actions_left(self) -> int:
@@ -169,7 +187,7 @@ class Game(ABC, Generic[TaskT]):
         actions = None if answer is None else self.parse(answer)
         self._turn += 1
         if actions is None:
-            return self._finish(self.format_penalty, NO_ACTION, [], valid=False)
+            return self._finish(self._malformed_reward(), NO_ACTION, [], valid=False)
         reward, outcome, changed = 0.0, NO_ACTION, []
         for action in actions[: min(self.max_actions_per_turn, self._actions_left)]:
             outcome = self.act(action)
@@ -207,6 +225,9 @@ class Game(ABC, Generic[TaskT]):
                 f"{self.name}: the episode is over or was not begun; call reset before {method}"
             )
 
+    def _malformed_reward(self) -> float:
+        return malformed_reward(self.format_penalty, self.dearest_turn())
+
     def _fixed_task(self) -> TaskT | None:
         """The one task of an environment that was given its board; None when boards are drawn."""
         return None
@@ -242,7 +263,7 @@ class Game(ABC, Generic[TaskT]):
             f"Actions: {self.action_text()}. Give at most {self.max_actions_per_turn} "
             f"a turn, joined by ' || ', at most {self.action_budget} in all, in at most "
             f"{self.max_turns} turns. Further actions are ignored.\n"
-            f"A malformed reply earns {self.format_penalty:g}, moves nothing and uses up the "
+            f"A malformed reply earns {self._malformed_reward():g}, moves nothing and uses up the "
             f"turn.\n{FORMAT_REMINDER}."
         )
 

@@ -36,7 +36,7 @@ class Game2048(Game[Board]):
     Options: `size` (4) rows and columns, 3 to 5 · `target` (64) the tile to make, a power of two ·
     `splits` (5) how often the target is split for the first board; None is the usual start with two
     tiles, where a high target needs high limits · `max_turns` (5), `max_actions` (10),
-    `max_actions_per_turn` (2), `format_penalty` (-0.1).
+    `max_actions_per_turn` (2), `format_penalty` (None: −0.1, as no action costs anything).
     """
 
     name: ClassVar[str] = "2048"

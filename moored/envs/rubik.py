@@ -79,7 +79,8 @@ class Rubik(Game[Scramble]):
 
     Options: `depth` ((1, 4)) quarter turns to the solution, a number or a (fewest, most) pair; at
     most 11, and never more than the actions an episode can hold · `max_turns` (5), `max_actions`
-    (10), `max_actions_per_turn` (2), `format_penalty` (-0.1).
+    (10), `max_actions_per_turn` (2), `format_penalty` (None: a malformed reply costs as much as a
+    turn full of actions, 0.2 by default).
     """
 
     name: ClassVar[str] = "rubik"
@@ -135,6 +136,9 @@ class Rubik(Game[Scramble]):
     def start(self, task: Scramble, noise: random.Random) -> None:
         self._cube = task.cube
         self._colours = task.colours
+
+    def dearest_turn(self) -> float:
+        return -self.turn_budget * MOVE_REWARD
 
     def act(self, action: str) -> Outcome:
         self._cube = self._cube.translate(TURNS[action])

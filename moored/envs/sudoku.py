@@ -43,7 +43,8 @@ class Sudoku(Game[Puzzle]):
     Options: `size` (4) or 9, with boxes of 2×2 or 3×3 · `blanks` ((4, 8)) empty cells, a number or
     a (fewest, most) pair; at most 10 for size 4, 50 for size 9, and never more than the actions an
     episode can hold · `max_turns` (5), `max_actions` (10), `max_actions_per_turn` (2),
-    `format_penalty` (-0.1).
+    `format_penalty` (None: a malformed reply costs as much as a turn full of wrong digits, at
+    least 0.1).
     """
 
     name: ClassVar[str] = "sudoku"
@@ -102,6 +103,9 @@ class Sudoku(Game[Puzzle]):
         self._cells = list(task.cells)
         self._solution = task.solution
         self._num_blanks = task.cells.count(0)
+
+    def dearest_turn(self) -> float:
+        return self.turn_budget / self._num_blanks
 
     def act(self, action: str) -> Outcome:
         row, column, digit = (int(action[at]) for at in (1, 3, 5))

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from moored.envs.base import FORMAT_REMINDER, StepResult, draw_task, split_of_seed
+from moored.envs.base import (
+    FORMAT_REMINDER,
+    StepResult,
+    draw_task,
+    malformed_reward,
+    split_of_seed,
+)
 from moored.errors import EnvError, require_packages
 from moored.names import import_object
 from moored.reply import parse_actions, parse_reply
@@ -46,8 +52,8 @@ class Start:
 class GymnasiumEnv:
     """Any gymnasium environment in text, one action per reply (needs `moored[gym]`).
 
-    Reward: the environment's own; −0.1 for a malformed reply, which changes nothing and uses up
-    the turn. An episode is terminated when the environment says so, and truncated when the
+    Reward: the environment's own; `format_penalty` for a malformed reply, which changes nothing and
+    uses up the turn. An episode is terminated when the environment says so, and truncated when the
     environment says so or `max_turns` is reached first.
 
     A task is a start state: `task_seed` seeds `reset`. The environment's generator `np_random` is
@@ -70,7 +76,9 @@ class GymnasiumEnv:
         fixed_start: True when all seeds start alike; train, validation and test then cannot be
             kept apart and share the one task. None (default) finds out by 16 resets.
         is_stochastic (True): False for an environment without noise after its start.
-        format_penalty (−0.1): reward of a malformed reply.
+        format_penalty (None): reward of a malformed reply. None: that of the dearest step in the
+            table `P`, and at most −0.1. Without a table −0.1: where steps cost more, set it to at
+            most that of the dearest; `moored check-env` compares them.
 
     A function may be given as "module:name". To be pickled it must stand at the top of a module;
     a pickled copy makes the environment again and replays the actions of the episode.
@@ -92,7 +100,7 @@ class GymnasiumEnv:
         oracle: str | Callable[..., str] | None = None,
         fixed_start: bool | None = None,
         is_stochastic: bool = True,
-        format_penalty: float = -0.1,
+        format_penalty: float | None = None,
     ) -> None:
         if max_turns < 1:
             raise EnvError(f"gymnasium: max_turns must be at least 1, got {max_turns}")
@@ -140,7 +148,7 @@ class GymnasiumEnv:
         action = self._read_action(env, parse_reply(reply).answer)
         self._turn += 1
         if action is None:
-            return self._finish(self.format_penalty, is_valid=False)
+            return self._finish(self._malformed_reward, is_valid=False)
         observation, reward, terminated, truncated, self._info = env.step(action)
         self._played.append(action)
         self._total += float(reward)
@@ -196,6 +204,8 @@ class GymnasiumEnv:
             raise EnvError(f"gymnasium: env must make a gymnasium.Env, got {type(env).__name__}")
         if self._to_action is None:
             self._check_discrete(env.action_space)
+        price = dearest_step(getattr(env.unwrapped, "P", None) or {})
+        self._malformed_reward = malformed_reward(self.format_penalty, price)
         return env
 
     def _check_discrete(self, space: gymnasium.Space) -> None:
@@ -285,7 +295,7 @@ class GymnasiumEnv:
             rules += f"\nActions: the numbers of {env.action_space}."
         return (
             f"{rules}\nGive one action a turn, in at most {self.max_turns} turns.\n"
-            f"A malformed reply earns {self.format_penalty:g}, changes nothing and uses up the "
+            f"A malformed reply earns {self._malformed_reward:g}, changes nothing and uses up the "
             f"turn.\n{FORMAT_REMINDER}."
         )
 
@@ -320,6 +330,12 @@ def best_action(
         values = {s: max(map(gain, moves.values())) for s, moves in table.items()}
     moves = table[state]
     return max(moves, key=lambda action: gain(moves[action]))
+
+
+def dearest_step(table: Mapping[int, Mapping[int, Sequence[tuple]]]) -> float:
+    """The most that a step may cost by gymnasium's table, 0 or more."""
+    steps = (step for moves in table.values() for outcomes in moves.values() for step in outcomes)
+    return max((-float(reward) for _, _, reward, _ in steps), default=0.0)
 
 
 def _has_won(total: float, terminated: bool, info: dict) -> bool:

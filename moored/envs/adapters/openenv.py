@@ -66,7 +66,8 @@ class OpenEnv:
             (default) finds out by 8 resets.
         is_stochastic (False): True for a server with noise that its seed does not determine.
         timeout_s (30.0): an answer of the server that takes longer is given up.
-        format_penalty (−0.1): reward of a malformed reply.
+        format_penalty (−0.1): reward of a malformed reply; where steps cost more, set it to at most
+            that of the dearest; `moored check-env` compares them.
 
     A task is a start state: `task_seed` chooses the seed of the server's reset. OpenEnv has no
     other seed, so chance that the server draws later is the same in all episodes of a group.

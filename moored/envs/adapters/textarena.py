@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from moored.envs.adapters.textarena_worker import GameSpec, Start, View
-from moored.envs.base import FORMAT_REMINDER, StepResult
+from moored.envs.base import FORMAT_REMINDER, StepResult, malformed_reward
 from moored.envs.worker import Worker, WorkerLost
 from moored.errors import EnvError, require_packages
 from moored.reply import parse_reply
@@ -34,9 +34,9 @@ class TextArena:
     """A game of TextArena: alone, or against an opponent (needs `moored[textarena]`).
 
     Reward: the game's own for the player, at its end: from 0 to 1 in games for one, 1 for a win, 0
-    for a draw and −1 for a loss in games for two; −0.1 for a malformed reply. Success is a reward
-    of at least 1. The end of a game, its own limit of turns included, terminates the episode;
-    `max_turns` truncates it, with the reward 0 for the unfinished game.
+    for a draw and −1 for a loss in games for two; `format_penalty` for a malformed reply. Success
+    is a reward of at least 1. The end of a game, its own limit of turns included, terminates the
+    episode; `max_turns` truncates it, with the reward 0 for the unfinished game.
 
     Options:
         id ("FrozenLake-v0"): a game of TextArena's list, such as "GuessTheNumber-v0",
@@ -50,7 +50,8 @@ class TextArena:
         is_stochastic (False): True lets each episode draw its own chance and opponent's moves;
             False has them depend on the task and the replies alone.
         time_limit_s (5.0): a game that takes longer over an answer is stopped (not on Windows).
-        format_penalty (−0.1): reward of a malformed reply, which changes nothing in the game.
+        format_penalty (None): reward of a malformed reply, which changes nothing in the game. None:
+            −0.1, and −1, as for a loss, in a game for two.
 
     An illegal move is answered by the game, which forgives one and ends at the next (metric
     `invalid_moves`). A game that fails or hangs on an answer is over, with the reward 0
@@ -70,7 +71,7 @@ class TextArena:
         max_turns: int = 20,
         is_stochastic: bool = False,
         time_limit_s: float = 5.0,
-        format_penalty: float = -0.1,
+        format_penalty: float | None = None,
     ) -> None:
         if max_turns < 1:
             raise EnvError(f"textarena: max_turns must be at least 1, got {max_turns}")
@@ -99,6 +100,8 @@ class TextArena:
         start: Start = self._ask_for_start("draw", self._spec, task_seed)
         episode = episode_seed if self.is_stochastic else "every"
         self._episode = self._spec, start.seed, f"{start.seed} {episode}"
+        price = 1.0 if start.num_players > 1 else 0.0  # of a lost game
+        self._malformed_reward = malformed_reward(self.format_penalty, price)
         self._answers: tuple[str, ...] = ()
         self._turn = 0
         self._over = False
@@ -109,7 +112,7 @@ class TextArena:
         answer = parse_reply(reply).answer
         self._turn += 1
         if answer is None or len(answer) > MAX_ANSWER_CHARS:
-            return self._finish(View("", False, self.format_penalty, False), is_valid=False)
+            return self._finish(View("", False, self._malformed_reward, False), is_valid=False)
         self._answers = (*self._answers, answer)
         try:
             view: View = _ask(self.time_limit_s, "play", *self._episode, self._answers)
@@ -165,7 +168,7 @@ class TextArena:
         return (
             f"You play {self._spec.id}. Between the answer tags write your move alone, as the "
             f"game asks for it. You have at most {self.max_turns} turns.\n"
-            f"A malformed reply earns {self.format_penalty:g}, changes nothing and uses up the "
+            f"A malformed reply earns {self._malformed_reward:g}, changes nothing and uses up the "
             f"turn.\n{FORMAT_REMINDER}."
         )
 

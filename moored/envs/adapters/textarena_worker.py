@@ -48,6 +48,7 @@ class Start:
 
     seed: int
     text: str
+    num_players: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,8 @@ def has_one_start(spec: GameSpec) -> bool:
 @lru_cache(maxsize=1024)
 def start_of(spec: GameSpec, seed: int) -> Start:
     """The start that a seed leads to."""
-    return Start(seed, shown(begin(spec, seed)))
+    game = begin(spec, seed)
+    return Start(seed, shown(game), game.num_players)
 
 
 _kept: OrderedDict[tuple, Game] = OrderedDict()

@@ -1,15 +1,32 @@
-"""Rules of `check_env` that compare results of episodes: noise, and the reference solution."""
+"""Rules of `check_env` that compare results of episodes: noise, the reference solution, prices."""
 
 from __future__ import annotations
 
+import random
 from statistics import fmean
 
-from moored.envs.check.probe import Probe, Subject, difference, play_oracle, replay, total_reward
+from moored.envs.base import StepResult
+from moored.envs.check.probe import (
+    MALFORMED,
+    NotApplicable,
+    Probe,
+    Subject,
+    difference,
+    play_guesses,
+    play_oracle,
+    replay,
+    total_reward,
+)
 from moored.envs.check.types import Broken
+from moored.errors import EnvError
 from moored.reply import format_reply
 
 NUM_COMPARED = 8
 """Episodes of each stochastic task whose rewards are compared."""
+TOLERANCE = 1e-9
+"""Of rewards that are sums."""
+NUM_GUESSED = 4
+"""Episodes of guesses that are played of each task, to see what valid turns cost."""
 Play = tuple[int, int]
 """Task seed and episode seed."""
 
@@ -121,4 +138,72 @@ def _expect_more(
         raise Broken(
             f"task seed {compared[0][0]}: the oracle earns {mean:g}, and {what} {other:g}; pay a "
             f"solution more than what does not solve"
+        )
+
+
+def check_penalty(subject: Subject) -> str:
+    """A malformed turn costs at least as much as any valid one, and ends no episode early.
+
+    Turns that end the episode are compared with one another, and so are those that do not: what is
+    charged for time running out is charged for both.
+    """
+    env, malformed_rewards = subject.make(), set[float]()
+    for seed in subject.seeds:
+        malformed = [replay(env, seed, replies) for replies in _malformed_scripts(env)]
+        valid = _valid_plays(subject, env, seed)
+        for is_over in (False, True):
+            rewards = _turn_rewards(malformed, is_valid=False, is_over=is_over)
+            others = _turn_rewards(valid, is_valid=True, is_over=is_over)
+            if rewards and others:
+                malformed_rewards.update(rewards)
+                _expect_dearer(seed, max(rewards), min(others))
+        for play in valid:
+            _expect_no_early_end(seed, malformed[0], play)
+    if not malformed_rewards:
+        raise NotApplicable("no valid turn was seen to compare with; oracle and guess play them")
+    most, least = max(malformed_rewards), min(malformed_rewards)
+    earned = f"{most:g}" if most == least else f"{least:g} to {most:g}"
+    return f"malformed turns earn {earned}, valid ones of the same task no less"
+
+
+def _turn_rewards(plays: list[list[StepResult]], *, is_valid: bool, is_over: bool) -> list[float]:
+    turns = (turn for play in plays for turn in play)
+    return [t.reward for t in turns if (t.is_valid, t.is_over) == (is_valid, is_over)]
+
+
+def _malformed_scripts(env: Probe) -> list[list[str]]:
+    """Replies without tags, and with an answer that most environments cannot read."""
+    return [[reply] * env.max_turns for reply in (MALFORMED, format_reply("", MALFORMED))]
+
+
+def _valid_plays(subject: Subject, env: Probe, seed: int) -> list[list[StepResult]]:
+    """Episodes of guesses, of the oracle, and of another task's answers over and over."""
+    plays = [play_guesses(env, seed, random.Random(number)) for number in range(NUM_GUESSED)]
+    try:
+        own, other = (subject.scripts(task)[0] for task in (seed, seed + 1))
+    except EnvError:
+        return plays  # no good answer is known
+    return [*plays, replay(env, seed, own), replay(env, seed, other * env.max_turns)]
+
+
+def _expect_dearer(seed: int, cheapest: float, dearest: float) -> None:
+    if cheapest > dearest + TOLERANCE:
+        raise Broken(
+            f"task seed {seed}: a malformed turn earned {cheapest:g}, and a valid one {dearest:g}, "
+            f"so a model that fails learns to write malformed replies; let each of them earn at "
+            f"most {dearest:g}"
+        )
+
+
+def _expect_no_early_end(seed: int, malformed: list[StepResult], valid: list[StepResult]) -> None:
+    """A failure in valid turns earns no less than malformed replies until the end."""
+    if not valid or valid[-1].success or not all(turn.is_valid for turn in valid):
+        return
+    total, other = total_reward(malformed), total_reward(valid)
+    if total > other + TOLERANCE:
+        raise Broken(
+            f"task seed {seed}: malformed replies ended the episode on turn {len(malformed)} with "
+            f"{total:g} in all, and a failure of {len(valid)} valid turns earned {other:g}, so a "
+            f"model that fails learns to write malformed replies; let each use up one turn only, "
+            f"or charge for the turns it saves"
         )

@@ -14,12 +14,13 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from moored.envs.base import SPLIT_SEEDS, Environment, StepResult
 from moored.envs.check.nasty import EXECUTED, fuzz_replies
 from moored.envs.check.types import Broken, expect_result
 from moored.envs.resources import SharedResources, detached
+from moored.envs.teaching import Guesses
 from moored.reply import format_reply, parse_reply
 from moored.types import Message, messages_digest
 
@@ -62,6 +63,11 @@ class Probe:
     def oracle(self) -> str:
         self.announce(f"oracle() {self._task}")
         return self.env.oracle()
+
+    def guess(self, rng: random.Random) -> str:
+        """A guess of an environment that `Guesses`."""
+        self.announce(f"guess() {self._task}")
+        return cast(Guesses, self.env).guess(rng)
 
     def close(self) -> None:
         self.announce("close()")
@@ -167,6 +173,15 @@ def play_oracle(env: Probe, seed: int, episode: int = 0) -> tuple[list[str], lis
         replies.append(format_reply("", env.oracle()))
         results.append(env.step(replies[-1]))
     return replies, results
+
+
+def play_guesses(env: Probe, seed: int, rng: random.Random) -> list[StepResult]:
+    """Play one episode of guesses; none where the environment offers no guess."""
+    results: list[StepResult] = []
+    env.reset(seed)
+    while isinstance(env.env, Guesses) and not (results and results[-1].is_over):
+        results.append(env.step(format_reply("", env.guess(rng))))
+    return results
 
 
 def replay(env: Probe, seed: int, replies: Sequence[str], episode: int = 0) -> list[StepResult]:

@@ -16,7 +16,7 @@ import numpy as np
 from moored.envs.base import SPLIT_SEEDS
 from moored.envs.check.child import HASH_SEEDS, digests_in_fresh_processes
 from moored.envs.check.nasty import EXECUTED, NASTY_REPLIES, fuzz_replies
-from moored.envs.check.outcomes import check_noise, check_reference
+from moored.envs.check.outcomes import check_noise, check_penalty, check_reference
 from moored.envs.check.probe import (
     MALFORMED,
     NotApplicable,
@@ -329,6 +329,7 @@ RULES: dict[str, Callable[[Subject], str]] = {
     "observations": check_observations,
     "replies": check_replies,
     "malformed": check_malformed,
+    "penalty": check_penalty,
     "rewards": check_rewards,
 }
 """Every rule by name, in the order they run."""

@@ -208,6 +208,19 @@ def test_an_answer_that_is_not_one_arm_is_malformed_and_ends_the_game(answer: st
         env.step(format_reply("", arms[0]))
 
 
+def test_a_malformed_reply_earns_no_more_than_the_worse_arm():
+    for options, reward in [
+        ({}, -0.1),
+        ({"safe_reward": -0.5}, -0.5),
+        ({"safe_reward": -0.5, "risky_reward": -2.0}, -2.0),
+        ({"safe_reward": -0.5, "format_penalty": -0.1}, -0.1),
+    ]:
+        env = Bandit(**options)
+        system, _ = env.reset(0)
+        assert f"A malformed reply earns {reward:g} and ends the game" in system.text
+        assert env.step("no tags").reward == reward
+
+
 def test_a_name_from_another_task_is_malformed():
     env = Bandit()
     arms = arms_of(env, 0)

@@ -249,6 +249,14 @@ def test_prompt_states_rewards_and_limits():
     assert "Turn 1 of 9." in user.text
 
 
+@pytest.mark.parametrize(("most", "reward"), [(1, -0.1), (2, -0.2), (6, -0.6)])
+def test_a_malformed_reply_costs_what_a_turn_full_of_actions_does(most, reward):
+    env = Rubik(max_actions_per_turn=most)
+    system, _ = env.reset(0)
+    assert f"A malformed reply earns {reward:g}, moves nothing" in system.text
+    assert env.step("no tags").reward == pytest.approx(reward)
+
+
 def test_action_names_stay_apart_in_any_case():
     assert len({name.casefold() for name in Rubik.actions}) == 6
 
@@ -259,7 +267,7 @@ def test_any_reply_is_scored(answer: str):
     env = game("R U F")
     before = env.state()
     result = env.step(format_reply("", answer))
-    assert result.is_valid or (result.reward == -0.1 and env.state() == before)
+    assert result.is_valid or (result.reward == -0.2 and env.state() == before)
     assert result.reward < 0
 
 

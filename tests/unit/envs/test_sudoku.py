@@ -209,8 +209,19 @@ def test_unknown_placement_is_malformed(answer: str):
     env = two_blank_game()
     before = env.state()
     result = env.step(format_reply("", answer))
-    assert (result.reward, result.is_valid, result.terminated) == (-0.1, False, False)
+    assert (result.reward, result.is_valid, result.terminated) == (-1.0, False, False)
     assert env.state() == before
+
+
+@pytest.mark.parametrize(("blanks", "reward"), [(4, -0.5), (8, -0.25), ((1, 1), -2.0)])
+def test_a_malformed_reply_costs_what_a_turn_of_wrong_digits_does(blanks, reward):
+    env = Sudoku(blanks=blanks)
+    system, _ = env.reset(0)
+    assert f"A malformed reply earns {reward:g}, moves nothing" in system.text
+    assert env.step("no tags").reward == reward
+    env.reset(0)
+    wrong = [f"{right[:5]}{int(right[5]) % 4 + 1}" for right in env.plan()[:1]] * 2
+    assert env.step(format_reply("", " || ".join(wrong))).reward == reward
 
 
 @given(st.text(max_size=60) | st.from_regex(r"r[0-9]c[0-9]=[0-9]( \|\| r[1-4]c[1-4]=[1-4])?"))

@@ -196,15 +196,16 @@ def test_oracle_replies_succeed(renderer, name, options):
 
 
 @pytest.mark.parametrize(
-    ("name", "num_turns"), [("sokoban", 5), ("frozen_lake", 5), ("bandit", 1), ("countdown", 1)]
+    ("name", "num_turns", "penalty"),
+    [("sokoban", 5, -0.2), ("frozen_lake", 5, -0.1), ("bandit", 1, -0.1), ("countdown", 1, -0.1)],
 )
-def test_garbage_replies_cost_the_format_penalty_each_turn(renderer, name, num_turns):
+def test_garbage_replies_cost_the_format_penalty_each_turn(renderer, name, num_turns, penalty):
     sampler = FakeSampler(renderer, say("what? <answer>"))
     (group,) = play(tasks_of(lambda: make_env(name), [0], 2, name), sampler)
     for trajectory in group.trajectories:
         assert not trajectory.success
         assert trajectory.num_turns == num_turns
-        assert trajectory.reward == pytest.approx(-0.1 * num_turns)
+        assert trajectory.reward == pytest.approx(penalty * num_turns)
         assert all(turn.think_span is turn.answer_span is None for turn in trajectory.turns)
         assert trajectory.metrics["num_invalid_turns"] == num_turns
 

@@ -48,6 +48,24 @@ def play(env: GymnasiumEnv, answers: list, *, task: int = 0, episode: int = 0) -
 # gymnasium: dynamics
 
 
+@pytest.mark.parametrize(
+    ("options", "reward"),
+    [
+        ({"env": "CliffWalking-v1"}, -100),  # the cliff
+        ({"env": "Taxi-v4"}, -10),  # a passenger set down in the wrong place
+        ({"env": "FrozenLake-v1"}, -0.1),
+        ({"env": "CartPole-v1"}, -0.1),  # without a table
+        ({"env": "CliffWalking-v1", "format_penalty": -1}, -1),
+    ],
+)
+def test_a_malformed_reply_costs_what_the_dearest_step_of_the_table_does(options, reward) -> None:
+    env = GymnasiumEnv(**options)
+    system, _ = env.reset(0)
+    assert f"A malformed reply earns {reward:g}, changes nothing" in system.text
+    result = env.step("no tags")
+    assert (result.reward, result.penalty) == (reward, reward)
+
+
 def test_a_walk_around_the_holes_reaches_the_goal() -> None:
     env = GymnasiumEnv(make_options=STEADY, to_action=COMPASS)
     # SFFF/FHFH/FFFH/HFFG: cells 4, 8, 9, 10, 14 are frozen, 15 is the goal.

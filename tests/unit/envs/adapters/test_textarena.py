@@ -80,6 +80,22 @@ def test_a_second_illegal_move_in_a_row_loses_the_game() -> None:
     assert (second.reward, second.terminated, second.success) == (-1.0, True, False)
 
 
+@pytest.mark.parametrize(
+    ("options", "reward"),
+    [
+        ({"id": "GuessTheNumber-v0"}, -0.1),
+        ({"id": "TicTacToe-v0"}, -1),
+        ({"id": "TicTacToe-v0", "format_penalty": -0.1}, -0.1),
+    ],
+)
+def test_a_malformed_reply_costs_what_a_lost_game_does(options, reward) -> None:
+    env = TextArena(**options)
+    system, _ = env.reset(0)
+    assert f"A malformed reply earns {reward:g}, changes nothing" in system.text
+    result = env.step("no tags")
+    assert (result.reward, result.penalty, result.is_over) == (reward, reward, False)
+
+
 def test_an_opponent_may_be_a_function_of_what_it_sees(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

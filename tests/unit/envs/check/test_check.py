@@ -227,6 +227,46 @@ class PaysAnyWord(ReverseWord):
         reward = 1.0 if result.is_valid else -0.1
         return replace(result, reward=reward, terminated=True, success=True)
 
+class DearWords(ReverseWord):
+    # A wrong word costs 0.3, a reply without tags 0.1: RAGEN's rule, with its hole.
+    def step(self, reply):
+        result = super().step(reply)
+        is_wrong = result.is_valid and not result.success
+        return replace(result, reward=-0.3 if is_wrong else result.reward)
+
+class DearGuesses(ReverseWord):
+    # Only a guess shows what a valid turn may cost.
+    def guess(self, rng):
+        return rng.choice("xy")
+    def step(self, reply):
+        result = super().step(reply)
+        is_guess = parse_reply(reply).answer in ("x", "y")
+        return replace(result, reward=-1.0 if is_guess else result.reward)
+
+class QuitsOnMalformed(ReverseWord):
+    # Every turn without success costs 0.1, and a malformed reply saves the second one.
+    def step(self, reply):
+        result = super().step(reply)
+        if not result.is_valid:
+            self._turns_left = 0
+        return replace(
+            result,
+            reward=1.0 if result.success else -0.1,
+            terminated=result.terminated or not result.is_valid,
+        )
+
+class LosesAtTheEnd(ReverseWord):
+    # The end without success costs 1, however it came; a malformed turn 0.1 more.
+    def step(self, reply):
+        result = super().step(reply)
+        is_lost = result.terminated and not result.success
+        return replace(result, reward=result.reward - is_lost)
+
+class TakesNothing(ReverseWord):
+    # No reply is valid.
+    def step(self, reply):
+        return replace(super().step(reply), is_valid=False)
+
 class ShowsItsSeed(ReverseWord):
     def reset(self, task_seed, episode_seed=0):
         messages = super().reset(task_seed % 7)
@@ -330,6 +370,9 @@ CAUGHT = [
     ("Runs", "replies", "ran code from the reply"),
     ("Slow", "replies", "ms, more than 50"),
     ("Lenient", "malformed", "step('') gave is_valid=True"),
+    ("DearWords", "penalty", "a malformed turn earned -0.1, and a valid one -0.3, so a model"),
+    ("DearGuesses", "penalty", "let each of them earn at most -1"),
+    ("QuitsOnMalformed", "penalty", "on turn 1 with -0.1 in all, and a failure of 2 valid turns"),
     ("NotANumber", "rewards", "gave reward = nan"),
 ]
 
@@ -423,7 +466,9 @@ def test_every_rule_has_an_environment_that_breaks_it() -> None:
 def test_rules_after_a_broken_protocol_are_not_run() -> None:
     report = check_env("broken_envs:TextReward", in_child=False)
     assert status_of(report).pop("protocol") == "failed"
-    assert [check.detail for check in report.checks[1:]] == ["not run until 'protocol' passes"] * 13
+    assert [check.detail for check in report.checks[1:]] == ["not run until 'protocol' passes"] * (
+        len(RULES) - 1
+    )
 
 
 BOMB = "step('<think></think><answer>9**9**9</answer>') of task "
@@ -544,6 +589,32 @@ def test_fuzzed_replies_are_seeded_and_reach_past_the_tags() -> None:
     answers = {parse_reply(reply).answer for reply in replies}
     assert "Left || Right" in answers
     assert None in answers
+
+
+def penalty_check(source: str, **options: object) -> tuple[str, str]:
+    """Status and detail of the rule "penalty"."""
+    report = check_env(source, options=options, num_tasks=2, only=["penalty"], in_child=False)
+    return report.checks[0].status, report.checks[0].detail
+
+
+def test_what_the_end_of_an_episode_costs_is_not_held_against_its_last_turn() -> None:
+    status, detail = penalty_check("broken_envs:LosesAtTheEnd")
+    assert (status, detail) == (
+        "passed",
+        "malformed turns earn -1.1 to -0.1, valid ones of the same task no less",
+    )
+
+
+def test_nothing_is_said_of_penalties_where_no_valid_turn_can_be_played() -> None:
+    status, detail = penalty_check("broken_envs:TakesNothing")
+    assert status == "skipped" and detail.startswith("no valid turn was seen")
+
+
+@pytest.mark.parametrize("game", ["sokoban", "rubik", "sudoku"])
+def test_the_penalty_of_ragen_is_found_wherever_turns_cost_more(game: str) -> None:
+    assert penalty_check(game)[0] == "passed"
+    status, detail = penalty_check(game, format_penalty=-0.1)
+    assert status == "failed" and "a malformed turn earned -0.1, and a valid one -" in detail
 
 
 def test_a_malformed_reply_that_costs_something_without_a_penalty_is_pointed_out():

@@ -158,8 +158,42 @@ def test_malformed_reply_costs_the_penalty_and_moves_nothing(reply):
     start = time.process_time()
     result = env.step(reply)
     assert time.process_time() - start < 1.0
-    assert (result.reward, result.is_valid, result.is_over) == (-0.1, False, False)
+    assert (result.reward, result.is_valid, result.is_over) == (-0.2, False, False)
     assert board(env) == ONE_BOX
+
+
+@pytest.mark.parametrize(
+    ("options", "reward"),
+    [
+        ({}, -0.2),
+        ({"max_actions_per_turn": 5}, -0.5),
+        ({"max_actions_per_turn": 5, "max_actions": 3}, -0.3),
+        ({"max_actions_per_turn": 1, "max_actions": 3}, -0.1),
+        # One of two boxes can be pushed off its target, then one of three by either action.
+        ({"rows": 7, "cols": 7, "boxes": 2}, -1.2),
+        ({"rows": 7, "cols": 7, "boxes": 3}, -2.2),
+        ({"rows": 7, "cols": 7, "boxes": 4}, -2.2),
+        ({"format_penalty": -0.1}, -0.1),  # RAGEN's rule
+        ({"format_penalty": -2}, -2),
+    ],
+)
+def test_a_malformed_reply_costs_what_the_dearest_valid_turn_may(options, reward):
+    env = Sokoban(**options)
+    system, _ = env.reset(0)
+    assert f"A malformed reply earns {reward:g}, moves nothing" in system.text
+    result = env.step("no tags")
+    assert (result.reward, result.penalty) == (pytest.approx(reward), result.reward)
+    assert str(result.observation).startswith(f"Malformed reply. Reward: {reward:g}.")
+
+
+def test_two_boxes_pushed_off_in_one_turn_cost_what_a_malformed_reply_does():
+    level = ["#######", "#_____#", "#_√___#", "#P√___#", "#_X_O_#", "#_____#", "#######"]
+    env = Sokoban(level=level)
+    env.reset(0)
+    dearest = env.step(format_reply("", "Right || Up")).reward
+    assert dearest == pytest.approx(-2.2)
+    env.reset(0)
+    assert env.step("no tags").reward == pytest.approx(dearest)
 
 
 @settings(max_examples=150, deadline=None)
@@ -176,7 +210,7 @@ def test_any_reply_is_scored(reply):
     env = Sokoban(level=ONE_BOX)
     env.reset(0)
     result = env.step(reply)
-    assert result.is_valid or result.reward == -0.1
+    assert result.is_valid or result.reward == -0.2
     assert -0.2 <= round(result.reward, 9) <= 10.9
 
 
