@@ -46,8 +46,9 @@ class Search:
     passage that names the thing, so each hop needs a search. Needs `moored[search]`.
 
     Reward: 1 for an answer that matches exactly (SQuAD's normalisation: upper case, punctuation and
-    articles do not count), else its word F1 if that is at least 0.3, else 0. A search earns 0, a
-    malformed reply `format_penalty`. `finish` terminates the episode; one that runs out of turns
+    articles do not count), else its word F1 if that is at least 0.3, else 0. As in HotpotQA's
+    script, yes, no and noanswer share words with nothing else. A search earns 0, a malformed reply
+    `format_penalty`. `finish` terminates the episode; one that runs out of turns
     is truncated.
 
     Options:

@@ -1,4 +1,4 @@
-"""Exact match and F1 equal SQuAD's, on cases worked out by hand."""
+"""Exact match and F1 equal SQuAD's and HotpotQA's, on cases worked out by hand."""
 
 from __future__ import annotations
 
@@ -65,6 +65,25 @@ def test_an_exact_match_needs_one_equal_answer(prediction, answers, is_match):
 )
 def test_f1_counts_shared_words(prediction, answers, expected):
     assert f1(prediction, answers) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("prediction", "answers", "expected"),
+    [
+        ("yes no", "yes", 0.0),  # 2 / 3 by shared words, whatever the question
+        ("Yes, the same", "yes", 0.0),
+        ("no", "no man's land", 0.0),
+        ("No.", "no", 1.0),
+        ("no answer", "noanswer", 0.0),
+        ("no answer", "no answer", 1.0),
+        ("no man", "no man's land", 2 / 5),  # neither is a verdict
+        ("yes no", ["yes", "yes no maybe"], 4 / 5),
+    ],
+)
+def test_yes_no_and_noanswer_are_right_as_a_whole_or_not_at_all(prediction, answers, expected):
+    """As in HotpotQA's script, hotpot_evaluate_v1.py."""
+    assert f1(prediction, answers) == pytest.approx(expected, abs=1e-12)
+    assert answer_reward(prediction, answers) == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize(
