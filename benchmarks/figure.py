@@ -30,6 +30,9 @@ ARMS = {
     "none": ("without filter", "red"),
     "top_p": ("with top-p filter", "blue"),
     "lowest_half": ("lowest half only", "orange"),
+    "grpo/none": ("GRPO", "red"),
+    "grpo/top_p": ("with top-p filter", "blue"),
+    "no_division/none": ("without division", "orange"),
 }
 """The label of an arm, and its colour; others keep their name and are grey."""
 PANELS = {
