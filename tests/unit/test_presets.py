@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from moored.config import load_config
+from moored.envs.mix import make_env
 from moored.errors import ConfigError
 from moored.models.find import check_model_name
 from moored.models.rates import with_rates
@@ -44,6 +47,18 @@ def test_two_presets_of_one_kind_are_refused(names, kind, advice):
 def test_the_advice_on_mixing_environments_works():
     config = load_config(read_presets(["grpo"]), ["env=[sokoban, frozen_lake]"])
     assert [env.name for env in config.env] == ["sokoban", "frozen_lake"]
+
+
+def test_the_preset_of_webshop_pays_the_score_and_the_environment_alone_full_ones_only():
+    def dense(*overrides: str) -> bool:
+        (spec,) = load_config(read_presets(["webshop", "grpo"]), list(overrides)).env
+        env: Any = make_env(spec.name, **spec.options)
+        return env.dense
+
+    assert dense()
+    assert not dense("env.0.options.dense=false")
+    assert not dense("env=webshop")
+    assert not dense("env={name: webshop, options: {num_products: 150}}")
 
 
 def test_presets_of_several_kinds_and_files_are_laid_over_each_other(tmp_path):

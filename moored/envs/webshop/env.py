@@ -45,11 +45,12 @@ class WebShop:
     `moored play webshop --web` shows the same shop to a person as a web page (needs
     `moored[serve]`).
 
-    Reward: 1 when the purchase has the full score, else 0; with `dense` the score itself. The score
-    is WebShop's: the kind of product (1, 0.5, 0.1 or 0) times the share of attributes, options and
-    the price limit that are met; it is recorded as the metric `score`. The kind compares the nouns
-    of two titles, found by spaCy's model en_core_web_sm where it is installed; without it, all
-    words of a title count. A malformed reply earns `format_penalty` and uses up the turn. Running
+    Reward: 1 when the purchase has the full score, else 0; with `dense` the score itself, the
+    reward of the RAGEN-2 paper, which the preset `webshop` sets. Success is a full score in both.
+    The score is WebShop's: the kind of product (1, 0.5, 0.1 or 0) times the share of attributes,
+    options and the price limit that are met; it is recorded as the metric `score`. The kind
+    compares the nouns of two titles, found by spaCy's model en_core_web_sm where it is installed;
+    without it, all words of a title count. A malformed reply earns `format_penalty` and uses up the turn. Running
     out of turns truncates the episode.
 
     Options:
@@ -58,7 +59,7 @@ class WebShop:
     - `human_goals=None`: file of instructions that people wrote, used instead of made ones.
     - `num_products=None`: how many to generate, at least 50 (None: 1,200), or to read (None: all).
     - `catalogue_seed=0`: another number generates another shop.
-    - `dense=False`: pay the score, not only a full one.
+    - `dense=False`: pay the score, not only a full one; True in the preset `webshop`.
     - `results_per_page=10`: products on a page of results.
     - `max_turns=10`: actions an episode has.
     - `format_penalty=-0.1`: reward of a malformed reply.
