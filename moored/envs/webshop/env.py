@@ -50,8 +50,8 @@ class WebShop:
     The score is WebShop's: the kind of product (1, 0.5, 0.1 or 0) times the share of attributes,
     options and the price limit that are met; it is recorded as the metric `score`. The kind
     compares the nouns of two titles, found by spaCy's model en_core_web_sm where it is installed;
-    without it, all words of a title count. A malformed reply earns `format_penalty` and uses up the turn. Running
-    out of turns truncates the episode.
+    without it, all words of a title count. A malformed reply earns `format_penalty` and uses up the
+    turn. Running out of turns truncates the episode.
 
     Options:
     - `products=None`: file of products, JSON or JSON lines; None: the generated shop.
