@@ -1,7 +1,8 @@
 """Gradients by reward variance for every run of a study, early and late, with intervals over seeds.
 
     moored study bottle_mini num_steps=80 checkpoint_every=10 --only task=sokoban \\
-        --only filter=none,top_p --seeds 60-63 --jobs 16 --out runs/gradients_80
+        --only algorithm=ppo,grpo --only filter=none,top_p --seeds 60-63 --jobs 16 \\
+        --out runs/gradients_80
     python benchmarks/gradients_study.py runs/gradients_80 --checkpoints 80 --jobs 6 [--out FILE]
 
 A run keeps its last two checkpoints: for an earlier step, run the study to that step alone.
