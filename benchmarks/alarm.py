@@ -216,7 +216,7 @@ def success_fell(curve: Curve) -> int | None:
 
 
 def outcome(study: str, arm: str, run: StoredRun) -> Outcome:
-    """Judge a run in the view that its alarm follows: that of the swaps where they were measured."""
+    """Judge a run in the view that its alarm follows: a swap's where it was measured."""
     entropies, errors = dict(run.followed("H(Z|X)")), dict(run.followed("MI, error"))
     lengths = dict(run.curves.get("reply tokens", ()))  # those of reasonings are not stored
     alarm = CollapseAlarm()
