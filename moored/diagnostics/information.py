@@ -51,9 +51,7 @@ def information(
     tasks: ArrayLike | None = None,
     column_tasks: ArrayLike | None = None,
     prompt_keys: Sequence[Hashable] | None = None,
-    control: ArrayLike | None = None,
-    control_lengths: ArrayLike | None = None,
-    turns: ArrayLike | None = None,
+    control: Control | None = None,
     ks: Sequence[int] = (2, 4, 8),
     bootstrap: int = 0,
     permutations: int = PERMUTATIONS,
@@ -68,32 +66,41 @@ def information(
     prompt is a task of its own. `column_tasks[b, j]` is the task of column j of block b; None: that
     of its first row. Columns of tasks without rows are a fixed background. Columns with equal
     `prompt_keys` are one prompt and are merged.
-    `control` (M, N) are scores of another task's reasoning in the contexts of each row, of
-    `control_lengths` tokens, 0 where there is none. What it gains from the row's own column is no
-    dependence, and is subtracted from MI and retrieval, at turns where its mean is positive:
-    `turns[m]` is the turn number of row m; None: one turn.
+    What a `control` gains from the row's own column is no dependence, and is subtracted from MI and
+    retrieval at turns where its mean is positive.
     Rows of length 0 are skipped and counted. `bootstrap` and `permutations` are numbers of draws.
     Intervals and standard errors need reasonings of at least 2 tasks, those of MI and retrieval
     of 3.
     """
     check_draws(bootstrap=bootstrap, permutations=permutations)
     scores = _checked_scores(
-        logp,
-        columns,
-        lengths,
-        blocks,
-        tasks,
-        column_tasks,
-        prompt_keys,
-        None if control is None else _Control.read(control, control_lengths, turns, lengths),
+        logp, columns, lengths, blocks, tasks, column_tasks, prompt_keys, control
     )
     token = Likelihood.of(scores.logp_MN / scores.lengths_M[:, None], scores.columns_M)
     sequence = Likelihood.of(scores.logp_MN, scores.columns_M)
     gains = _Gains.of(token, sequence, scores.control)
-    num_used = len(np.unique(scores.tasks_M))
-    report = CollapseReport(
+    if bootstrap:
+        check_can_bootstrap(scores.tasks_M)
+    rng = np.random.default_rng(seed)
+    report = _estimates(scores, token, sequence, gains, ks)
+    has_two = report.num_used_prompts > 1
+    table = _Quantities.of(scores, token, sequence, gains) if has_two else None
+    report = replace(
+        report,
+        standard_errors=table.standard_errors() if table else {},
+        intervals=table.intervals(bootstrap, rng) if table and bootstrap else {},
+        p_values=_p_values(scores, gains, permutations, rng) if permutations else {},
+    )
+    return judged(report)
+
+
+def _estimates(
+    scores: _Scores, token: Likelihood, sequence: Likelihood, gains: _Gains, ks: Sequence[int]
+) -> CollapseReport:
+    """The report without its uncertainty."""
+    return CollapseReport(
         num_prompts=scores.num_columns,
-        num_used_prompts=num_used,
+        num_used_prompts=len(np.unique(scores.tasks_M)),
         num_reasonings=len(scores.columns_M),
         num_merged_prompts=scores.num_merged,
         num_empty_reasonings=scores.num_empty,
@@ -109,17 +116,6 @@ def information(
             sequence, gains.sequence, est="_seq_est", mi="mi_seq_estimate", std="_seq"
         ),
     )
-    if bootstrap:
-        check_can_bootstrap(scores.tasks_M)
-    rng = np.random.default_rng(seed)
-    table = _Quantities.of(scores, token, sequence, gains) if num_used > 1 else None
-    report = replace(
-        report,
-        standard_errors=table.standard_errors() if table else {},
-        intervals=table.intervals(bootstrap, rng) if table and bootstrap else {},
-        p_values=_p_values(scores, gains, permutations, rng) if permutations else {},
-    )
-    return judged(report)
 
 
 def _likelihood_fields(
@@ -137,6 +133,28 @@ def _likelihood_fields(
         f"mi_zscore{std}": zscore,
         f"mi_zscore_ema{std}": zscore,
     }
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Control:
+    """Scores of another task's reasoning in the contexts of each row."""
+
+    logp_MN: np.ndarray
+    """0 where there is no control: it gains nothing."""
+    lengths_M: np.ndarray
+    turns_M: np.ndarray
+    """Turn number of each row."""
+
+    @classmethod
+    def of(cls, logp: ArrayLike, lengths: ArrayLike, turns: ArrayLike) -> Control:
+        """`lengths` are tokens of the controls, 0 where a row has none."""
+        lengths_M = np.asarray(lengths)
+        logp_MN = np.where(lengths_M[:, None] > 0, np.asarray(logp, dtype=np.float64), 0.0)
+        _check_finite(logp_MN, lengths_M > 0)
+        return cls(logp_MN, np.maximum(lengths_M, 1), np.asarray(turns))
+
+    def rows(self, used_M: np.ndarray) -> Control:
+        return Control(self.logp_MN[used_M], self.lengths_M[used_M], self.turns_M[used_M])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -175,7 +193,7 @@ class _Gains:
     """Nats per token that the control took off."""
 
     @classmethod
-    def of(cls, token: Likelihood, sequence: Likelihood, control: _Control | None) -> _Gains:
+    def of(cls, token: Likelihood, sequence: Likelihood, control: Control | None) -> _Gains:
         raw, raw_sequence, hits = token.gain(), sequence.gain(), _hits(sequence, control)
         if control is None:
             return cls(raw, raw_sequence, hits, 0.0)
@@ -187,7 +205,7 @@ class _Gains:
         return cls(less, raw_sequence.less(per_sequence, control.turns_M), hits, taken)
 
 
-def _hits(sequence: Likelihood, control: _Control | None, k: int = 1) -> Gain:
+def _hits(sequence: Likelihood, control: Control | None, k: int = 1) -> Gain:
     """Retrieval among the k best, less what the control is retrieved above chance."""
     own = _raw_hits(sequence, k)
     if control is None:
@@ -283,33 +301,6 @@ def _p_values(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Control:
-    """Scores of another task's reasoning in the contexts of each row."""
-
-    logp_MN: np.ndarray
-    """0 where there is no control: it gains nothing."""
-    lengths_M: np.ndarray
-    turns_M: np.ndarray
-
-    @classmethod
-    def read(
-        cls,
-        logp: ArrayLike,
-        lengths: ArrayLike | None,
-        turns: ArrayLike | None,
-        own_lengths: ArrayLike,
-    ) -> _Control:
-        lengths_M = np.asarray(own_lengths if lengths is None else lengths)
-        logp_MN = np.where(lengths_M[:, None] > 0, np.asarray(logp, dtype=np.float64), 0.0)
-        _check_finite(logp_MN, lengths_M > 0)
-        turns_M = np.zeros(len(lengths_M), dtype=np.intp) if turns is None else np.asarray(turns)
-        return cls(logp_MN, np.maximum(lengths_M, 1), turns_M)
-
-    def rows(self, is_used_M: np.ndarray) -> _Control:
-        return _Control(self.logp_MN[is_used_M], self.lengths_M[is_used_M], self.turns_M[is_used_M])
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class _Scores:
     """Checked input: non-empty rows, distinct prompts."""
 
@@ -324,7 +315,7 @@ class _Scores:
     """The task of each column; -1 where no row is of that task."""
     num_empty: int
     num_merged: int
-    control: _Control | None
+    control: Control | None
 
     @property
     def num_columns(self) -> int:
@@ -339,7 +330,7 @@ def _checked_scores(
     tasks: ArrayLike | None,
     column_tasks: ArrayLike | None,
     prompt_keys: Sequence[Hashable] | None,
-    control: _Control | None,
+    control: Control | None,
 ) -> _Scores:
     logp_MN = np.asarray(logp, dtype=np.float64)
     columns_M, lengths_M = _whole_numbers("columns", columns), np.asarray(lengths)
@@ -348,24 +339,15 @@ def _checked_scores(
             f"logp must be (M, N) with one column and one length per row, got logp "
             f"{logp_MN.shape}, columns {columns_M.shape}, lengths {lengths_M.shape}"
         )
-    if control is not None and control.logp_MN.shape != logp_MN.shape:
-        raise MooredError(
-            f"control must have the shape of logp, {logp_MN.shape}, got {control.logp_MN.shape}"
-        )
+    if control is not None and (control.logp_MN.shape != logp_MN.shape or prompt_keys):
+        raise MooredError("control must have the shape of logp, and cannot have prompt_keys")
     num_columns = logp_MN.shape[1]
     if len(columns_M) and not (columns_M.min() >= 0 and columns_M.max() < num_columns):
         raise MooredError(
             f"columns must name one of the {num_columns} prompts, got "
             f"{columns_M.min()} to {columns_M.max()}"
         )
-    is_count_M = np.isfinite(lengths_M) & (lengths_M >= 0)
-    if not is_count_M.all():
-        bad = int(np.flatnonzero(~is_count_M)[0])
-        raise MooredError(
-            f"lengths must be token counts >= 0, got lengths[{bad}] = {lengths_M[bad]}"
-        )
-    if control is not None and prompt_keys is not None:
-        raise MooredError("prompt_keys cannot be used with control; leave equal prompts out")
+    _check_counts(lengths_M)
     blocks_M = _checked_blocks(blocks, len(columns_M), prompt_keys)
     filled = lengths_M > 0
     _check_finite(logp_MN, filled)
@@ -381,18 +363,16 @@ def _checked_scores(
     prompts_M = blocks_M * logp_MN.shape[1] + columns_M
     tasks_M = prompts_M if tasks is None else np.asarray(tasks)[filled]
     names, tasks_M = np.unique(tasks_M, return_inverse=True)
-    owners_BN = np.full((len(used_blocks), logp_MN.shape[1]), -1, dtype=np.intp)
-    # From the last row to the first: the first row of a column says whose it is.
-    owners_BN[blocks_M[::-1], columns_M[::-1]] = tasks_M[::-1]
-    if column_tasks is not None:
-        given_BN = _checked_column_tasks(column_tasks, used_blocks, owners_BN.shape[1])
-        places_BN = np.minimum(np.searchsorted(names, given_BN), len(names) - 1)
-        owners_BN = np.where(names[places_BN] == given_BN, places_BN, -1)
-    lengths_M = lengths_M[filled]
+    if column_tasks is None:
+        owners_BN = np.full((len(used_blocks), logp_MN.shape[1]), -1, dtype=np.intp)
+        # From the last row to the first: the first row of a column says whose it is.
+        owners_BN[blocks_M[::-1], columns_M[::-1]] = tasks_M[::-1]
+    else:
+        owners_BN = _owners(column_tasks, names, used_blocks, logp_MN.shape[1])
     return _Scores(
         logp_MN,
         columns_M,
-        lengths_M,
+        lengths_M[filled],
         blocks_M,
         tasks_M,
         owners_BN,
@@ -402,17 +382,19 @@ def _checked_scores(
     )
 
 
-def _checked_column_tasks(
-    column_tasks: ArrayLike, used_blocks: np.ndarray, num_columns: int
+def _owners(
+    column_tasks: ArrayLike, names: np.ndarray, used_blocks: np.ndarray, num_columns: int
 ) -> np.ndarray:
-    """Tasks of the columns of the blocks that have rows."""
+    """(B, N) places in `names` of the columns' tasks, of blocks that have rows; -1: none there."""
     given = np.atleast_2d(_whole_numbers("column_tasks", column_tasks))
     if given.shape[1] != num_columns or given.shape[0] <= used_blocks.max():
         raise MooredError(
             f"column_tasks must name a task for each column of each block, "
             f"({used_blocks.max() + 1}, {num_columns}), got {given.shape}"
         )
-    return given[used_blocks]
+    given_BN = given[used_blocks]
+    places_BN = np.minimum(np.searchsorted(names, given_BN), len(names) - 1)
+    return np.where(names[places_BN] == given_BN, places_BN, -1)
 
 
 def _whole_numbers(name: str, numbers: ArrayLike) -> np.ndarray:
@@ -437,6 +419,15 @@ def _checked_blocks(
             "prompts out of a block before scoring"
         )
     return blocks_M
+
+
+def _check_counts(lengths_M: np.ndarray) -> None:
+    is_count_M = np.isfinite(lengths_M) & (lengths_M >= 0)
+    if not is_count_M.all():
+        bad = int(np.flatnonzero(~is_count_M)[0])
+        raise MooredError(
+            f"lengths must be token counts >= 0, got lengths[{bad}] = {lengths_M[bad]}"
+        )
 
 
 def _check_finite(logp_MN: np.ndarray, filled: np.ndarray) -> None:

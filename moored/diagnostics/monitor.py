@@ -260,7 +260,7 @@ class CollapseMonitor:
     ) -> CollapseReport:
         """Of some of the rows; `logp` holds all reasonings, then their controls."""
         number = {key: place for place, key in enumerate(sorted(set(tasks.values())))}
-        logp_MN, control_MN = pairs.split(logp)
+        logp_MN, control = pairs.split(logp)
         # Later turns of a task are more of the same: they do not count as further tasks.
         own_M = np.array([number[tasks[pair.group_id]] for pair in pairs.pairs])
         return information(
@@ -270,9 +270,7 @@ class CollapseMonitor:
             blocks=pairs.blocks[rows_M],
             tasks=own_M[rows_M],
             column_tasks=[[number[tasks[group]] for group in row] for row in pairs.owners],
-            control=control_MN[rows_M],
-            control_lengths=pairs.control_lengths[rows_M],
-            turns=pairs.turns[rows_M],
+            control=control.rows(rows_M),
             bootstrap=self.bootstrap if rows_M.all() else 0,
             permutations=self.permutations if rows_M.all() else 0,
             seed=self._seed(step),

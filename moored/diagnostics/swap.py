@@ -21,6 +21,7 @@ from itertools import chain
 
 import numpy as np
 
+from moored.diagnostics.information import Control
 from moored.diagnostics.pairs import (
     Ask,
     Pair,
@@ -67,11 +68,6 @@ class SwapSet:
         return np.array([pair.length for pair in self.pairs], dtype=np.intp)
 
     @property
-    def control_lengths(self) -> np.ndarray:
-        """(M,) the same of the controls; 0 where there is none."""
-        return np.array([c.length if c else 0 for c in self.controls], dtype=np.intp)
-
-    @property
     def turns(self) -> np.ndarray:
         """(M,) turn number of each reasoning, from 0."""
         return np.array([pair.turn for pair in self.pairs], dtype=np.intp)
@@ -81,9 +77,10 @@ class SwapSet:
         """(2M, N): the reasonings, then their controls."""
         return 2 * len(self.pairs), len(self.observations[0])
 
-    def split(self, logp: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(M, N) scores of the reasonings, and those of the controls."""
-        return logp[: len(self.pairs)], logp[len(self.pairs) :]
+    def split(self, logp: np.ndarray) -> tuple[np.ndarray, Control]:
+        """(M, N) scores of the reasonings, and those of the controls, from all together."""
+        lengths = [control.length if control else 0 for control in self.controls]
+        return logp[: len(self.pairs)], Control.of(logp[len(self.pairs) :], lengths, self.turns)
 
     @property
     def share_left_out(self) -> float:

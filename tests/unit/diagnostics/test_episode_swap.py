@@ -158,7 +158,7 @@ def by_turn(pairs: SwapSet, policy: Policy, *, control: bool) -> list[float]:
             pairs.columns[rows],
             pairs.lengths[rows],
             blocks=pairs.blocks[rows],
-            control=other[rows] if control else None,
+            control=other.rows(rows) if control else None,
             permutations=0,
         )
         found.append(report.mi_estimate)
