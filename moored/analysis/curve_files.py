@@ -38,7 +38,11 @@ LOOK_CURVES = {
     "H(Z)": "reasoning_entropy_est",
     "MI, error": "mi_estimate_se",
 }
-VIEWS = {"": "collapse_first_turn_sample", "swap": "collapse_observation_swap_sample"}
+VIEWS = {
+    "": "collapse_first_turn_sample",
+    "swap": "collapse_observation_swap_sample",
+    "episode": "collapse_episode_swap_sample",
+}
 """What is added to the name of a curve -> the view that it was measured in."""
 DIGITS = 6
 """Significant digits of a stored value."""
@@ -61,10 +65,9 @@ class StoredRun:
         return self.curves["success"][-1][0]
 
     def followed(self, name: str) -> Curve:
-        """A curve of a look in the view that the alarm follows: observation swap if measured."""
-        if self.curves.get(look_curve("MI", "swap")):
-            return self.curves.get(look_curve(name, "swap"), ())
-        return self.curves.get(name, ())
+        """A curve of a look in the view that the alarm follows: the swaps if measured."""
+        measured = (v for v in ("episode", "swap") if self.curves.get(look_curve("MI", v)))
+        return self.curves.get(look_curve(name, next(measured, "")), ())
 
 
 def look_curve(name: str, view: str) -> str:
