@@ -21,10 +21,14 @@ from moored.analysis.curve_files import (
     write_curve_file,
 )
 from moored.analysis.run_curves import read_all
+from moored.diagnostics.resampling import wilson_interval
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "benchmarks" / "results"
 BOTTLES = sorted(RESULTS.glob("bottle_*.json"))
+DIVISION = ("division_bottle", "division_ppo", "division_mini")
+ALGORITHMS = {"grpo": "GRPO", "no_division": "no division", "ppo": "PPO"}
+FILTERS = {"none": "no filter", "top_p": "top-p 0.9", "outcome": "gate on the outcome"}
 
 
 @pytest.fixture
@@ -38,7 +42,7 @@ def test_the_stored_outcomes_of_the_alarm_are_those_of_the_stored_curves(script)
     outcome = script("alarm").outcome
     found = [
         asdict(outcome(file.stem, arm, run))
-        for file in BOTTLES
+        for file in [*BOTTLES, *sorted(RESULTS.glob("division_*.json"))]
         for arm, runs in up_to_shortest(read_curve_file(file)).items()
         for run in runs
     ]
@@ -113,9 +117,9 @@ def test_the_page_on_collapse_has_what_the_stored_curves_say_of_replies_and_kept
     smollm2 = ("grpo", "ppo", "first", "pair", "long")
     files = [*BOTTLES, *sorted(RESULTS.glob("curves_*.json")), RESULTS / "sokoban_mini.json"]
     files += [file for end in smollm2 for file in sorted(RESULTS.glob(f"smollm2_*_{end}.json"))]
+    files += [RESULTS / f"{name}.json" for name in ("smollm2_division", *DIVISION)]
     grows = {line[0]: line[1:] for line in curves.growth_lines(files, "reply tokens")}
-    shown = {"none": "no filter", "top_p": "top-p 0.9", "lowest_half": "lowest half"}
-    for arm, name in shown.items():
+    for arm, name in {**FILTERS, "lowest_half": "lowest half"}.items():
         assert f"| {' | '.join([name, *grows[arm]])} |" in section
     kept = {line[0]: line[1:] for line in curves.growth_lines(files, "kept")}["top_p"]
     lost, held = kept[0].replace("of", "of the"), kept[1].replace("of", "of the")
@@ -128,6 +132,26 @@ def test_the_page_on_collapse_has_what_the_stored_curves_say_of_replies_and_kept
         (place,) = (k for k, arm in enumerate(header) if arm in arms)
         found = {line[0]: line[place] for line in lines}
         assert cells == [found["kept"], found["success"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "num_arms"), [("bottle", 6), ("bottle_ppo", 2), ("bottle_mini", 6)]
+)
+def test_the_page_on_collapse_has_every_arm_of_the_division(name, num_arms):
+    page = (ROOT / "docs" / "results" / "collapse.md").read_text()
+    rows = json.loads((RESULTS / f"study_{name}.json").read_text())["rows"]
+    assert len(rows) == num_arms
+    for row in rows:
+        collapsed = [run["has_collapsed"] for run in row["runs"]]
+        low, high = wilson_interval(sum(collapsed), len(collapsed))
+        cells = [
+            f"{ALGORITHMS[row['arms']['algorithm']]}, {FILTERS[row['arms']['filter']]}",
+            f"{sum(collapsed)} of {len(collapsed)} [{low:.2f}, {high:.2f}]",
+        ]
+        for figure in ("success", "MI", "outcome-free share"):
+            found = row["figures"][figure]
+            cells.append(f"{found['mean']:.3f} ± {found['half_width']:.3f}")
+        assert f"| {' | '.join(cells)} |" in page
 
 
 def test_every_interval_on_the_page_of_studies_is_one_of_the_stored_runs():
