@@ -35,6 +35,7 @@ from moored.diagnostics.alarm import MIN_LOOKS, AlarmRule, CollapseAlarm
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+RECORDS = ("bottle_*.json", "division_*.json")
 NUM_LOOKS, FALL_TO = 100, 0.2
 FALLS_AT = (15, 40)
 """Looks before a fall begins."""
@@ -295,7 +296,7 @@ def main() -> None:
             for arm, runs in up_to_shortest(read_curve_file(file)).items()
             for run in runs
         ]
-        for file in given.records or sorted(RESULTS.glob("bottle_*.json"))
+        for file in given.records or sorted(file for p in RECORDS for file in RESULTS.glob(p))
     }
     everything = [run for runs in found.values() for run in runs]
     console.print(run_table(found, everything))
