@@ -282,5 +282,5 @@ def test_a_blank_model_is_taught_by_sft_and_gets_a_card(tokenizer, tmp_path, mon
     assert model.config.vocab_size == len(AutoTokenizer.from_pretrained(out)) == 1024
     text = (out / "README.md").read_text(encoding="utf-8")
     assert "moored sft blank/nano recipes/embedded.yaml seed=0 optimizer.lr=0.01" in text
-    assert "| sokoban | max_turns=1, max_actions_per_turn=10 | 30% | 3% | 27% | 70% |" in text
+    assert "max_actions_per_turn=10, format_penalty=-0.1 | 30% | 3% | 27% | 70% |" in text
     assert str(tmp_path) not in "".join(file.read_text() for file in out.glob("*.json"))
