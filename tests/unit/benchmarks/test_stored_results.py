@@ -135,7 +135,7 @@ def test_the_page_on_collapse_has_what_the_stored_curves_say_of_replies_and_kept
 
 
 @pytest.mark.parametrize(
-    ("name", "num_arms"), [("bottle", 6), ("bottle_ppo", 2), ("bottle_mini", 6)]
+    ("name", "num_arms"), [("bottle", 6), ("bottle_gate", 2), ("bottle_ppo", 2), ("bottle_mini", 6)]
 )
 def test_the_page_on_collapse_has_every_arm_of_the_division(name, num_arms):
     page = (ROOT / "docs" / "results" / "collapse.md").read_text()
