@@ -277,7 +277,9 @@ def _load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     where = str(embedded) if embedded.is_dir() else name
     try:
         only_files = Path(where).is_dir() or not hub_answers()
-        return AutoTokenizer.from_pretrained(where, local_files_only=only_files)
+        return AutoTokenizer.from_pretrained(
+            where, local_files_only=only_files, trust_remote_code=False
+        )
     except (OSError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
         raise MooredError(f"tokenizer {name!r} cannot be loaded: {first}") from error

@@ -64,6 +64,7 @@ def load_model(name: str, device: torch.device, *, exact: bool = True) -> Loaded
             where,
             dtype=torch.float32 if exact else "auto",
             local_files_only=only_files,
+            trust_remote_code=False,
             output_loading_info=True,
         )
     _check_whole(name, model, info["missing_keys"])
@@ -116,7 +117,9 @@ def _read_tokenizer(where: str, *, local_files_only: bool) -> PreTrainedTokenize
         return TokenizersBackend.from_pretrained(where, local_files_only=True)
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(where, local_files_only=local_files_only)
+    return AutoTokenizer.from_pretrained(
+        where, local_files_only=local_files_only, trust_remote_code=False
+    )
 
 
 def _smollm_tokenizer() -> PreTrainedTokenizerBase:
@@ -184,6 +187,8 @@ def explained_loading(name: str, *, is_local: bool) -> Iterator[None]:
 
 def _reason(error: Exception) -> str:
     """The first sentence of an error, whose rest is advice for programmers."""
+    if "trust_remote_code" in str(error):
+        return "it brings Python code of its own, and code of a model is never run"
     if "ignore_mismatched_sizes" in str(error):
         return "its weights have other shapes than its config.json says"
     if "Unrecognized configuration class" in str(error):
@@ -203,6 +208,8 @@ def _remedy(error: Exception, is_local: bool) -> str:
         return "upgrade transformers, or choose a model that it knows"
     if "Unrecognized configuration class" in text:
         return "choose a model that continues text, such as a Llama or Qwen"
+    if "trust_remote_code" in text:
+        return "give a model whose architecture and tokenizer are in transformers"
     if is_local:
         return "give a folder in Hugging Face format that is whole"
     return "check its name and the connection, or give a folder"

@@ -115,12 +115,14 @@ def _empty_from(
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     if getattr(config, "quantization_config", None) is not None:
         return None
     dtype = torch.float32 if exact else config.dtype or _stored_dtype(headers)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=dtype, trust_remote_code=False
+        ).eval()
     fill_buffers(model)
     if (folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)

@@ -182,7 +182,9 @@ def import_all() -> None:
     """Likewise for a tokenizer that transformers finds by the model's configuration."""
     from transformers import AutoTokenizer
 
-    AutoTokenizer.from_pretrained(min(embedded_models().values()), local_files_only=True)
+    AutoTokenizer.from_pretrained(
+        min(embedded_models().values()), local_files_only=True, trust_remote_code=False
+    )
 
 
 def make_lessons(config: bytes, first: int, count: int) -> PackedLessons | list[Lesson]:

@@ -64,4 +64,4 @@ def write_weights(
 def _read_config(folder: Path) -> Any:
     from transformers import AutoConfig
 
-    return AutoConfig.from_pretrained(folder, local_files_only=True)
+    return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
