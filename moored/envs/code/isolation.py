@@ -152,7 +152,7 @@ def make_isolation(kind: Kind, limits: Limits, *, image: str = "python:3.11-slim
             f"set sandbox=docker"
         )
     program = _require_program("bwrap", "apt-get install bubblewrap, set sandbox=docker")
-    isolation = Bubblewrap(program, limits)
+    isolation = Bubblewrap(program, limits, is_root=os.geteuid() == 0)
     _check_starts(isolation)
     return isolation
 
@@ -221,11 +221,13 @@ class Bubblewrap:
 
     program: str
     limits: Limits
+    is_root: bool
+    """Whether this process is root, see `_as_root` and `_as_user`."""
 
     def start(self) -> Guest:
         rules_fd, guest_fd = _readable(seccomp_filter()), _readable(_guest_bytecode())
         try:
-            uid = next(_uids) if os.geteuid() == 0 else 0
+            uid = next(_uids) if self.is_root else 0
             words = [self.program, "--perms", "0644", "--file", str(guest_fd), "/guest.pyc"]
             words += [*self.options(), "--seccomp", str(rules_fd), "--", *_python(), "/guest.pyc"]
             words += _guest_arguments(self.limits, uid, self.limits.num_tasks)
@@ -242,7 +244,7 @@ class Bubblewrap:
         python = Path(sys.executable).resolve()
         tmp_bytes = str(self.limits.tmp_mb * MEGABYTE)
         return [
-            *(_as_root() if os.geteuid() == 0 else _as_user()),
+            *(_as_root() if self.is_root else _as_user()),
             *["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"],
             *["--unshare-cgroup-try", "--die-with-parent", "--new-session"],
             *["--clearenv", "--setenv", "HOME", "/tmp", "--setenv", "PYTHONHASHSEED", "0"],
@@ -265,12 +267,18 @@ _uids = itertools.cycle(range(FIRST_UID + os.getpid() % NUM_UIDS, FIRST_UID + 2 
 
 
 def _as_root() -> list[str]:
-    """Root needs no user namespace: the guest gives up root, and with it all capabilities."""
+    """Root needs no user namespace: the guest gives up root, and with it all capabilities.
+
+    Process 1 of the sandbox, which is bwrap, stays root: the guest cannot reach it.
+    """
     return ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
 
 
 def _as_user() -> list[str]:
-    return ["--unshare-user", "--cap-drop", "ALL", "--uid", str(NOBODY), "--gid", str(NOBODY)]
+    """The guest is process 1 and alone: as another process of its user, without its limits, bwrap
+    would let a program write to its memory, and so run code there."""
+    words = ["--unshare-user", "--cap-drop", "ALL", "--uid", str(NOBODY), "--gid", str(NOBODY)]
+    return [*words, "--as-pid-1"]
 
 
 def _folder(path: str) -> list[str]:

@@ -2,7 +2,8 @@
 
 Namespaces and resource limits do most of the work. The filter closes what they leave open: new
 processes (each would have a memory limit of its own), memory outside the address space (System V
-segments, memfd), sockets, tracing, new namespaces, keyrings, and rarely used parts of the kernel.
+segments, memfd), sockets, tracing, new namespaces, keyrings, rarely used parts of the kernel, and
+the wish not to die with the parent.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ FORBIDDEN: dict[str, tuple[int, int | None]] = {
     **{"clock_adjtime": (305, 266)},
 }
 CLONE = {"x86_64": 56, "aarch64": 220}
+PRCTL = {"x86_64": 157, "aarch64": 167}
+PR_SET_PDEATHSIG = 1
 CLONE3 = 435
 CLONE_THREAD = 0x00010000
 X32_BIT = 0x40000000
@@ -69,7 +72,10 @@ def seccomp_filter(machine: str | None = None) -> bytes:
         *(line for number in numbers if number is not None for line in _refuse(number)),
         # Threads are allowed, processes are not.
         *[_line(EQUAL, CLONE[machine], 0, 3), _line(LOAD, FIRST_ARGUMENT_AT)],
-        *[_line(HAS_BITS, CLONE_THREAD, 1, 0), _line(RETURN, REFUSE | errno.EPERM)],
+        *[_line(HAS_BITS, CLONE_THREAD, 5, 0), _line(RETURN, REFUSE | errno.EPERM)],
+        # A guest that is process 1 dies with bwrap by this signal alone.
+        *[_line(EQUAL, PRCTL[machine], 0, 3), _line(LOAD, FIRST_ARGUMENT_AT)],
+        *_refuse(PR_SET_PDEATHSIG),
         _line(RETURN, ALLOW),
     ]
     return b"".join(lines)

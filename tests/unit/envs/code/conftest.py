@@ -10,10 +10,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
-from moored.envs.code.isolation import Limits, make_isolation
+from moored.envs.code import sandbox
+from moored.envs.code.isolation import Bubblewrap, Isolation, Kind, Limits, make_isolation
 from moored.envs.code.sandbox import SandboxPool
 from moored.errors import EnvError
 from tests.unit.envs.code.host import Host
@@ -34,6 +36,26 @@ def bubblewrap() -> None:
 def pool(bubblewrap: None) -> Iterator[SandboxPool]:
     sandboxes = SandboxPool()
     sandboxes.open()
+    yield sandboxes
+    sandboxes.close()
+
+
+@pytest.fixture(scope="session")
+def users_pool(bubblewrap: None) -> Iterator[SandboxPool]:
+    """The sandbox that an ordinary user gets, for whoever runs the tests.
+
+    Root in a user namespace without capabilities owns its processes there as any user does.
+    """
+
+    def make_for_user(kind: Kind, limits: Limits, *, image: str) -> Isolation:
+        made = make_isolation(kind, limits, image=image)
+        assert isinstance(made, Bubblewrap)
+        return replace(made, is_root=False)
+
+    sandboxes = SandboxPool()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sandbox, "make_isolation", make_for_user)
+        sandboxes.open()
     yield sandboxes
     sandboxes.close()
 

@@ -23,6 +23,16 @@ def write_to(path: str, text: str) -> str:
     return attempt(f"import os\nos.write(os.open({path!r}, os.O_WRONLY), {text.encode()!r})")
 
 
+def on_other_processes(code: str) -> str:
+    """A program that says ESCAPED when `code` raises nothing for the `pid` of another process."""
+    tried = attempt(code, then="print('ESCAPED', pid)")
+    body = "".join(f"    {line}\n" for line in tried.splitlines())
+    return (
+        "import os, resource\n"
+        "for pid in {int(x) for x in os.listdir('/proc') if x.isdigit()} - {os.getpid()}:\n" + body
+    )
+
+
 def system_call(number: str, *arguments: str) -> str:
     """A program that makes a system call of x86_64 and says ESCAPED when it works."""
     call = ", ".join(f"ctypes.c_long({value})" for value in (number, *arguments))
@@ -66,14 +76,30 @@ PROCESSES = {
     "signal process 1 with 0": attempt("import os; os.kill(-1, 0)\nopen('/proc/@PID@/stat')"),
     "kill everything": "import os\nos.kill(-1, 9)\nprint('still here')\n",
     "kill process 1": "import os\nos.kill(1, 9)\nprint('fine')\n",
-    "kill its group": "import os\nos.killpg(0, 9)\nprint('ESCAPED')\n",
+    "kill its group": "import os\nos.killpg(0, 9)\nprint('still here')\n",
     "see processes outside": attempt("open('/proc/@PID@/cmdline').read()"),
     "count the processes": (
         "import os\nnumbers = [x for x in os.listdir('/proc') if x.isdigit()]\n"
         "print('ESCAPED' if len(numbers) > 3 else 'alone')\n"
     ),
-    "memory of process 1": attempt("open('/proc/1/mem', 'rb').read(1)"),
-    "environment of process 1": attempt("assert open('/proc/1/environ').read()"),
+    "memory of other processes": on_other_processes("os.open(f'/proc/{pid}/mem', os.O_RDWR)"),
+    "memory of other processes by a call": LIBC
+    + on_other_processes(
+        "data = (ctypes.c_long * 2)(ctypes.addressof(ctypes.create_string_buffer(1)), 0)\n"
+        "assert libc.process_vm_writev(pid, data, 1, data, 1, 0) >= 0"
+    ),
+    "descriptors of other processes": on_other_processes("os.listdir(f'/proc/{pid}/fd')"),
+    "limits of other processes": on_other_processes(
+        "resource.prlimit(pid, resource.RLIMIT_AS, (1 << 40, 1 << 40))"
+    ),
+    "read limits of other processes": on_other_processes(
+        "resource.prlimit(pid, resource.RLIMIT_AS)"
+    ),
+    "trace other processes": LIBC + on_other_processes("assert libc.ptrace(16, pid, 0, 0) >= 0"),
+    "environment of process 1": attempt(
+        "import os\ntext = open('/proc/1/environ').read()\n"
+        "assert {line.partition('=')[0] for line in text.split('\\0')} - {'', *os.environ}"
+    ),
     "change a kernel setting": attempt(
         "import os; os.write(os.open('/proc/sys/kernel/hostname', os.O_WRONLY), b'x')"
     ),
@@ -99,6 +125,7 @@ PROCESSES = {
     "mount": system_call("165", "0", "0", "0", "0"),
     "change the root": system_call("161", "0"),
     "a key in the keyring": system_call("250", "0", "-4", "0"),
+    "outlive its parent": LIBC + attempt("assert libc.prctl(1, 0, 0, 0, 0) >= 0"),
     "become root": attempt("import os; os.setuid(0)"),
     "become the group of root": attempt("import os; os.setgid(0)"),
     "a setuid program": attempt(

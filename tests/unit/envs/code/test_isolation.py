@@ -160,9 +160,11 @@ def guest_file() -> str:
     return guest.__file__
 
 
-@pytest.mark.parametrize(("machine", "column", "clone"), [("x86_64", 0, 56), ("aarch64", 1, 220)])
+@pytest.mark.parametrize(
+    ("machine", "column", "clone", "prctl"), [("x86_64", 0, 56, 157), ("aarch64", 1, 220, 167)]
+)
 def test_the_filter_refuses_what_it_lists_and_allows_the_rest(
-    machine: str, column: int, clone: int
+    machine: str, column: int, clone: int, prctl: int
 ) -> None:
     arch = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}[machine]
     for numbers in FORBIDDEN.values():
@@ -171,6 +173,8 @@ def test_the_filter_refuses_what_it_lists_and_allows_the_rest(
     assert judge(machine, arch, 435) == 0x00050026  # clone3: there is no such call
     assert judge(machine, arch, clone, 0x01200011) == 0x00050001  # fork
     assert judge(machine, arch, clone, CLONE_THREAD | 0xF00) == 0x7FFF0000
+    assert judge(machine, arch, prctl, 1) == 0x00050001  # not to die with bwrap
+    assert judge(machine, arch, prctl, 15) == 0x7FFF0000  # the name of a thread
     assert judge(machine, arch, 1 if machine == "x86_64" else 64) == 0x7FFF0000  # write
     assert judge(machine, 0x40000003, 1) == 0x80000000  # 32-bit calls have other numbers
 

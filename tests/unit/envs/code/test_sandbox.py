@@ -19,6 +19,9 @@ from moored.envs.code.sandbox import Job, Outcome, SandboxPool
 from tests.unit.envs.code.host import LIMIT_S, MARGIN_S, Host, run_one
 from tests.unit.envs.code.hostile_programs import FILES, HANGS, HOSTILE, NETWORK, PROCESSES
 
+OF_ROOT = "change a kernel setting"
+"""Root, who may be behind `users_pool`, may change the host name of a sandbox in there."""
+
 
 def test_there_are_at_least_sixty_hostile_programs() -> None:
     assert len(HOSTILE) >= 60
@@ -26,6 +29,17 @@ def test_there_are_at_least_sixty_hostile_programs() -> None:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_program_is_contained(name: str, pool: SandboxPool, host: Host) -> None:
+    check_contained(name, pool, host)
+
+
+@pytest.mark.parametrize("name", [name for name in HOSTILE if name != OF_ROOT])
+def test_a_hostile_program_is_contained_for_an_ordinary_user(
+    name: str, users_pool: SandboxPool, host: Host
+) -> None:
+    check_contained(name, users_pool, host)
+
+
+def check_contained(name: str, pool: SandboxPool, host: Host) -> None:
     source = host.aim(HOSTILE[name])
     took_s = float("inf")
     for _ in range(3):  # a slow one again: the machine may have been busy
@@ -39,6 +53,18 @@ def test_a_hostile_program_is_contained(name: str, pool: SandboxPool, host: Host
     assert took_s <= LIMIT_S + MARGIN_S
     assert host.is_unharmed()
     assert outcome.status == "timed out" or name not in HANGS
+
+
+def test_what_a_program_reaches_for_an_ordinary_user_has_its_limits(
+    users_pool: SandboxPool,
+) -> None:
+    source = """
+import os
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    lines = open(f"/proc/{pid}/limits").read().splitlines()
+    print(*(line.split()[-3] for line in lines if line.startswith("Max address space")))
+"""
+    assert run_one(users_pool, source, 5.0) == Outcome("done", b"%d\n" % (512 << 20))
 
 
 def test_no_process_of_a_program_is_left(pool: SandboxPool) -> None:
@@ -57,10 +83,12 @@ def test_no_process_of_a_program_is_left(pool: SandboxPool) -> None:
 
 def test_sandboxes_die_with_a_process_that_is_killed(pool: SandboxPool) -> None:
     script = (
-        "import time; from moored.envs.code.sandbox import SandboxPool, Job\n"
+        "import threading, time; from moored.envs.code.sandbox import SandboxPool, Job\n"
         "pool = SandboxPool(); pool.open()\n"
         "pool.run(Job(kind='stdin', source='print(1)', tests=('',)))\n"
-        "print('ready', flush=True); time.sleep(600)\n"
+        "job = Job(kind='stdin', source='import time; time.sleep(600)', tests=('',), wall_s=600)\n"
+        "threading.Thread(target=pool.run, args=(job,)).start()\n"
+        "time.sleep(1); print('ready', flush=True); time.sleep(600)\n"
     )
     owner = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
     with owner:
