@@ -38,7 +38,7 @@ from moored.diagnostics.chain import LINKS, Link
 from moored.diagnostics.report import CollapseReport
 from moored.diagnostics.verdict import DEFAULT_THRESHOLDS
 from moored.errors import ConfigError
-from moored.runlog.log import write_atomically
+from moored.runlog.log import is_special, write_atomically
 
 MOST_FILES = 6
 MOST_EXAMPLES = 3
@@ -51,7 +51,7 @@ def check_can_write(file: Path) -> None:
         raise ConfigError(f"--html needs a file, got the folder {str(file)!r}")
     if not file.parent.is_dir():
         raise ConfigError(f"--html: the folder {str(file.parent)!r} does not exist; make it first")
-    if not os.access(file.parent, os.W_OK):
+    if not is_special(file) and not os.access(file.parent, os.W_OK):
         raise ConfigError(f"--html: the folder {str(file.parent)!r} cannot be written to")
 
 

@@ -136,11 +136,13 @@ def _relative(path: Path, folder: Path) -> Path:
 
 
 def _check_can_write(file: Path) -> None:
+    from moored.runlog.log import is_special
+
     if file.is_dir():
         raise ConfigError(f"-o needs a file, got the folder {str(file)!r}")
     if not file.parent.is_dir():
         raise ConfigError(f"the folder {str(file.parent)!r} does not exist; make it first")
-    if not os.access(file.parent, os.W_OK):
+    if not is_special(file) and not os.access(file.parent, os.W_OK):
         raise ConfigError(
             f"the folder {str(file.parent)!r} cannot be written to; choose another: -o FILE"
         )

@@ -148,9 +148,24 @@ def _not_a_run(folder: Path, file: Path) -> str:
 
 
 def write_atomically(file: Path, text: str) -> None:
-    """Replace `file` in one step: readers see the old text or the new, never half of it."""
+    """Replace `file` in one step: readers see the old text or the new, never half of it.
+
+    Devices and pipes are written to as they are: renaming would put a file in their place.
+    """
+    if is_special(file):
+        try:
+            file.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise RunLogError(f"cannot write {str(file)!r}: {error.strerror or error}") from error
+        return
     with replacing(file) as beside:
         beside.write_text(text, encoding="utf-8")
+
+
+def is_special(file: Path) -> bool:
+    """True of a device, pipe or socket, and of /dev/stdout, a link to any file."""
+    in_dev = file.parent == Path("/dev")
+    return file.exists() and not file.is_dir() and (in_dev or not file.is_file())
 
 
 @contextmanager

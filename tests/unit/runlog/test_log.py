@@ -6,12 +6,20 @@ import errno
 import json
 import math
 import os
+import threading
 
 import numpy as np
 import pytest
 
 from moored.errors import RunLogError
-from moored.runlog.log import SCHEMA, RunLog, check_folder, read_records, replacing
+from moored.runlog.log import (
+    SCHEMA,
+    RunLog,
+    check_folder,
+    read_records,
+    replacing,
+    write_atomically,
+)
 
 
 def test_records_come_back_in_order_with_schema_and_step(tmp_path):
@@ -176,3 +184,25 @@ def test_a_file_that_cannot_be_replaced_stays_as_it_is(tmp_path):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert file.read_text() == "old"
+
+
+def test_a_page_written_to_a_pipe_goes_through_it_and_leaves_the_pipe(tmp_path):
+    pipe, read = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    # Never blocks: a second reader stays open while the text is written.
+    kept = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    reader = threading.Thread(target=lambda: read.append(os.read(kept, 100)))
+    write_atomically(pipe, "the page")
+    assert pipe.is_fifo()
+    reader.start()
+    reader.join()
+    os.close(kept)
+    assert read == [b"the page"]
+
+
+def test_a_page_written_to_a_link_to_a_device_leaves_both(tmp_path):
+    link = tmp_path / "nowhere"
+    link.symlink_to(os.devnull)
+    write_atomically(link, "the page")
+    assert link.is_symlink()
+    assert link.is_char_device()
