@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from moored.cli.console import print_line
+from moored.cli.console import print_line, printable
 from moored.envs.answers import begin, respond
 from moored.envs.base import Environment, StepResult
 from moored.envs.mix import option_defaults
@@ -126,7 +126,7 @@ def _reply(env: Environment, ask: Callable[[], str]) -> str:
         typed = ask()
         word = typed.strip()
         if word == HINT:
-            print(f"The oracle says: {env.oracle() or 'nothing'}")
+            print(printable(f"The oracle says: {env.oracle() or 'nothing'}"))
         elif word == HELP:
             print(HELP_TEXT)
         elif word == LEAVE:
@@ -137,7 +137,7 @@ def _reply(env: Environment, ask: Callable[[], str]) -> str:
 
 def _reply_of_oracle(env: Environment, console: Console) -> str:
     answer = env.oracle()
-    console.print(Text.assemble(PROMPT, (answer, "bold")), soft_wrap=True)
+    console.print(Text.assemble(PROMPT, (printable(answer), "bold")), soft_wrap=True)
     return format_reply("", answer)
 
 
@@ -154,11 +154,11 @@ def _show(console: Console, content: Content, image_dir: Path | None, *, frame: 
 def _as_text(content: Content) -> Text:
     """The content as the model reads it, pictures named by their size."""
     if isinstance(content, str):
-        return Text(content)
+        return Text(printable(content))
     parts = [
         part["text"] if part["type"] == "text" else _picture_name(part["image"]) for part in content
     ]
-    return Text("".join(parts))
+    return Text(printable("".join(parts)))
 
 
 def _picture_name(image: object) -> str:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
+from moored.analysis.replies import TaskReplies
+from moored.cli.compare import _show_replies
 from moored.cli.console import make_console, print_line
 
 
@@ -40,3 +43,15 @@ def test_a_line_that_may_be_copied_is_not_broken_on_a_terminal(monkeypatch, caps
     line = "go on with: moored train --resume " + "a long folder/" * 10
     print_line(make_console(), line)
     assert capsys.readouterr().out == line + "\n"
+
+
+@pytest.mark.parametrize("on_terminal", [False, True], ids=["table", "list"])
+def test_control_characters_of_a_reply_reach_no_terminal(monkeypatch, capsys, on_terminal):
+    monkeypatch.setenv("TERM", "dumb")  # no styles, which are escapes too
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: on_terminal)
+    reply = "left\x1b[2J\x1b]0;title\x07 \x9b31m\r\nnext\tline\rforged"
+    _show_replies(make_console(), [Path("a"), Path("b")], [TaskReplies(1, reply, (reply, reply))])
+    print_line(make_console(), reply)
+    shown = capsys.readouterr().out
+    assert shown.count("\\x1b[2J") == 4
+    assert not set(shown) & {"\x1b", "\x07", "\x9b", "\r"}

@@ -68,3 +68,12 @@ def test_an_author_who_writes_async_code_is_told():
 def test_an_answer_of_a_wrong_kind_is_a_sentence(result, why):
     with pytest.raises(EnvError, match=why):
         play_episode(Draft(result), Console(file=io.StringIO()))
+
+
+def test_an_observation_sends_no_control_characters_to_the_terminal():
+    console = Console(file=io.StringIO(), record=True)
+    result = StepResult(observation="\x1b[2Jend\x9b", reward=1.0, terminated=True)
+    play_episode(Draft(result), console)
+    text = console.export_text()
+    assert "\\x1b[2Jend\\x9b" in text
+    assert not {"\x1b", "\x9b"} & set(text)
