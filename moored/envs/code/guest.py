@@ -326,6 +326,10 @@ def float_to_json(value: float) -> str:
     return {"inf": "Infinity", "-inf": "-Infinity", "nan": "NaN"}.get(text, text)
 
 
+def complex_parts(value: complex) -> list:
+    return [vars(complex)[name].__get__(value) for name in ("real", "imag")]
+
+
 ENCODERS: tuple = (
     (type(None), lambda value: "null"),
     (bool, lambda value: "true" if value else "false"),
@@ -338,7 +342,7 @@ ENCODERS: tuple = (
     (frozenset, lambda value: f'{{"set": {to_list(frozenset.__iter__(value))}}}'),
     (dict, lambda value: f'{{"dict": {to_list(map(list, dict.items(value)))}}}'),
     (bytes, lambda value: f'{{"bytes": "{bytes.hex(value)}"}}'),
-    (complex, lambda value: f'{{"complex": {to_list([value.real, value.imag])}}}'),
+    (complex, lambda value: f'{{"complex": {to_list(complex_parts(value))}}}'),
 )
 
 

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from moored.envs.code.judge import MAX_PROGRAM_CHARS, find_program, judge, same_output, same_value
+from moored.envs.code.judge import (
+    MAX_PROGRAM_CHARS,
+    find_program,
+    judge,
+    passes,
+    same_output,
+    same_value,
+)
 from moored.envs.code.problem import Case, Problem
-from moored.envs.code.sandbox import SandboxPool
+from moored.envs.code.sandbox import Outcome, SandboxPool
 
 DOUBLE = Problem(
     statement="Double it.",
@@ -130,8 +139,6 @@ def test_what_cannot_pass_is_not_run() -> None:
 def test_a_list_counts_as_a_tuple_only_where_the_data_set_knows_no_tuples(
     pool: SandboxPool,
 ) -> None:
-    from dataclasses import replace
-
     source = "def pair(x): return [x, x]"
     assert judge(source, PAIR, pool, wall_s=5.0).is_right
     assert judge(source, replace(PAIR, keeps_types=True), pool, wall_s=5.0).num_passed == 0
@@ -143,3 +150,53 @@ def test_an_object_that_equals_everything_is_not_a_result(pool: SandboxPool) -> 
     assert judge(source, PAIR, pool, wall_s=5.0).num_passed == 0
     source = "class X:\n    __eq__ = lambda a, b: True\ndef pair(x): return X()"
     assert judge(source, PAIR, pool, wall_s=5.0).num_passed == 0
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        '{"complex": [1%s, 0]}' % ("0" * 400),
+        '{"complex": ["1", "2"]}',
+        '{"complex": [1, 2, 3]}',
+        '{"bytes": "x"}',
+        '{"bytes": 1}',
+        '{"set": [[]]}',
+        '{"set": 1}',
+        '{"set": [{"set": [1]}]}',
+        '{"dict": [[[], 1]]}',
+        '{"dict": [[1]]}',
+        '{"dict": [1]}',
+        '{"dict": 1}',
+        '{"tuple": [], "set": []}',
+        '{"other": []}',
+        "{}",
+        "[1" + "0" * 5000 + "]",
+        "[" * 5000 + "]" * 5000,
+        "[" * 900 + "]" * 900,
+        '{"tuple": [' * 300 + "]}" * 300,
+        '{"dict": [[1, ' * 200 + "1" + "]]}" * 200,
+        "[",
+        "\x00",
+        "",
+        "\udc80",
+    ],
+)
+@pytest.mark.parametrize("expected", [(1, 2), 1.5, {1, 2}, {1: 2.5, 3: [4]}, [[[{1}]]]])
+@pytest.mark.parametrize("keeps_types", [True, False])
+def test_whatever_a_program_sends_as_a_value_is_judged(
+    value: str, expected: object, keeps_types: bool
+) -> None:
+    problem = replace(PAIR, keeps_types=keeps_types, tolerance=1e-5)
+    outcome = Outcome("done", value.encode("utf-8", "surrogateescape"))
+    assert not passes(outcome, Case([1], expected, or_list=True), problem)
+
+
+def test_a_complex_number_of_a_type_of_the_program_counts_as_its_base(pool: SandboxPool) -> None:
+    problem = replace(PAIR, cases=(Case([1], 1 + 2j),))
+    source = "class X(complex):\n    real = 10**400\ndef pair(x): return X(1, 2)"
+    assert judge(source, problem, pool, wall_s=5.0).is_right
+    forged = (
+        "import os\nmessage = b'{\"complex\": [%d, 0]}' % (10**400)\n"
+        "def pair(x): os.write(60, len(message).to_bytes(4, 'big') + b'D' + message)"
+    )
+    assert judge(forged, problem, pool, wall_s=5.0).num_passed == 0
