@@ -26,6 +26,8 @@ MAX_ANSWER_CHARS = 8192
 NUM_TASKS = 1 << 20
 FEWER_TASKS = {"acre": 2_000, "word_ladder": 20_000}
 """Datasets that build all tasks in advance, or allow no more."""
+CONSTANT_ANSWERS = {"complex_arithmetic": "nan", "coin_flip": "0", "game_of_life_halting": "True"}
+"""Datasets whose scorer gives 1, or 0.9 and more on average, to one answer to all tasks."""
 REFERENCE_KEYS = ("example_answer", "example_correct_answer", "possible_answer")
 """Where the metadata hold a right answer when there are many."""
 
@@ -87,6 +89,11 @@ def load_dataset(name: str, config: bytes) -> ProceduralDataset:
 
     if name == "composite":
         raise EnvError("composite mixes datasets; mix environments instead, one entry for each")
+    if name in CONSTANT_ANSWERS:
+        raise EnvError(
+            f"{name} cannot be learnt: reasoning-gym's scorer rewards the answer "
+            f"{CONSTANT_ANSWERS[name]!r} to every task; choose another dataset"
+        )
     if name not in DATASETS:
         raise EnvError(f"there is no dataset {name!r}; {close_match_hint(name, DATASETS)}")
     options = {"seed": 0, "size": FEWER_TASKS.get(name, NUM_TASKS)} | pickle.loads(config)

@@ -18,7 +18,14 @@ from hypothesis import strategies as st
 
 from moored.envs import format_reply
 from moored.envs.adapters import ReasoningGym
-from moored.envs.adapters.reasoning_gym_worker import BOMB, FORMULA, GUARDS, PLAIN, names_in
+from moored.envs.adapters.reasoning_gym_worker import (
+    BOMB,
+    CONSTANT_ANSWERS,
+    FORMULA,
+    GUARDS,
+    PLAIN,
+    names_in,
+)
 from moored.envs.base import SPLIT_SEEDS
 from moored.envs.check.runner import check_env
 from moored.errors import EnvError
@@ -125,7 +132,7 @@ def test_global_generators_are_left_alone() -> None:
 
 
 def test_splits_share_no_question_in_a_small_dataset() -> None:
-    env = ReasoningGym(dataset="coin_flip")
+    env = ReasoningGym(dataset="prime_factorization", config={"max_value": 130})
     splits = [
         {env.reset(first + offset)[1].text for offset in range(50)}
         for first in (0, VALIDATION, TEST)
@@ -233,7 +240,7 @@ def test_astronomical_numbers_are_told_from_others(text: str, is_bomb: bool) -> 
 
 
 def test_an_astronomical_number_does_not_reach_the_scorer() -> None:
-    env = ReasoningGym(dataset="coin_flip")
+    env = ReasoningGym(dataset="prime_factorization")
     env.reset(0)
     result = env.step(answer("1e999999999"))
     assert (result.reward, result.metrics["answers_refused"]) == (0.0, 1.0)
@@ -292,6 +299,17 @@ def test_a_copy_pickled_before_the_answer_scores_alike() -> None:
 def test_wrong_questions_say_what_was_wrong(options: dict, message: str) -> None:
     with pytest.raises(EnvError, match=message):
         ReasoningGym(**options).reset(0)
+
+
+@pytest.mark.parametrize("dataset", CONSTANT_ANSWERS)
+def test_a_dataset_that_one_answer_solves_is_refused(dataset: str) -> None:
+    from reasoning_gym.factory import create_dataset
+
+    tasks = create_dataset(dataset, seed=0, size=50)
+    scores = [tasks.score_answer(CONSTANT_ANSWERS[dataset], task) for task in tasks]
+    assert np.mean(scores) > 0.9
+    with pytest.raises(EnvError, match=f"{dataset} cannot be learnt"):
+        ReasoningGym(dataset=dataset).reset(0)
 
 
 @pytest.mark.parametrize("dataset", ["boxnet", "rush_hour"])
