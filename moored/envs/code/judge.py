@@ -33,6 +33,22 @@ NOT_A_VALUE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticErr
 """What reading or comparing a message may raise: a program can write any in place of the guest."""
 
 
+@dataclass(slots=True)
+class _Set:
+    """A set that a program returned. Python's own would take minutes to make from numbers of one
+    hash, multiples of 2**61 - 1; compared with an expected one, it ends with the first that is not
+    in there."""
+
+    parts: list[object]
+
+
+@dataclass(slots=True)
+class _Dict:
+    """A dictionary that a program returned, likewise."""
+
+    pairs: list[tuple[object, object]]
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """How many tests a program passed, and what happened in the first that it did not."""
@@ -108,7 +124,8 @@ def passes(outcome: Outcome, case: Case, problem: Problem) -> bool:
         output = outcome.content.decode("utf-8", "replace")
         return same_output(output, str(case.expected), problem.tolerance)
     try:
-        return _is_wanted(_decode(json.loads(outcome.content)), case, problem)
+        value = json.loads(outcome.content, object_pairs_hook=_read_object)
+        return _is_wanted(value, case, problem)
     except NOT_A_VALUE:
         return False
 
@@ -138,7 +155,31 @@ def same_value(value: object, expected: object, tolerance: float = 0.0) -> bool:
         return len(value) == len(expected) and all(
             same_value(x, y, tolerance) for x, y in zip(value, expected, strict=True)
         )
+    if isinstance(value, _Set) and isinstance(expected, set | frozenset):
+        return _same_set(value.parts, expected)
+    if isinstance(value, _Dict) and isinstance(expected, dict):
+        return _same_dict(value.pairs, expected)
     return value == expected
+
+
+def _same_set(parts: list[object], expected: set | frozenset) -> bool:
+    found = set()
+    for part in parts:
+        if part not in expected:
+            return False
+        found.add(part)
+    return len(found) == len(expected)
+
+
+def _same_dict(pairs: list[tuple[object, object]], expected: dict) -> bool:
+    found = {}
+    for key, part in pairs:
+        if key not in expected:
+            return False
+        found[key] = part
+    return len(found) == len(expected) and all(
+        same_value(part, expected[key]) for key, part in found.items()
+    )
 
 
 def _describe_failure(outcomes: list[Outcome], passed: list[bool]) -> str:
@@ -193,19 +234,18 @@ def _is_close(value: float, expected: float, tolerance: float) -> bool:
         return False
 
 
-def _decode(value: Any) -> Any:
-    """The value that the guest wrote as JSON, see `guest.to_json`."""
-    if isinstance(value, list):
-        return [_decode(part) for part in value]
-    if not isinstance(value, dict):
-        return value
-    [(kind, content)] = value.items()
-    if kind == "dict":
-        return {_decode(key): _decode(part) for key, part in content}
+def _read_object(entries: list[tuple[str, Any]]) -> object:
+    """An object in the JSON of the guest, see `guest.to_json`."""
+    [(kind, content)] = entries
     if kind == "bytes":
         return bytes.fromhex(content)
-    makers = {"tuple": tuple, "set": set, "complex": lambda parts: complex(*parts)}
-    return makers[kind](map(_decode, content))
+    makers = {
+        "tuple": tuple,
+        "set": _Set,
+        "dict": lambda pairs: _Dict([(key, part) for key, part in pairs]),
+        "complex": lambda parts: complex(*parts),
+    }
+    return makers[kind](content)
 
 
 def _without_tuples(value: Any) -> Any:
@@ -213,4 +253,6 @@ def _without_tuples(value: Any) -> Any:
         return [_without_tuples(part) for part in value]
     if isinstance(value, dict):
         return {key: _without_tuples(part) for key, part in value.items()}
+    if isinstance(value, _Dict):
+        return _Dict([(key, _without_tuples(part)) for key, part in value.pairs])
     return value

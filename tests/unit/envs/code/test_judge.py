@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -200,3 +202,42 @@ def test_a_complex_number_of_a_type_of_the_program_counts_as_its_base(pool: Sand
         "def pair(x): os.write(60, len(message).to_bytes(4, 'big') + b'D' + message)"
     )
     assert judge(forged, problem, pool, wall_s=5.0).num_passed == 0
+
+
+@pytest.mark.parametrize("kind", ["set", "dict"])
+@pytest.mark.parametrize("expected", [{0, 1}, {0: 1, 1: 1}, [1]])
+def test_results_of_one_hash_cost_no_more_than_others(kind: str, expected: object) -> None:
+    numbers = [(2**61 - 1) * factor for factor in range(30_000)]
+    assert len({hash(number) for number in numbers}) == 1
+    parts = numbers if kind == "set" else [[number, 1] for number in numbers]
+    outcome = Outcome("done", json.dumps({kind: parts}).encode())
+    start_s = time.process_time()
+    assert not passes(outcome, Case([1], expected), PAIR)
+    assert time.process_time() - start_s < 2.0  # 5 s and 10 s in those of Python
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected", "is_right"),
+    [
+        ('{"set": [2, 1.0]}', {1, 2}, True),
+        ('{"set": [1, 1, 2]}', {1, 2}, True),
+        ('{"set": [1, 1]}', {1, 2}, False),
+        ('{"set": [1, 2, 3]}', {1, 2}, False),
+        ('{"set": []}', set(), True),
+        ('{"set": []}', [], False),
+        ("[1, 2]", {1, 2}, False),
+        ('{"set": [{"tuple": [1, 2]}]}', {(1, 2)}, True),
+        ('{"dict": [["a", {"tuple": [1]}], ["b", {"set": [1]}]]}', {"b": {1}, "a": [1]}, True),
+        ('{"dict": [["a", {"dict": []}]]}', {"a": {}}, True),
+        ('{"dict": [["a", 1], ["a", 2]]}', {"a": 2}, True),
+        ('{"dict": [["a", 1]]}', {"a": 1, "b": 2}, False),
+        ('{"dict": [["a", 1], ["b", 2]]}', {"a": 1}, False),
+        ('{"dict": [["a", 1]]}', {"a": 2}, False),
+        ('{"dict": []}', {"set"}, False),
+        ('[{"dict": [[1, 1.5]]}]', [{1: 1.5}], True),
+    ],
+)
+def test_sets_and_dictionaries_are_compared_as_python_does(
+    sent: str, expected: object, is_right: bool
+) -> None:
+    assert passes(Outcome("done", sent.encode()), Case([1], expected), PAIR) is is_right
