@@ -47,9 +47,7 @@ class Registry(Mapping[str, str]):
 
 def import_object(path: str, *, kind: str = "object") -> object:
     """Import `"package.module:attribute"`; errors say which half is wrong."""
-    module_name, _, attribute = path.partition(":")
-    if not module_name or not attribute:
-        raise UnknownNameError(f"{kind} path {path!r} must look like 'package.module:attribute'")
+    module_name, attribute = split_path(path, kind=kind)
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
@@ -64,6 +62,14 @@ def import_object(path: str, *, kind: str = "object") -> object:
             f"{kind} path {path!r}: module {module_name!r} has no attribute {attribute!r}; "
             f"{close_match_hint(attribute, public)}"
         ) from None
+
+
+def split_path(path: str, *, kind: str = "object") -> tuple[str, str]:
+    """The halves of `"package.module:attribute"`; imports nothing."""
+    module_name, _, attribute = path.partition(":")
+    if not module_name or not attribute:
+        raise UnknownNameError(f"{kind} path {path!r} must look like 'package.module:attribute'")
+    return module_name, attribute
 
 
 def _import_problem(module_name: str, error: BaseException) -> str:

@@ -34,7 +34,7 @@ def config_command(what: Words = None, as_json: AsJson = False) -> None:
     words = what or []
     keys = [word for word in words if _is_key(word)]
     config = read_config([word for word in words if word not in keys])
-    check_config(config)
+    check_config(config, foreign=False)
     if keys:
         _explain(keys, config.model_dump(mode="json"), as_json)
     elif as_json:

@@ -113,11 +113,12 @@ def _check_model_is_no_preset(model: str) -> None:
         raise ConfigError(f"model {model!r} is a preset; write {model} without model=")
 
 
-def check_config(config: Config) -> None:
+def check_config(config: Config, *, foreign: bool = True) -> None:
     """Refuse what cannot run, as far as that is known without importing torch, which takes seconds.
 
     Checks that sinks are installed, that models exist and are made for dialogues as long as these
-    may be, and environments with their options.
+    may be, and environments with their options; without `foreign`, as for commands that only read,
+    no code that the configuration names runs.
     """
     from moored.engine.check import check_context
     from moored.envs.mix import EnvMix
@@ -127,7 +128,7 @@ def check_config(config: Config) -> None:
     require_sinks(config.log.sinks)
     check_model_name(config.model)
     check_context(config)
-    EnvMix(config.env).check()
+    EnvMix(config.env).check(foreign=foreign)
 
 
 def parse_options(pairs: Sequence[str]) -> dict[str, object]:

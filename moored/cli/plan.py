@@ -79,6 +79,7 @@ def plan_command(
     config = read_config(what or [])
     cluster = _Cluster(gpus, gpus_per_node, samplers, tensor_parallel, nvlink, network)
     _check_is_planned(config, cluster)
+    _check_algorithm(config)
     check_context(config)
     chosen, note = _choose_gpu(config, gpu, memory_gib, tflops, bandwidth)
     lengths_of = as_given(config, turns, prompt_tokens, reply_tokens)
@@ -101,6 +102,19 @@ class _Cluster:
     tensor_parallel: int | None
     nvlink: float | None
     network: float | None
+
+
+def _check_algorithm(config: Config) -> None:
+    """Refuse code that the configuration names: whether there is a critic is all a plan needs."""
+    from moored.names import ALGORITHMS, ESTIMATORS
+
+    options = config.algorithm
+    for name, known in ((options.name, ALGORITHMS), (options.advantage, ESTIMATORS)):
+        if name is not None and name not in known:
+            raise ConfigError(
+                f"a plan runs no code that a configuration names, as {name!r} does; give "
+                f"algorithm.name=ppo algorithm.advantage=null if it trains a critic, else grpo"
+            )
 
 
 def _plan_one(config: Config, gpu: Gpu, note: str, lengths_of: LengthsOf, *, as_json: bool) -> bool:

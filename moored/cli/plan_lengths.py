@@ -38,11 +38,15 @@ def as_given(
 
 def _max_turns(config: Config) -> int:
     """Of the environment that has most."""
-    from moored.envs.mix import EnvMix
+    from moored.envs.mix import EnvMix, is_foreign
 
-    most = 1
+    mix, most = EnvMix(config.env), 1
     try:
-        for make in EnvMix(config.env).makers:
+        for spec, make in zip(mix.specs, mix.makers, strict=True):
+            if is_foreign(spec.name, spec.options):
+                raise EnvError(
+                    f"a plan runs no code that a configuration names, as {spec.name!r} does"
+                )
             with closing(make()) as env:
                 most = max(most, env.max_turns)
     except EnvError as error:

@@ -6,6 +6,7 @@ stopped the study.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -205,7 +206,7 @@ def _run(
     from moored.studies.grid import plan_runs
     from moored.studies.jobs import choose_jobs
 
-    runs = plan_runs(study, overrides, check_config)
+    runs = plan_runs(study, overrides, functools.partial(check_config, foreign=not is_plan))
     check_runs(path, runs)
     console = make_console()
     if is_plan:

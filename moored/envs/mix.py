@@ -10,6 +10,7 @@ import functools
 import inspect
 import math
 import random
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -22,6 +23,7 @@ from moored.envs.base import Environment, check_available
 from moored.envs.option_types import MISFIT, annotations_of, describe_kind, fit_value
 from moored.envs.resources import SharedResources
 from moored.errors import ConfigError, EnvError, MooredError, close_match_hint, describe_raised
+from moored.names import split_path
 
 if TYPE_CHECKING:
     from moored.config import EnvConfig
@@ -33,10 +35,15 @@ registered names may be followed by the value of their main option: `"textarena:
 REQUIRED = inspect.Parameter.empty
 """Stands for the default of an option that has none."""
 
+IMPORTING = ("verifiers",)
+"""Registered environments that import packages of others by their plain names."""
+
 # 2**64 divided by the golden ratio: the multiples of this number modulo 2**64 spread evenly over
 # any stretch of indices (Weyl sequence).
 _GOLDEN = 0x9E3779B97F4A7C15
 _WORD = 1 << 64
+# module:attribute in any option, but not the colons of an address: http://localhost:8000.
+_NAMES_CODE = re.compile(r":(?!//|[0-9])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +159,22 @@ def source_name(source: object) -> str:
     return source if isinstance(source, str) else getattr(source, "__qualname__", repr(source))
 
 
+def is_foreign(source: str, options: Mapping[str, object]) -> bool:
+    """True where building it may run code that is not in moored and that its words name."""
+    name, _, value = ENVIRONMENTS.check(source).partition(":")
+    if name not in ENVIRONMENTS or name in IMPORTING:
+        return True
+    return any(_NAMES_CODE.search(text) for text in _texts([value, options]))
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(part)
+
+
 def _keywords(function: Callable[..., object]) -> tuple[dict[str, Option], bool]:
     """Named parameters, and whether `**kwargs` passes others on."""
     parameters = list(inspect.signature(function).parameters.values())
@@ -228,8 +251,18 @@ class EnvMix:
         stretches = [found[start : start + count] for start in range(1000)]
         return [min(part.count(entry) for part in stretches) for entry in range(len(self.specs))]
 
-    def check(self) -> None:
-        """Build every environment once, and raise what says that its episodes cannot begin."""
-        for name, make in zip(self.names, self.makers, strict=True):
+    def check(self, *, foreign: bool = True) -> None:
+        """Build every environment once, and raise what says that its episodes cannot begin.
+
+        Without `foreign`, the code that a configuration names is neither imported nor run: of such
+        environments only the words are checked.
+        """
+        for spec, name, make in zip(self.specs, self.names, self.makers, strict=True):
+            if not foreign and is_foreign(spec.name, spec.options):
+                if spec.name.partition(":")[0] in ENVIRONMENTS:
+                    env_maker(spec.name, spec.options)
+                else:
+                    split_path(spec.name, kind="environment")
+                continue
             with in_a_sentence(name), closing(make()) as env:
                 check_available(env)

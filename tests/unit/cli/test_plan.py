@@ -208,19 +208,35 @@ def test_a_hub_id_that_scales_its_angles_or_is_not_known_is_planned_at_any_lengt
     assert err == ""
 
 
-def test_an_environment_that_cannot_be_made_here_is_planned_with_its_turns(run):
-    refusal = """
-from moored.errors import EnvError
+@pytest.mark.parametrize(
+    ("command", "word"),
+    [
+        ("config", 'env=[{name: "os:system", options: {command: "touch ran"}}]'),
+        ("config", 'env=[{name: "gymnasium", options: {oracle: "trap:oracle"}}]'),
+        ("plan", 'env=[{name: "os:system", options: {command: "touch ran"}}]'),
+        ("plan", 'env=[{name: "gymnasium", options: {oracle: "trap:oracle"}}]'),
+        ("plan", "algorithm.name=trap:ALGORITHM"),
+        ("plan", "algorithm.advantage=trap:advantage"),
+    ],
+)
+def test_no_code_that_a_configuration_names_runs_to_read_it(run, monkeypatch, command, word):
+    monkeypatch.syspath_prepend(Path.cwd())
+    monkeypatch.delitem(sys.modules, "trap", raising=False)
+    Path("trap.py").write_text("open('ran', 'w').close()\n", encoding="utf-8")
+    words = ["--gpu", "h200"] if command == "plan" else []
+    code, _, err = run(command, "sokoban", "grpo", word, *words)
+    assert not Path("ran").exists()
+    if command == "plan":
+        assert code == 2 and "a plan runs no code that a configuration names" in err
+    else:
+        assert (code, err) == (0, "")
 
-class Sealed:
-    def __init__(self):
-        raise EnvError("sealed: no game here")
-"""
-    Path("sealed.py").write_text(refusal, encoding="utf-8")
-    code, _, err = run("plan", "grpo", "env=sealed:Sealed", "--gpu", "h200")
-    assert code == 2 and "no game here; to plan all the same, give --turns" in err
-    code, _, _ = run("plan", "grpo", "env=sealed:Sealed", "--gpu", "h200", "--turns", "2")
-    assert code == 0
+
+def test_a_plan_for_an_environment_of_ones_own_asks_for_its_turns(run):
+    words = ["plan", "grpo", "env=my_env:MyEnv", "--gpu", "h200"]
+    code, _, err = run(*words)
+    assert code == 2 and "as 'my_env:MyEnv' does; to plan all the same, give --turns" in err
+    assert run(*words, "--turns", "2")[0] == 0
 
 
 def test_programs_are_planned_where_no_sandbox_is(run, monkeypatch, tmp_path):
