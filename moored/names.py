@@ -7,9 +7,11 @@ to is a `Registry`: a name and where its object lives, so that checking a name i
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
+import sys
 import traceback
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Literal, get_args
 
 from moored.errors import MooredError, UnknownNameError, close_match_hint
@@ -46,8 +48,13 @@ class Registry(Mapping[str, str]):
 
 
 def import_object(path: str, *, kind: str = "object") -> object:
-    """Import `"package.module:attribute"`; errors say which half is wrong."""
+    """Import `"package.module:attribute"` or `"folder/file.py:attribute"`.
+
+    Errors say which half is wrong.
+    """
     module_name, attribute = split_path(path, kind=kind)
+    if module_name.endswith(".py"):
+        module_name = _module_of_file(module_name, f"{kind} path {path!r}")
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
@@ -70,6 +77,24 @@ def split_path(path: str, *, kind: str = "object") -> tuple[str, str]:
     if not module_name or not attribute:
         raise UnknownNameError(f"{kind} path {path!r} must look like 'package.module:attribute'")
     return module_name, attribute
+
+
+def _module_of_file(file: str, what: str) -> str:
+    """The name by which a file is imported, from now on; pickles and other modules use it too."""
+    found = [whole for place in ("", *sys.path) if (whole := Path(place, file)).is_file()]
+    if not found:
+        raise UnknownNameError(f"{what}: there is no file {file!r}; check its path")
+    whole = found[0].resolve()
+    if str(whole.parent) not in sys.path:
+        sys.path.append(str(whole.parent))
+    importlib.invalidate_caches()
+    spec = None if "." in whole.stem else importlib.util.find_spec(whole.stem)
+    if spec is None or spec.origin is None or Path(spec.origin).resolve() != whole:
+        raise UnknownNameError(
+            f"{what}: no module can be called {whole.stem!r}, or another is; "
+            f"give the file another name"
+        )
+    return whole.stem
 
 
 def _import_problem(module_name: str, error: BaseException) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 import zlib
 from fractions import Fraction
+from typing import Any
 
 import pytest
 
@@ -63,3 +65,30 @@ def test_a_module_that_fails_to_import_is_explained_in_one_line(
         import_object(f"{name}:thing")
     assert "\n" not in str(caught.value)
     assert caught.value.__cause__ is not None
+
+
+def test_a_file_stands_for_its_module_and_pickles_find_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "own_game_in_a_folder", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "games").mkdir()
+    (tmp_path / "games" / "own_game_in_a_folder.py").write_text("class Game:\n    pass\n")
+    game: Any = import_object("games/own_game_in_a_folder.py:Game")
+    assert game.__module__ == "own_game_in_a_folder"
+    assert type(pickle.loads(pickle.dumps(game()))) is game
+    # A run that goes on elsewhere has the folder it started in on the path.
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    sys.path.append(str(tmp_path))
+    assert import_object("games/own_game_in_a_folder.py:Game") is game
+
+
+def test_a_file_that_is_not_there_or_has_the_name_of_another_module_is_refused(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "json.py").write_text("Game = 1\n")
+    with pytest.raises(UnknownNameError, match="give the file another name"):
+        import_object(f"{tmp_path}/json.py:Game", kind="environment")
+    with pytest.raises(UnknownNameError, match=r"there is no file 'games/none\.py'"):
+        import_object("games/none.py:Game", kind="environment")
