@@ -63,6 +63,8 @@ class Limits:
     """Size of a file."""
     tmp_mb: int = 32
     """All files in /tmp, which lives in memory."""
+    num_tmp_files: int = 10_000
+    """Files, folders and links in /tmp: each takes a kilobyte or more of the kernel's memory."""
     output_kb: int = 1024
     """Output of a test."""
 
@@ -110,6 +112,14 @@ class Guest:
         if self.folder is not None:
             self.folder.cleanup()
         return True
+
+    def num_tmp_files(self) -> int:
+        """What there is in the /tmp of a bubblewrap, 0 when it has ended and for other kinds."""
+        for pid in self._children():
+            with contextlib.suppress(OSError):
+                found = os.statvfs(f"/proc/{pid}/root/tmp")
+                return found.f_files - found.f_ffree
+        return 0
 
     def _children(self) -> list[int]:
         """The first process of the sandbox; with it the kernel kills all others in there.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import marshal
+import math
 import os
 import queue
 import secrets
@@ -35,6 +36,8 @@ GRACE_S = 1.0
 """How long an ended guest may take to be gone."""
 MAX_LOST = 3
 """Guests one program may cost; the tests after that fail."""
+CHECK_EVERY_S = 0.05
+"""How often the files in /tmp are counted: bwrap can limit their bytes, not their number."""
 HEADER_BYTES = 5
 Status = Literal["done", "failed", "timed out", "lost", "flooded", "not run"]
 
@@ -121,7 +124,7 @@ class SandboxPool(Resource):
         """Outcomes up to the first test that costs the guest, that one included."""
         guest = self._take()
         try:
-            talk = _Talk(guest, self.limits.output_kb * 1024)
+            talk = _Talk(guest, self.limits)
             talk.expect_ready()
             token = secrets.token_bytes(16)
             talk.send(_job_bytes(job, self.limits, token))
@@ -186,15 +189,21 @@ def _job_bytes(job: Job, limits: Limits, token: bytes) -> bytes:
     return marshal.dumps(fields, 4)
 
 
+class _FloodedError(Exception):
+    """A program made too many files."""
+
+
 class _Talk:
     """Messages with one guest, each under a time limit; what a guest says is never trusted."""
 
-    def __init__(self, guest: Guest, max_bytes: int) -> None:
+    def __init__(self, guest: Guest, limits: Limits) -> None:
         process = guest.process
         assert process.stdin is not None and process.stdout is not None
         self._stdin, self._stdout = process.stdin.fileno(), process.stdout.fileno()
-        self._max_bytes = max_bytes
+        self._guest, self._limits = guest, limits
+        self._max_bytes = limits.output_kb * 1024
         self._unread = bytearray()
+        self._check_s = math.inf
 
     def expect_ready(self) -> None:
         outcome = self._next(START_LIMIT_S)
@@ -207,13 +216,17 @@ class _Talk:
     def send(self, data: bytes) -> None:
         """Hand the job over; the guest reads it at once, and is our own code until it runs it."""
         data = len(data).to_bytes(4, "big") + data
+        self._check_s = time.monotonic()
         with contextlib.suppress(BrokenPipeError):
             while data:
                 data = data[os.write(self._stdin, data) :]
 
     def next_outcome(self, limit_s: float) -> Outcome:
         """The next test's outcome; "timed out" after `limit_s`."""
-        message = self._next(limit_s)
+        try:
+            message = self._next(limit_s)
+        except _FloodedError:
+            return Outcome("flooded")
         if message is None:
             return Outcome("timed out")
         status, content = message
@@ -232,13 +245,22 @@ class _Talk:
                 message = self._parse()
                 if message is not None:
                     return message
-                left_s = end_s - time.monotonic()
-                if left_s <= 0 or not selector.select(left_s):
+                now_s = time.monotonic()
+                if now_s >= end_s:
                     return None
+                if now_s >= self._check_s:
+                    self._check_files()
+                    self._check_s = now_s + CHECK_EVERY_S
+                if not selector.select(min(end_s, self._check_s) - now_s):
+                    continue
                 data = os.read(self._stdout, 1 << 16)
                 if not data:
                     return b"", b""
                 self._unread += data
+
+    def _check_files(self) -> None:
+        if self._guest.num_tmp_files() > self._limits.num_tmp_files:
+            raise _FloodedError
 
     def _parse(self) -> tuple[bytes, bytes] | None:
         if len(self._unread) < HEADER_BYTES:

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,29 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
     print(*(line.split()[-3] for line in lines if line.startswith("Max address space")))
 """
     assert run_one(users_pool, source, 5.0) == Outcome("done", b"%d\n" % (512 << 20))
+
+
+HIDDEN = "number or ctypes.CDLL(None).prctl(4, 0, 0, 0, 0); os.mkdir(name)"
+"""A process that may not be dumped hides its files from others of its user."""
+
+
+@pytest.mark.parametrize("whose", ["pool", "users_pool"])
+@pytest.mark.parametrize("make", ["os.symlink('x', name)", "os.mkdir(name)", HIDDEN])
+def test_a_program_that_makes_many_files_is_ended(
+    whose: str, make: str, request: pytest.FixtureRequest
+) -> None:
+    pool = request.getfixturevalue(whose)
+    source = """
+import ctypes, os
+for number in range(int(input())):
+    name = f"/tmp/{number}"
+    MAKE
+print("made")
+while number > 10_000: pass
+""".replace("MAKE", make)
+    job = Job(kind="stdin", source=source, tests=("9000",), wall_s=10.0)
+    assert pool.run(job) == [Outcome("done", b"made\n")]
+    assert pool.run(replace(job, tests=("20000",))) == [Outcome("flooded")]
 
 
 def test_no_process_of_a_program_is_left(pool: SandboxPool) -> None:
