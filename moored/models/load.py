@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 SMOLLM_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 UNREADABLE = (KeyError, AttributeError, TypeError)
 """What transformers raises where a file holds other keys and values than it takes for granted."""
+CUSTOM_CODE = "custom code which must be executed"
+"""What transformers says of a model that brings code; it names the argument elsewhere too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +189,7 @@ def explained_loading(name: str, *, is_local: bool) -> Iterator[None]:
 
 def _reason(error: Exception) -> str:
     """The first sentence of an error, whose rest is advice for programmers."""
-    if "trust_remote_code" in str(error):
+    if CUSTOM_CODE in str(error):
         return "it brings Python code of its own, and code of a model is never run"
     if "ignore_mismatched_sizes" in str(error):
         return "its weights have other shapes than its config.json says"
@@ -208,7 +210,7 @@ def _remedy(error: Exception, is_local: bool) -> str:
         return "upgrade transformers, or choose a model that it knows"
     if "Unrecognized configuration class" in text:
         return "choose a model that continues text, such as a Llama or Qwen"
-    if "trust_remote_code" in text:
+    if CUSTOM_CODE in text:
         return "give a model whose architecture and tokenizer are in transformers"
     if is_local:
         return "give a folder in Hugging Face format that is whole"

@@ -56,12 +56,12 @@ def test_that_is_seen_with_every_client_that_releases_of_the_hub_have(monkeypatc
 def test_without_the_hub_only_files_are_looked_for_and_nothing_is_tried_again(monkeypatch):
     asked = []
 
-    def look(name, *, local_files_only):
-        asked.append((name, local_files_only))
+    def look(name, *, local_files_only, trust_remote_code):
+        asked.append((name, local_files_only, trust_remote_code))
         raise OSError("We couldn't connect. And more advice.")
 
     monkeypatch.setattr(constants, "ENDPOINT", NOBODY)
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", look)
     with pytest.raises(MooredError, match="couldn't connect; check its name and the connection"):
         load_model("org/none", torch.device("cpu"))
-    assert asked == [("org/none", True)]
+    assert asked == [("org/none", True, False)]
