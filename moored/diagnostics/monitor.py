@@ -166,9 +166,9 @@ class CollapseMonitor:
             prefix = look.prefix(env, PREFIXES.get(view, f"collapse_{view}"))
             look.reports[look.name(env, view)] = watched[view].report
             if isinstance(pairs, SwapSet):
-                look.metrics |= self._by_turn(pairs, logp_MN, tasks, look.step, prefix)
+                look.metrics |= _by_turn(pairs, logp_MN, tasks, prefix)
                 if view == "observation_swap" and (pairs.turns > 0).any():
-                    later = self._swap_report(pairs, logp_MN, tasks, look.step, pairs.turns > 0)
+                    later = _swap_report(pairs, logp_MN, tasks, pairs.turns > 0)
                     look.notes |= {env: RESTS} if later.verdict is Verdict.COLLAPSED else {}
                 logp_MN, _ = pairs.split(logp_MN)
             if view in KEPT_VIEWS:
@@ -230,67 +230,23 @@ class CollapseMonitor:
     def _report(
         self,
         pairs: PairSet | SwapSet,
-        logp_MN: np.ndarray,
+        logp: np.ndarray,
         tasks: Mapping[int, bytes],
         step: int,
     ) -> CollapseReport:
         if isinstance(pairs, SwapSet):
+            draws = {"bootstrap": self.bootstrap, "permutations": self.permutations}
             every = np.ones(len(pairs.pairs), dtype=bool)
-            return self._swap_report(pairs, logp_MN, tasks, step, every)
-        number = {key: place for place, key in enumerate(sorted(set(tasks.values())))}
-        own = [number[tasks[pair.group_id]] for pair in pairs.pairs]
+            return _swap_report(pairs, logp, tasks, every, **draws, seed=self._seed(step))
         return information(
-            logp_MN,
+            logp,
             pairs.columns,
             pairs.lengths,
-            # Later turns of a task are more of the same: they do not count as further tasks.
-            tasks=None if pairs.view == "first_turn" else own,
+            tasks=None if pairs.view == "first_turn" else _task_numbers(pairs, tasks)[0],
             bootstrap=self.bootstrap,
             permutations=self.permutations,
             seed=self._seed(step),
         )
-
-    def _swap_report(
-        self,
-        pairs: SwapSet,
-        logp: np.ndarray,
-        tasks: Mapping[int, bytes],
-        step: int,
-        rows_M: np.ndarray,
-    ) -> CollapseReport:
-        """Of some of the rows; `logp` holds all reasonings, then their controls."""
-        number = {key: place for place, key in enumerate(sorted(set(tasks.values())))}
-        logp_MN, control = pairs.split(logp)
-        # Later turns of a task are more of the same: they do not count as further tasks.
-        own_M = np.array([number[tasks[pair.group_id]] for pair in pairs.pairs])
-        return information(
-            logp_MN[rows_M],
-            pairs.columns[rows_M],
-            pairs.lengths[rows_M],
-            blocks=pairs.blocks[rows_M],
-            tasks=own_M[rows_M],
-            column_tasks=[[number[tasks[group]] for group in row] for row in pairs.owners],
-            control=control.rows(rows_M),
-            bootstrap=self.bootstrap if rows_M.all() else 0,
-            permutations=self.permutations if rows_M.all() else 0,
-            seed=self._seed(step),
-        )
-
-    def _by_turn(
-        self,
-        pairs: SwapSet,
-        logp: np.ndarray,
-        tasks: Mapping[int, bytes],
-        step: int,
-        prefix: str,
-    ) -> dict[str, float]:
-        """MI and retrieval of each turn number: collapse may begin after the first turn."""
-        metrics = {}
-        for turn in np.unique(pairs.turns).tolist():
-            report = self._swap_report(pairs, logp, tasks, step, pairs.turns == turn)
-            for name in ("mi_estimate", "mi_seq_estimate", "retrieval_accuracy"):
-                metrics[f"{prefix}/turn_{turn + 1}/{name}"] = getattr(report, name)
-        return metrics
 
     def _watch(self, env: str, view: str) -> CollapseWatch:
         watches = self._watches.setdefault(env, {})
@@ -345,3 +301,53 @@ def _score_matrix(pairs: PairSet | SwapSet, logp_MN: np.ndarray) -> ScoreMatrix:
         columns_M=pairs.columns,
         blocks_M=pairs.blocks if is_swap else np.zeros(len(pairs.columns), dtype=int),
     )
+
+
+def _task_numbers(
+    pairs: PairSet | SwapSet, tasks: Mapping[int, bytes]
+) -> tuple[np.ndarray, dict[bytes, int]]:
+    """(M,) task of each row, and the numbers of all tasks.
+
+    Later turns of a task are more of the same: they do not count as further tasks.
+    """
+    number = {key: place for place, key in enumerate(sorted(set(tasks.values())))}
+    return np.array([number[tasks[pair.group_id]] for pair in pairs.pairs]), number
+
+
+def _swap_report(
+    pairs: SwapSet,
+    logp: np.ndarray,
+    tasks: Mapping[int, bytes],
+    rows_M: np.ndarray,
+    *,
+    bootstrap: int = 0,
+    permutations: int = 0,
+    seed: int = 0,
+) -> CollapseReport:
+    """Of some of the rows; `logp` holds all reasonings, then their controls."""
+    logp_MN, control = pairs.split(logp)
+    own_M, number = _task_numbers(pairs, tasks)
+    return information(
+        logp_MN[rows_M],
+        pairs.columns[rows_M],
+        pairs.lengths[rows_M],
+        blocks=pairs.blocks[rows_M],
+        tasks=own_M[rows_M],
+        column_tasks=[[number[tasks[group]] for group in row] for row in pairs.owners],
+        control=control.rows(rows_M),
+        bootstrap=bootstrap,
+        permutations=permutations,
+        seed=seed,
+    )
+
+
+def _by_turn(
+    pairs: SwapSet, logp: np.ndarray, tasks: Mapping[int, bytes], prefix: str
+) -> dict[str, float]:
+    """MI and retrieval of each turn number: collapse may begin after the first turn."""
+    metrics = {}
+    for turn in np.unique(pairs.turns).tolist():
+        report = _swap_report(pairs, logp, tasks, pairs.turns == turn)
+        for name in ("mi_estimate", "mi_seq_estimate", "retrieval_accuracy"):
+            metrics[f"{prefix}/turn_{turn + 1}/{name}"] = getattr(report, name)
+    return metrics
