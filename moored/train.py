@@ -92,7 +92,7 @@ class Run:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
 
     def note(self, event: Event) -> None:
-        """Log and tell what befell a process of the engine, or what updates consist of."""
+        """Log an event of the run or of an engine process, and warn."""
         self.log.append(
             "events", self.next_step, {"kind": event.kind, "text": event.text, **event.figures}
         )

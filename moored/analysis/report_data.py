@@ -168,7 +168,7 @@ def _worths(look: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _chain(look: Mapping[str, Any]) -> dict[str, float]:
-    """The rest of the chain in each environment, named likewise."""
+    """I(X;A) and I(Z;A|X) of a look, by curve; the environment is part of the name."""
     return {
         f"{name}{end}": links[logged].mi_nats
         for end, env in _environments(look).items()

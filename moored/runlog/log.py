@@ -28,7 +28,7 @@ Stream = Literal["metrics", "collapse", "gradients", "timing", "changes", "start
 STREAMS: tuple[Stream, ...] = get_args(Stream)
 """Timing is separate, so that a resumed run writes the same metrics as one that never stopped.
 Changes holds the options that were changed when the run was resumed after a step, starts the
-command, versions and machine of every start, events what befell processes of the engine."""
+command, versions and machine of every start, events those of run and engine processes."""
 NOT_TOLD: tuple[Stream, ...] = ("starts", "events")
 """What may be written before the first step is done."""
 MAX_DEPTH = 4

@@ -179,7 +179,7 @@ def import_light() -> None:
 
 
 def import_all() -> None:
-    """Likewise for a tokenizer that transformers finds by the model's configuration."""
+    """Import what transformers needs to find a tokenizer by the model's configuration."""
     from transformers import AutoTokenizer
 
     AutoTokenizer.from_pretrained(

@@ -20,8 +20,8 @@ from moored.engine.fast.tree_attention import attend_tree
 from moored.engine.passes import trunk_of
 
 CALL_CHECKPOINTS = "__call__" in vars(GradientCheckpointingLayer)
-"""Up to transformers 5.22 a layer is computed again by what calls `forward`, whoever wrote that;
-from 5.23 on by the model's own `forward`, which `fuse_layers` replaces."""
+"""Where gradient checkpointing sits: up to transformers 5.22 in a layer's `__call__`, which wraps
+any `forward`; from 5.23 on in the model's own `forward`, which `fuse_layers` replaces."""
 Stream = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 """The residual stream between two layers, or the two summands that it is made of."""
 

@@ -44,7 +44,7 @@ class _Set:
 
 @dataclass(slots=True)
 class _Dict:
-    """A dictionary that a program returned, likewise."""
+    """A dictionary that a program returned, as pairs, so that no key is hashed."""
 
     pairs: list[tuple[object, object]]
 
