@@ -38,8 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "integrations": BASE | {"algo", "diagnostics"},
     "presets": BASE,
     "studies": ANALYSIS | {"presets", "models", "plan"},
-    "launch": BASE,
-    "cli": LOOPS | {"analysis", "presets", "studies", "launch"},
+    "cli": LOOPS | {"analysis", "presets", "studies"},
     "__main__": {"cli", "engine"},
 }
 """Layer of a module -> layers it may import."""
@@ -47,7 +46,7 @@ ALLOWED: dict[str, set[str]] = {
 NO_ENGINE = ("engine.base", "engine.checkpoint", "engine.fast.buckets")
 
 HEAVY = {"torch", "transformers", "ray", "vllm", "peft", "trl", "verl"}
-LIGHT = MATHS | {"plan", "launch", "integrations", "analysis", "studies"}
+LIGHT = MATHS | {"plan", "integrations", "analysis", "studies"}
 SUBCLASSES = {
     "analysis.scorers",
     "runlog.sinks",

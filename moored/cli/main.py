@@ -28,7 +28,6 @@ from moored.cli.envs import envs_command
 from moored.cli.eval import eval_command
 from moored.cli.gradients import gradients_command
 from moored.cli.json_output import with_json_alone
-from moored.cli.launch import launch_command
 from moored.cli.models import models_command
 from moored.cli.plan import plan_command
 from moored.cli.play import play_command
@@ -63,7 +62,6 @@ for _name, _command in {
     "sft": sft_command,
     "eval": eval_command,
     "plan": plan_command,
-    "launch": launch_command,
     "diagnose": diagnose_command,
     "advise": advise_command,
     "compare": compare_command,
