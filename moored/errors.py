@@ -8,8 +8,10 @@ from __future__ import annotations
 import difflib
 import errno
 import importlib.util
+import sysconfig
 import traceback
 from collections.abc import Iterable
+from pathlib import Path
 
 EXTRA_OF_PACKAGE = {
     "torch": "train",
@@ -51,6 +53,12 @@ DISK_REMEDIES = {
     errno.EROFS: "choose another folder",
 }
 MAX_LISTED_NAMES = 40
+NOT_OF_USERS = (
+    str(Path(__file__).parent),
+    *(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")),
+    "<frozen",
+)
+"""How files begin that an environment calls or is called by: moored, Python, installed packages."""
 
 
 class MooredError(ValueError):
@@ -126,7 +134,13 @@ def explain_failure(error: BaseException) -> str | None:
 
 
 def describe_raised(error: BaseException) -> str:
-    """What code of others raised, and where: "raised ValueError at my_env.py:12: no such word"."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    where = f"{frame.filename.rpartition('/')[2]}:{frame.lineno}"
-    return f"raised {type(error).__name__} at {where}: {error}"
+    """What code of others raised, and where: "raised ValueError at my_env.py:12: no such word".
+
+    The place is the innermost line of the user's own code, where there is one. What moored itself
+    says of an environment, such as that a call took too long, has no place.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(NOT_OF_USERS)]
+    found = (own if isinstance(error, MooredError) else own or frames)[-1:]
+    where = "".join(f" at {frame.filename.rpartition('/')[2]}:{frame.lineno}" for frame in found)
+    return f"raised {type(error).__name__}{where}: {error}"

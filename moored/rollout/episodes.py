@@ -22,6 +22,7 @@ import numpy as np
 from moored.config import RolloutConfig
 from moored.engine.base import Request, Sampler, SamplingParams, Stream, new_session
 from moored.envs.base import Environment, StepResult
+from moored.errors import describe_raised
 from moored.rollout.calls import Answer, EnvCalls, Played, Question
 from moored.rollout.pool import EnvPool
 from moored.rollout.render import Spans
@@ -333,7 +334,7 @@ class _Episode:
 
     def _fail(self, error: Exception) -> None:
         self.stop = StopReason.ENV_ERROR
-        self._warn(f"the environment raised {type(error).__name__}: {error}")
+        self._warn(f"the environment {describe_raised(error)}")
         logger.debug("where it was raised:", exc_info=error)
 
     def _warn(self, what: str) -> None:

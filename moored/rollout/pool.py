@@ -24,7 +24,7 @@ from moored.config import RolloutConfig
 from moored.engine.base import ClusterEngine
 from moored.envs.base import Environment
 from moored.envs.resources import OpenResource, SharedResources
-from moored.errors import ConfigError, EnvError, EnvTimeoutError
+from moored.errors import ConfigError, EnvError, EnvTimeoutError, describe_raised
 from moored.rollout.calls import EnvCalls, Question, answer
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ class _Call:
         except Exception as error:
             return error
         except BaseException as error:  # SystemExit would end the thread silently
-            return EnvError(f"it raised {type(error).__name__}: {error}")
+            return EnvError(f"it {describe_raised(error)}")
 
 
 class EnvPool:

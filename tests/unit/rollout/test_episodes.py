@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import re
@@ -305,11 +306,22 @@ def test_an_environment_that_raises_ends_its_episode_only(renderer, workers, cap
     assert np.isnan(group.rewards).tolist() == [True, True, False, True]
     assert group.rewards[2] == 3.0
     messages = [record.getMessage() for record in caplog.records]
-    assert messages[0] == (
-        "walk task 1, episode 0, turn 0: the environment raised RuntimeError: no map"
-    )
-    assert any("the ice broke" in message for message in messages)
+    raised = r"the environment raised RuntimeError at test_episodes\.py:\d+: "
+    assert re.fullmatch(rf"walk task 1, episode 0, turn 0: {raised}no map", messages[0])
+    assert any(re.search(rf"{raised}the ice broke", message) for message in messages)
+    # What moored itself finds wrong has no line of the user's.
+    assert any("the environment raised EnvError: " in message for message in messages)
     assert any("finite" in message for message in messages)
+
+
+def test_what_a_library_raises_is_told_with_the_line_of_the_environment(renderer, caplog):
+    class Parses(Walk):
+        def step(self, reply: str) -> StepResult:
+            return json.loads(reply)
+
+    with caplog.at_level(logging.WARNING, logger="moored.rollout.episodes"):
+        play(tasks_of(Parses, [1], 1), FakeSampler(renderer, say("on")))
+    assert "raised JSONDecodeError at test_episodes.py:" in caplog.text
 
 
 def test_what_many_episodes_have_to_say_is_said_a_few_times_and_counted(renderer, caplog):
@@ -319,7 +331,7 @@ def test_what_many_episodes_have_to_say_is_said_a_few_times_and_counted(renderer
 
     with caplog.at_level(logging.WARNING, logger="moored.rollout.episodes"):
         play(tasks_of(Gone, [1, 2], 32), FakeSampler(renderer, say("on")))
-    told = [record.getMessage() for record in caplog.records]
+    told = [re.sub(r" at \S+:\d+:", ":", record.getMessage()) for record in caplog.records]
     assert told == [
         "walk task 1, episode 0, turn 0: the environment raised OSError: another",
         *(
