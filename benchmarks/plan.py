@@ -46,10 +46,10 @@ from moored.engine.gpu import present_gpu
 from moored.engine.local import engine as local_engine
 from moored.engine.passes import OutOfMemoryError
 from moored.models.find import embedded_models
+from moored.models.known import KNOWN, Facts
 from moored.models.load import LoadedModel
 from moored.plan import GPUS, Lengths, Plan, plan, shape_from_config
 from moored.plan.gpus import GIB
-from moored.plan.known import KNOWN, Facts
 from moored.training.batch import LossSample, Sample
 from moored.types import Prompt, ScoreRequest
 

@@ -32,10 +32,10 @@ from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUs
 from torch.distributed.device_mesh import init_device_mesh
 
 from moored.config import Config, load_config
+from moored.engine.fsdp import whole
 from moored.engine.fsdp.learner import ShardedLearner
 from moored.engine.local.engine import make_sampler
 from moored.engine.local.learner import LocalLearner
-from moored.plan import whole
 
 SIDES = ("local", "torchrun")
 LAYERS = "in layers"

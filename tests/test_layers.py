@@ -43,7 +43,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 """Layer of a module -> layers it may import."""
 
-NO_ENGINE = ("engine.base", "engine.checkpoint", "engine.fast.buckets")
+NO_ENGINE = ("engine.base", "engine.checkpoint", "engine.fast.buckets", "engine.fsdp.whole")
 
 HEAVY = {"torch", "transformers", "ray", "vllm", "peft", "trl", "verl"}
 LIGHT = MATHS | {"plan", "integrations", "analysis", "studies"}

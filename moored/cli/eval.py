@@ -176,7 +176,7 @@ def _lengths_of(model: str, asked: int | None) -> dict[str, int]:
     """
     from moored.config import RolloutConfig
     from moored.models.lengths import exact_limit
-    from moored.plan.shapes import description_of
+    from moored.models.shapes import description_of
 
     longest, usual = exact_limit(description_of(model)), RolloutConfig()
     if longest is None or longest >= usual.max_context:

@@ -18,7 +18,7 @@ from moored.config import Config
 from moored.engine.base import Engine, Request, SamplingParams, Scorer, new_session, write_replies
 from moored.errors import MooredError
 from moored.models.lengths import position_limit, sliding_window
-from moored.plan.shapes import description_of
+from moored.models.shapes import description_of
 from moored.rollout.encode import check_ids
 from moored.types import Message, Prompt, ScoreRequest
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from moored.config import Config
 from moored.errors import MooredError
+from moored.models.shapes import shape_from_config
 from moored.plan.cluster import choose_rank_batch
 from moored.plan.gpus import GIB, Gpu, known_gpu
 from moored.plan.plan import choose_batch
-from moored.plan.shapes import shape_from_config
 
 DRIVERS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 """Where there is none of these, torch need not be asked, which takes seconds."""

@@ -1,5 +1,6 @@
 """What a run needs of a GPU, before anything is loaded: memory by part, seconds by phase."""
 
+from moored.models.shapes import ModelShape, shape_from_config, shape_of
 from moored.plan.advice import (
     Advice,
     advice,
@@ -11,7 +12,6 @@ from moored.plan.advice import (
 from moored.plan.gpus import GPUS, Gpu, find_gpu, known_gpu
 from moored.plan.plan import Plan, choose_batch, plan
 from moored.plan.seconds import Lengths, longest_lengths
-from moored.plan.shapes import ModelShape, shape_from_config, shape_of
 
 __all__ = [
     "GPUS",

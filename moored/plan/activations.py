@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from moored.models.shapes import ModelShape
 from moored.plan.coefficients import MemoryCoefficients
-from moored.plan.shapes import ModelShape
 
 LayerKind = Literal["fused", "bfloat16", "float32"]
 """How the learner computes layers: by `engine/fast/layers.py`, or as transformers does, under

@@ -12,11 +12,11 @@ from pydantic import ValidationError
 
 from moored.config import Config
 from moored.errors import MooredError
+from moored.models.shapes import shape_of
 from moored.plan.coefficients import MEASURED
 from moored.plan.gpus import GIB, Gpu
 from moored.plan.memory import vllm_shares
 from moored.plan.plan import BATCH_SIZES, Plan, plan
-from moored.plan.shapes import shape_of
 
 MARGIN = 0.1
 """`train` refuses what is over by more, because plans are not exact."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from moored.config import Config
+from moored.models.shapes import ModelShape
 from moored.plan.cluster_work import ClusterWork, Route
 from moored.plan.coefficients import MEASURED, Coefficients
 from moored.plan.gpus import GIB, Gpu
@@ -26,7 +27,6 @@ from moored.plan.links import Cluster, make_cluster
 from moored.plan.memory import ALONE_SHARE
 from moored.plan.seconds import Lengths, longest_lengths
 from moored.plan.setup import setup_of
-from moored.plan.shapes import ModelShape
 from moored.plan.sharded import LearnerMemory, SamplerMemory
 from moored.plan.splits import (
     check_split,

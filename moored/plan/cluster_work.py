@@ -10,12 +10,12 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from moored.engine.fsdp.whole import Whole
 from moored.plan.coefficients import Coefficients, forward_tokens
 from moored.plan.links import LINK_SHARE, Cluster
 from moored.plan.seconds import Lengths, Work
 from moored.plan.setup import Setup
 from moored.plan.sharded import LearnerMemory
-from moored.plan.whole import Whole
 
 DRIVER_TURNS_PER_S = 11_770.0
 """Turns that one driver handles on a core of its own: the median of six runs by the clock of the

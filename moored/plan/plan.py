@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from moored.config import Config
+from moored.models.shapes import ModelShape
 from moored.plan.coefficients import MEASURED, Coefficients
 from moored.plan.gpus import GIB, Gpu
 from moored.plan.memory import Memory, check_vllm, plan_memory
 from moored.plan.seconds import Lengths, Work, longest_lengths, plan_seconds, why_untimed
 from moored.plan.setup import Setup, setup_of
-from moored.plan.shapes import ModelShape
 
 BATCH_SIZES = (24576, 16384, 12288, 8192, 6144, 4096, 2048)
 """Tokens of a micro-batch to choose from; on a GPU more than the largest gains nothing."""

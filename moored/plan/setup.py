@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from moored.config import Config
+from moored.models.shapes import ModelShape
 from moored.plan.activations import LayerKind
-from moored.plan.shapes import ModelShape
 from moored.training.algorithms import load_algorithm
 
 

@@ -2,7 +2,7 @@
 
 FSDP2 keeps a share of the float32 weights, moments and gradients on each rank, and gathers the
 rounded weights of a layer while it is computed. During an update small models are whole on every
-rank, and gradients of larger ones may be (`moored.plan.whole`). A sampler has whole weights,
+rank, and gradients of larger ones may be (`moored.engine.fsdp.whole`). A sampler has whole weights,
 divided by its tensor parallelism, and fills the rest with keys and values.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from moored.engine.fsdp.whole import SUM_BYTES, Whole, held_whole
 from moored.plan.activations import (
     backward_work_bytes,
     forward_bytes,
@@ -22,7 +23,6 @@ from moored.plan.coefficients import MemoryCoefficients, forward_tokens
 from moored.plan.gpus import Gpu
 from moored.plan.memory import Parts, recorded_steps_bytes
 from moored.plan.setup import Setup
-from moored.plan.whole import SUM_BYTES, Whole, held_whole
 
 BATCH_SIZES = (24576, 16384, 12288, 8192, 6144, 4096, 2048)
 """Tokens of a micro-batch to choose from, as `moored.plan.plan` has them for one GPU."""

@@ -14,8 +14,8 @@ from moored.errors import ConfigError, MooredError
 from moored.models.lengths import exact_limit, usual_length
 from moored.models.located import start_folder
 from moored.models.rates import SMALL_MODEL_PARAMETERS, count_parameters
+from moored.models.shapes import description_of, shape_of
 from moored.names import Schedule
-from moored.plan.shapes import description_of, shape_of
 
 USUAL_CONTEXT = 2048
 USUAL_REPLY = 400

@@ -2,7 +2,7 @@
 
 Every rank is given its own samples and makes as many passes as the one with the most, because each
 pass is a collective. Gradients and figures are sums over ranks, so every rank takes the same step.
-Where there is room (`moored.plan.whole`), gradients are summed over ranks once for each update.
+Where there is room (`fsdp/whole.py`), gradients are summed over ranks once for each update.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from moored.engine.fsdp.export import empty_twin
 from moored.engine.fsdp.load import Weights
 from moored.engine.fsdp.shard import Sharded, sharded
 from moored.engine.fsdp.trained import ShardedTrained, own_shard, whole
+from moored.engine.fsdp.whole import Whole, held_whole
 from moored.engine.local.files import POLICY, has_shards, read_version
 from moored.engine.local.learner import LocalLearner
 from moored.engine.local.precision import keep_residual_in_float
@@ -41,7 +42,6 @@ from moored.engine.lora import BASE, plain_model, plain_weights
 from moored.engine.packing import TokenBatch
 from moored.engine.passes import trunk_of
 from moored.models.adapter import PREFIX
-from moored.plan.whole import Whole, held_whole
 from moored.types import ScoreRequest
 
 T = TypeVar("T")

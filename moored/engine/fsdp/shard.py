@@ -19,8 +19,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from moored.engine.fsdp.whole import Whole
 from moored.engine.passes import Critic, trunk_of
-from moored.plan.whole import Whole
 
 T = TypeVar("T")
 IN_LAYERS = Whole(weights=False, gradients=False)

@@ -11,8 +11,8 @@ from moored.config import load_config
 from moored.engine import gpu
 from moored.engine.gpu import fit_to_gpu, present_gpu
 from moored.errors import MooredError
+from moored.models.known import KNOWN
 from moored.plan.gpus import GPUS
-from moored.plan.known import KNOWN
 
 torch = pytest.importorskip("torch")
 local_engine = pytest.importorskip("moored.engine.local.engine")

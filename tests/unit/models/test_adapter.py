@@ -16,7 +16,7 @@ from moored.models.find import base_name, check_model_name, embedded_models, wei
 from moored.models.load import load_model
 from moored.models.merge import merge_adapter
 from moored.models.rates import count_parameters
-from moored.plan import shape_of
+from moored.models.shapes import shape_of
 
 torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")

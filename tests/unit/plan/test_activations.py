@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from moored.models.shapes import shape_from_config, shape_of
 from moored.plan.activations import (
     LayerKind,
     backward_bytes,
@@ -16,7 +17,6 @@ from moored.plan.activations import (
 )
 from moored.plan.coefficients import MemoryCoefficients
 from moored.plan.gpus import GIB
-from moored.plan.shapes import shape_from_config, shape_of
 from tests.tiny_model import tiny_config
 from tests.unit.plan.tiny import tiny
 

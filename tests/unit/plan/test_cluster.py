@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from moored.config import Config, load_config
+from moored.engine.fsdp.whole import Whole
 from moored.errors import MooredError
 from moored.plan import shape_of
 from moored.plan.advice import with_options
@@ -20,7 +21,6 @@ from moored.plan.links import LINK_SHARE, make_cluster
 from moored.plan.seconds import Lengths, Work, longest_lengths
 from moored.plan.setup import setup_of
 from moored.plan.splits import possible_learners
-from moored.plan.whole import Whole
 from moored.presets import read_presets
 
 SIZES = {

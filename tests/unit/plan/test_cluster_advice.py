@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 import moored.plan.splits
+from moored.models.shapes import shape_of
 from moored.plan.cluster_advice import cluster_remedy
 from moored.plan.gpus import GPUS
 from moored.plan.layouts import LAYOUTS
 from moored.plan.links import make_cluster
 from moored.plan.setup import setup_of
-from moored.plan.shapes import shape_of
 from moored.plan.splits import any_fits, most_replicas
 from tests.unit.plan.test_cluster import options, planned
 

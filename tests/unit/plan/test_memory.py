@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from moored.models.shapes import shape_of
 from moored.plan import memory
 from moored.plan.coefficients import FORWARD_TOKENS, MEASURED, MemoryCoefficients
 from moored.plan.gpus import GIB, Gpu
 from moored.plan.memory import Memory, plan_memory
 from moored.plan.setup import setup_of
-from moored.plan.shapes import shape_of
 from tests.unit.plan.tiny import BARE, config, tiny
 
 LARGE = Gpu("large", 1.0)

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from moored.models.known import KNOWN
+from moored.models.shapes import ModelShape, shape_from_config
 from moored.plan.activations import (
     LayerKind,
     backward_work_bytes,
@@ -22,8 +24,6 @@ from moored.plan.activations import (
     saved_bytes,
 )
 from moored.plan.coefficients import MemoryCoefficients
-from moored.plan.known import KNOWN
-from moored.plan.shapes import ModelShape, shape_from_config
 from tests.unit.plan.test_activations import use_bare_attention
 
 torch = pytest.importorskip("torch")

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from moored.errors import MooredError
+from moored.models.shapes import shape_of
 from moored.plan.coefficients import MEASURED, SpeedCoefficients
 from moored.plan.gpus import GPUS, Gpu
 from moored.plan.seconds import Lengths, Work, longest_lengths, plan_seconds
 from moored.plan.setup import setup_of
-from moored.plan.shapes import shape_of
 from tests.unit.plan.tiny import config, tiny
 
 PLAIN = SpeedCoefficients(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from moored.engine.fsdp.whole import Whole
 from moored.plan.coefficients import MemoryCoefficients
 from moored.plan.gpus import GIB, Gpu
 from moored.plan.setup import Setup, setup_of
@@ -15,7 +16,6 @@ from moored.plan.sharded import (
     sampler_memory,
     whole_of,
 )
-from moored.plan.whole import Whole
 from tests.unit.plan.tiny import BARE, config, tiny
 
 LARGE, SMALL = Gpu("large", 1.0), Gpu("small", 100 / GIB)

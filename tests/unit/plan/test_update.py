@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from moored.models.shapes import shape_of
 from moored.plan.activations import backward_work_bytes, layer_bytes, saved_bytes
 from moored.plan.coefficients import MEASURED
 from moored.plan.seconds import Lengths
 from moored.plan.setup import Setup, setup_of
-from moored.plan.shapes import shape_of
 from moored.plan.update import MicroBatches, micro_batches, update_parts
 from tests.unit.plan.tiny import BARE, config, tiny
 

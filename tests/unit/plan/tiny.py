@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from moored.config import Config, load_config
+from moored.models.shapes import ModelShape
 from moored.plan.coefficients import Coefficients, MemoryCoefficients
-from moored.plan.shapes import ModelShape
 
 
 def tiny(**changes: Any) -> ModelShape:

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from moored.engine.fsdp import learner as learner_file
 from moored.engine.fsdp.learner import ShardedLearner
 from moored.engine.fsdp.trained import whole
-from moored.plan.whole import Whole
+from moored.engine.fsdp.whole import Whole
 from tests.unit.engine.fsdp.tiny import own_samples, prepare, trained_numbers
 
 

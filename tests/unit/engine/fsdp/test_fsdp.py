@@ -20,11 +20,11 @@ from moored.engine.fsdp import learner as learner_file
 from moored.engine.fsdp.export import plain_twin
 from moored.engine.fsdp.learner import ShardedLearner
 from moored.engine.fsdp.shard import layers_of
+from moored.engine.fsdp.whole import Whole
 from moored.engine.local.learner import LocalLearner
 from moored.engine.lora import add_lora
 from moored.engine.passes import Critic
 from moored.errors import MooredError
-from moored.plan.whole import Whole
 from tests.unit.engine.fsdp.tiny import (
     MICRO,
     logprobs,

@@ -2,7 +2,7 @@
 
 A small model is bound by the host, which FSDP2 keeps busy with every layer and every micro-batch.
 With whole weights and gradients a rank gathers once and sums over ranks once for each update.
-`engine/fsdp` and the plans of clusters decide by the same rule.
+`moored plan` goes by the same rule.
 """
 
 from __future__ import annotations

@@ -8,10 +8,10 @@ from dataclasses import asdict
 import pytest
 
 from moored.errors import MooredError
+from moored.models.known import KNOWN, POSITIONS, known_facts
 from moored.models.lengths import position_limit
 from moored.models.rates import count_parameters
-from moored.plan.known import KNOWN, POSITIONS, known_facts
-from moored.plan.shapes import FAMILIES, description_of, shape_from_config, shape_of
+from moored.models.shapes import FAMILIES, description_of, shape_from_config, shape_of
 from tests.tiny_model import tiny_model
 from tests.unit.plan.tiny import tiny
 

@@ -15,7 +15,7 @@ from typing import Literal
 from moored.errors import MooredError
 from moored.models.fast_shape import is_fast_shape
 from moored.models.find import check_model_name, description_here, weights_folder
-from moored.plan.known import KNOWN, SMOLLM, known_description
+from moored.models.known import KNOWN, SMOLLM, known_description
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
