@@ -6,9 +6,11 @@ only the standard library, so that every layer can use it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,6 +20,7 @@ Tags = tuple[str, str]
 THINK_TAGS: Tags = ("<think>", "</think>")
 ANSWER_TAGS: Tags = ("<answer>", "</answer>")
 TAGS = (*THINK_TAGS, *ANSWER_TAGS)
+_ANY_TAG = re.compile("|".join(TAGS))
 MAX_ACTIONS_CHARS = 4096
 
 
@@ -46,18 +49,15 @@ def parse_reply(text: str) -> Reply:
     return Reply(think, answer)
 
 
-@lru_cache(maxsize=512)  # an environment and the record of a turn ask for the same text
 def find_parts(text: str) -> tuple[Span, Span] | None:
     """Characters of reasoning and answer, tags excluded; None when `parse_reply` finds none."""
-    if any(text.count(tag) != 1 for tag in TAGS):
+    tags = list(islice(_ANY_TAG.finditer(text), len(TAGS) + 1))
+    if tuple(tag.group() for tag in tags) != TAGS:
         return None
-    think_open, think_close, answer_open, answer_close = (text.find(tag) for tag in TAGS)
-    if not think_open < think_close < answer_open < answer_close:
+    think_open, think_close, answer_open, answer_close = tags
+    if text[think_close.end() : answer_open.start()].strip():
         return None
-    if text[think_close + len(THINK_TAGS[1]) : answer_open].strip():
-        return None
-    think = think_open + len(THINK_TAGS[0]), think_close
-    return think, (answer_open + len(ANSWER_TAGS[0]), answer_close)
+    return (think_open.end(), think_close.start()), (answer_open.end(), answer_close.start())
 
 
 def format_reply(think: str, answer: str) -> str:

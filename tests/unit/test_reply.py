@@ -1,5 +1,7 @@
 """Replies taken apart by their tags."""
 
+import tracemalloc
+
 import pytest
 
 from moored.reply import (
@@ -39,6 +41,16 @@ def test_a_reply_comes_apart_as_it_was_put_together():
 def test_tags_that_are_missing_doubled_or_out_of_order_make_a_reply_invalid(text):
     assert parse_reply(text) == Reply(None, None)
     assert find_parts(text) is None
+
+
+def test_no_text_is_kept_once_it_was_read():
+    tracemalloc.start()
+    try:
+        for index in range(10):
+            assert parse_reply(format_reply("x" * 1_000_000, str(index))).is_valid
+        assert tracemalloc.get_traced_memory()[0] < 1_000_000
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
