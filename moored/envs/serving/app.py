@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from starlette.websockets import WebSocket
 
 MAX_SEED = 1 << 63
+BODY_TIMEOUT = 408
 
 
 class Refused(Exception):
@@ -112,7 +113,10 @@ class EnvServer:
                 return json_response(await handle(request))
             except Exception as error:  # what an environment raises is data
                 status, message = explain(error)
-                return json_response({"error": message}, status)
+                response = json_response({"error": message}, status)
+                if status == BODY_TIMEOUT:  # the rest of the body may never come
+                    response.headers["Connection"] = "close"
+                return response
 
         return answer
 
@@ -168,11 +172,18 @@ class EnvServer:
             raise Refused(401, "the token is missing or wrong")
 
     async def _body(self, request: Request) -> Mapping[str, Any]:
-        limit, data = self._limits.max_request_bytes, bytearray()
-        async for chunk in request.stream():
-            data += chunk
-            if len(data) > limit:
-                raise Refused(413, f"a request may have {limit:,} bytes")
+        limit, limit_s = self._limits.max_request_bytes, self._limits.call_timeout_s
+        data = bytearray()
+        try:
+            async with asyncio.timeout(limit_s):
+                async for chunk in request.stream():
+                    data += chunk
+                    if len(data) > limit:
+                        raise Refused(413, f"a request may have {limit:,} bytes")
+        except TimeoutError:
+            raise Refused(
+                BODY_TIMEOUT, f"the request was not complete after {limit_s:g} s"
+            ) from None
         try:
             body = json.loads(data)
         except (ValueError, RecursionError):

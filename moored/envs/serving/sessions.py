@@ -66,8 +66,9 @@ class Session:
     used_s: float = field(default_factory=time.monotonic)
     num_turns: int = 0
     is_over: bool = True
-    last_step: tuple[int, str, StepResult] | None = None
-    """Turn, reply and result of the last step: a repeated request gets the same answer."""
+    last_step: tuple[int, int, StepResult] | None = None
+    """Turn, hash of the reply and result of the last step: a repeated request gets the same answer.
+    The reply itself may be large."""
 
 
 class Sessions:
@@ -128,14 +129,14 @@ class Sessions:
         """Give a reply; the same reply for the same turn again gives the same result."""
         async with session.lock:
             last = session.last_step
-            if last is not None and turn is not None and last[:2] == (turn, reply):
+            if last is not None and turn is not None and last[:2] == (turn, hash(reply)):
                 return last[2]
             if turn is not None and turn != session.num_turns:
                 raise EnvError(f"turn {session.num_turns} was expected, got a reply for {turn}")
             if session.is_over:
                 raise EnvError("the episode is over or was not begun; reset it first")
             result = require_result(await self._call(session, session.env.step, reply))
-            session.last_step = (session.num_turns, reply, result)
+            session.last_step = (session.num_turns, hash(reply), result)
             session.num_turns += 1
             session.is_over = result.is_over
             return result

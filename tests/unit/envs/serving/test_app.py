@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import socket
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -30,6 +32,7 @@ from moored.envs.serving.wire import (
 )
 from moored.errors import EnvTimeoutError, MooredError
 from moored.types import ImagePart, Message, TextPart
+from tests.env_server import serve_env
 
 pytest.importorskip("starlette")
 
@@ -115,6 +118,28 @@ def test_a_repeated_step_is_played_once_and_another_turn_is_refused() -> None:
         )
 
 
+def test_a_session_does_not_keep_the_last_reply() -> None:
+    class Silent(Odd):
+        def step(self, reply: str) -> StepResult:
+            return StepResult(observation="on", reward=0.0, terminated=False)
+
+    async def play() -> int:
+        sessions = Sessions(Silent, Limits())
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(20):
+            session = await sessions.open()
+            await sessions.reset(session, 0, 0)
+            await sessions.step(session, "x" * 1_000_000, 0)
+        assert sessions.num_open == 20
+        return tracemalloc.get_traced_memory()[0] - before
+
+    tracemalloc.start()
+    try:
+        assert asyncio.run(play()) < 10_000_000
+    finally:
+        tracemalloc.stop()
+
+
 def test_a_step_after_the_end_is_refused_until_the_next_reset() -> None:
     with client_of() as client:
         path = opened(client)
@@ -169,6 +194,17 @@ def test_requests_that_make_no_sense_are_refused(path: str, body: str, status: i
         answer = client.post(f"{session}/{path}", content=body)
         assert answer.status_code == status
         assert answer.json()["error"]
+
+
+def test_a_request_whose_body_never_ends_is_refused_and_its_connection_closed() -> None:
+    with serve_env("bandit", "--call-timeout=0.5") as (url, _):
+        host, _, port = url.removeprefix("http://").partition(":")
+        with socket.create_connection((host, int(port)), timeout=30) as connection:
+            head = "POST /sessions/x/step HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
+            connection.sendall(head.encode() + b'{"reply": ')
+            with connection.makefile("rb") as answer:
+                said = answer.read().decode()  # until the server closes
+    assert said.startswith("HTTP/1.1 408 ") and "not complete after 0.5 s" in said
 
 
 def test_no_more_sessions_than_allowed_are_opened() -> None:
