@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from moored.errors import MooredError
-from moored.plan.calls import Calls, Line
-from moored.plan.events import Clock, Queue, Spread
-from moored.plan.simulation import Outcome, Scenario, simulate
+
+ROOT = Path(__file__).parents[3]
+sys.path.append(str(ROOT / "benchmarks"))
+
+from simulation import run as simulation  # noqa: E402
+from simulation.calls import Calls, Line  # noqa: E402
+from simulation.events import Clock, Queue, Spread  # noqa: E402
+from simulation.model import Outcome, Scenario, simulate  # noqa: E402
 
 
 def run(**changes: Any) -> Outcome:
@@ -88,13 +97,6 @@ def test_lag_overlaps_rollouts_with_updates(update_s, max_lag, seconds):
     found = run(num_steps=4, update_s=update_s, publish_s=0.5, max_lag=max_lag)
     assert found.seconds == pytest.approx(seconds)
     assert found.mean_lag <= max_lag
-
-
-def test_a_step_takes_what_the_plan_of_a_cluster_says_of_its_layout():
-    many, few = run(num_steps=9, update_s=2.0, publish_s=0.5, max_lag=1), run()
-    # `Layout.step_s`: the longer of both and publishing, between the first rollout and last update.
-    step_s = max(few.rollout_s[0], 2.0) + 0.5
-    assert many.seconds == pytest.approx(few.rollout_s[0] + 8 * step_s + 2.5)
 
 
 def test_rollouts_in_turn_have_the_newest_weights():
@@ -263,3 +265,29 @@ def test_a_scenario_that_cannot_be_is_refused_by_name(name, value):
 def test_calls_that_never_wait_are_refused():
     with pytest.raises(MooredError, match="time would stand still"):
         Calls(call_s=0.0, request_s=0.0, poll_s=0.0)
+
+
+def test_the_stored_numbers_are_those_of_the_code_of_today():
+    stored = json.loads((ROOT / "benchmarks" / "results" / "simulation.json").read_text())
+    for name, way in {"streams": {}, "lockstep": {"mode": "lockstep"}}.items():
+        found = simulation.record(simulation.simulate_seeds(simulation.scenario(100, **way)))
+        assert found == stored["growth"][name]["100"]
+
+
+def test_seeds_are_taken_together_as_steps_of_one_run():
+    given = simulation.scenario(10, env_s=simulation.REMOTE)
+    found = simulation.simulate_seeds(given)
+    alone = [simulate(replace(given, seed=seed)) for seed in simulation.SEEDS]
+    assert found.num_turns == 3 * 2 * 10 * 5
+    assert found.turns_per_s == pytest.approx(found.num_turns / sum(one.seconds for one in alone))
+    busy_s = sum(one.driver_share * one.seconds for one in alone)
+    assert found.driver_share * found.seconds == pytest.approx(busy_s)
+    assert len(found.rollout_s) == 6
+
+
+def test_a_driver_alone_handles_the_turns_that_were_measured():
+    # The measured seconds hold the beginnings of episodes: they must not be charged twice.
+    still = {"reply_tokens": Spread(median=1.0), "step_s": 0.0, "row_s": 0.0}
+    found = simulate(simulation.scenario(200, **still, turns=5, network_s=0.0))
+    assert found.bound == "driver"
+    assert found.turns_per_s == pytest.approx(simulation.DRIVER_TURNS_PER_S, rel=0.01)

@@ -18,6 +18,8 @@ from typing import ClassVar
 import numpy as np
 import torch
 from instant import InstantSampler
+from simulation.events import Spread, spread_of
+from simulation.model import Scenario
 
 from moored.cli.options import read_config
 from moored.config import RolloutConfig
@@ -25,8 +27,6 @@ from moored.engine.base import Request, Sampler, SamplingParams, Stream
 from moored.envs.base import StepResult
 from moored.envs.mix import EnvMix
 from moored.models.load import load_model
-from moored.plan.events import Spread, spread_of
-from moored.plan.simulation import Scenario
 from moored.reply import format_reply
 from moored.rollout.episodes import Task, roll_out
 from moored.rollout.pool import EnvPool

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from moored.plan.events import Clock, Queue, Replica, Spread, spread_of
+sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
+
+from simulation.events import Clock, Queue, Replica, Spread, spread_of
 
 
 def ends(replica: Replica, clock: Clock, replies: list[tuple[float, float]]) -> list[float]:

@@ -1,9 +1,8 @@
 """10 to 10,000 rollout workers, simulated with measured latencies: what bounds their throughput?
 
-    python benchmarks/simulation.py --out benchmarks/results/simulation.json
-        --figure docs/results/simulation.svg [--stored FILE]
+    cd benchmarks && python -m simulation.run --out results/simulation.json [--stored FILE]
 
-First the measurements of `simulation_real.py`: steps of environments, calls of Ray actors, and real
+First the measurements of `real.py`: steps of environments, calls of Ray actors, and real
 rollouts, which the simulation is compared with. `--stored` takes them from an earlier result, and
 simulates again. Then the experiments, with a replica for every 64 workers and the decoding steps of
 3 B on an H200.
@@ -23,18 +22,18 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-from simulation_figure import draw
-
-from moored.plan.calls import Calls
-from moored.plan.cluster_work import DRIVER_TURNS_PER_S
-from moored.plan.events import Spread
-from moored.plan.simulation import Outcome, Scenario, simulate
+from simulation.calls import Calls
+from simulation.events import Spread
+from simulation.model import Outcome, Scenario, simulate
 
 WORKERS = (10, 100, 300, 1000, 3000, 10000)
 WORKERS_PER_REPLICA = 64
 STEP_S, ROW_S = 1.91e-3, 10.3e-6
 """Decoding of 3 B on an H200: 2.08 ms at 16 rows and 3.23 ms at 128 (decode_h200.json). A replica
 has 64 rows, where these give 2.57 ms and 2.55 were measured."""
+DRIVER_TURNS_PER_S = 11_770.0
+"""Of Sokoban, with rendering and recording, on one core that other processes used too: the median
+by the processor's clock (driver.json)."""
 TURNS_PER_EPISODE = 4901 / 1008
 DRIVER_TURN_S = TURNS_PER_EPISODE / (TURNS_PER_EPISODE + 0.5) / DRIVER_TURNS_PER_S
 """Of 1,008 episodes of Sokoban (driver.json); environments are part of it. The seconds that were
@@ -224,8 +223,8 @@ def cases(turn_s: float, costs: Mapping[str, float]) -> dict[str, Scenario]:
 
 def measure() -> Measured:
     """Everything that is measured here; the driver's turn is for the comparison alone."""
-    from simulation_cluster import measure as measure_cluster
-    from simulation_real import ENVS, RealRollouts, measure_calls, measure_env, measure_store
+    from simulation.cluster import measure as measure_cluster
+    from simulation.real import ENVS, RealRollouts, measure_calls, measure_env, measure_store
 
     env_s = {name: measure_env(name, 300 if name == "code" else 4000) for name in ENVS}
     calls = asdict(measure_calls())
@@ -283,7 +282,6 @@ def _cell(value: object) -> str:
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Simulate 10 to 10,000 rollout workers.")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the figures here")
-    parser.add_argument("--figure", type=Path, metavar="FILE", help="draw them here")
     parser.add_argument("--stored", type=Path, metavar="FILE", help="measurements of this result")
     given = parser.parse_args(words)
     stored = json.loads(given.stored.read_text()) if given.stored else {}
@@ -302,13 +300,11 @@ def main(words: Sequence[str] | None = None) -> int:
         shown = {row: {k: v for k, v in own.items() if k in keys} for row, own in part.items()}
         show(console, name, shown)
     if given.out:
-        about = {"command": " ".join(["python", "benchmarks/simulation.py", *sys.argv[1:]])}
+        about = {"command": " ".join(["python", "-m", "simulation.run", *sys.argv[1:]])}
         about |= {"python": platform.python_version(), "machine": "2 cores that others used too"}
         about |= {"note": stored["note"]} if "note" in stored else {}
         text = json.dumps({**about, "measured": measured, **found}, indent=1)
         given.out.write_text(text + "\n")
-    if given.figure:
-        given.figure.write_text(draw(found))
     return 0
 
 

@@ -1,7 +1,7 @@
 """Real rollouts over Ray replicas that wait, to compare simulated calls with.
 
 The driver, its stream and the calls are those of `engine.kind=ray`; samplers and environments only
-sleep (`simulation_real.py`). No model is loaded in a replica.
+sleep (`real.py`). No model is loaded in a replica.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from simulation_real import RealRollouts, WaitingSampler
+from simulation.model import Scenario
+from simulation.real import RealRollouts, WaitingSampler
 
 from moored.cli.options import read_config
 from moored.config import Config
 from moored.engine.ray.cluster import Cluster
 from moored.engine.ray.replicas import ReplicaSampler
-from moored.plan.simulation import Scenario
 from moored.types import Completion
 
 
@@ -41,7 +41,7 @@ def make_sampler(given: Scenario, reply: Completion, config: Config) -> OwnWaiti
 @contextmanager
 def replicas(real: RealRollouts, given: Scenario) -> Iterator[ReplicaSampler]:
     """A cluster on this machine for as long as it is needed."""
-    folder = str(Path(__file__).parent)
+    folder = str(Path(__file__).parents[1])
     os.environ["PYTHONPATH"] = os.pathsep.join([folder, *filter(None, sys.path)])
     options = [f"engine.ray.replicas={given.replicas}", "engine.ray.replica_cpus=0.1"]
     config = read_config(["model=nano", "engine.device=cpu", "engine.kind=ray", *options])

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
+from simulation.calls import Calls, Line
+from simulation.events import Clock, Queue, Replica, Spread
 
 from moored.errors import MooredError
-from moored.plan.calls import Calls, Line
-from moored.plan.events import Clock, Queue, Replica, Spread
 
 Mode = Literal["stream", "lockstep"]
 Dispatch = Literal["least busy", "in turn", "random"]

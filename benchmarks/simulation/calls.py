@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from simulation.events import Action, Clock, Queue
+
 from moored.errors import MooredError
-from moored.plan.events import Action, Clock, Queue
 
 Write = Callable[[Action], None]
 """Begins to write a reply; what it is given is called when the reply has ended."""
