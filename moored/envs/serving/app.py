@@ -13,6 +13,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from moored.envs.base import Environment, check_available
 from moored.envs.serving.openenv import Player, environment_schema
@@ -109,7 +110,7 @@ class EnvServer:
 
         async def answer(request: Request) -> Response:
             try:
-                self._check_token(request)
+                self._check_sender(request)
                 return json_response(await handle(request))
             except Exception as error:  # what an environment raises is data
                 status, message = explain(error)
@@ -155,7 +156,7 @@ class EnvServer:
     async def play(self, socket: WebSocket) -> None:
         """OpenEnv's protocol: a session as long as the connection."""
         try:
-            self._check_token(socket)
+            self._check_sender(socket)
         except Refused:
             await socket.close(code=1008)
             return
@@ -165,7 +166,11 @@ class EnvServer:
     def _session(self, request: Request) -> Session:
         return self._sessions.find(request.path_params["id"])
 
-    def _check_token(self, connection: HTTPConnection) -> None:
+    def _check_sender(self, connection: HTTPConnection) -> None:
+        # A browser lets any page send requests to localhost, and names the page's site as origin.
+        origin = connection.headers.get("origin")
+        if origin is not None and host_of(origin) != connection.url.hostname:
+            raise Refused(403, f"pages of {origin:.80} may not use this server")
         if self._token and not hmac.compare_digest(
             given_token(connection.headers.get("authorization", "")), self._token.encode()
         ):
@@ -199,6 +204,14 @@ def json_response(data: dict[str, object], status: int = 200) -> Response:
 
     text = json.dumps(data, allow_nan=False)
     return Response(text, status_code=status, media_type="application/json")
+
+
+def host_of(origin: str) -> str:
+    """The host of an Origin header, "" for one that has none."""
+    try:
+        return urlsplit(origin).hostname or ""
+    except ValueError:
+        return ""
 
 
 def given_token(header: str) -> bytes:

@@ -276,6 +276,29 @@ def test_a_token_may_be_the_password_of_an_address() -> None:
     assert given_token("Basic !!") == given_token("Digest x") == given_token("") == b""
 
 
+@pytest.mark.parametrize("origin", ["http://evil.example", "https://127.0.0.1.evil", "null", "//["])
+def test_a_page_of_another_site_may_not_play(origin: str) -> None:
+    from starlette.websockets import WebSocketDisconnect
+
+    with client_of() as client:
+        answer = client.post("/sessions", headers={"Origin": origin})
+        assert (answer.status_code, client.get("/health").json()["sessions"]["active"]) == (403, 0)
+        with (
+            pytest.raises(WebSocketDisconnect),
+            client.websocket_connect("/ws", headers={"Origin": origin}),
+        ):
+            pass
+
+
+def test_a_page_of_the_same_host_may_play() -> None:
+    with client_of() as client:
+        same = {"Origin": "http://testserver:3000"}
+        assert client.post("/sessions", headers=same).status_code == 200
+        with client.websocket_connect("/ws", headers=same) as socket:
+            socket.send_json({"type": "reset"})
+            assert socket.receive_json()["type"] == "observation"
+
+
 def test_openenv_messages_play_an_episode() -> None:
     with client_of() as client, client.websocket_connect("/ws") as socket:
         socket.send_json({"type": "reset", "data": {"seed": 5, "episode_id": "mine"}})
