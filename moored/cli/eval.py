@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from moored.cli.console import counted
+from moored.cli.console import counted, printable
 from moored.cli.json_output import print_json
 from moored.cli.options import AsJson, Concurrency, Endpoint, KeyVariable, Timeout
 from moored.cli.run_folders import import_from_start
@@ -97,7 +97,7 @@ def eval_command(
     if as_json:
         print_json(asdict(found))
     else:
-        print(_summary(found))
+        print(printable(_summary(found)))
 
 
 def evaluate_source(source: str, env: str | None, given: dict[str, Any]) -> Evaluation:
@@ -123,7 +123,7 @@ def evaluate_source(source: str, env: str | None, given: dict[str, Any]) -> Eval
     from moored.engine.build import build_engine
     from moored.evaluate import evaluate
 
-    options = config.evaluation
+    options, model = config.evaluation, config.model
     with (
         closing(build_engine(config, trains=False)) as engine,
         EpisodeBar(options.num_tasks * options.num_samples) as bar,
@@ -131,13 +131,14 @@ def evaluate_source(source: str, env: str | None, given: dict[str, Any]) -> Eval
         engine.check()
         if has_checkpoint:
             # A run that goes on has meanwhile put others in the place of its checkpoints.
-            engine.learner.load(newest_checkpoint(Path(source)), policy_only=True)
+            model = newest_checkpoint(Path(source))
+            engine.learner.load(model, policy_only=True)
             engine.publish()
         found = evaluate(engine, mix, config, on_replies=bar.on_replies)
     if is_endpoint:
         # The server's own count: a token is a character here.
         found = replace(found, mean_reply_tokens=engine.sampler.mean_reply_tokens)  # pyright: ignore[reportAttributeAccessIssue]
-    return found
+    return replace(found, model=str(model))
 
 
 def _evaluation_config(
@@ -205,17 +206,26 @@ def _merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _summary(found: Evaluation) -> str:
-    low, high = found.interval
+    num_episodes, (low, high) = found.num_tasks * found.num_samples, found.interval
+    where = f"{counted(found.num_tasks, 'task')}, {counted(found.num_samples, 'episode')} each"
     length = "" if found.mean_reply_tokens is None else f" of {found.mean_reply_tokens:.0f} tokens"
     lines = [
-        f"success {found.success_rate:.1%} (95% interval {low:.1%} to {high:.1%}) on "
-        f"{counted(found.num_tasks, 'task')}, {counted(found.num_samples, 'episode')} each",
+        f"success {found.success_rate:.1%} (95% interval {low:.1%} to {high:.1%}) on {where}",
         f"reward {found.reward_mean:.3f}, well-formed turns {found.validity_rate:.1%}, "
         f"{found.mean_turns:.2f} turns{length}",
     ]
-    if found.num_samples > 1:
+    if found.num_errors == num_episodes:
+        lines = [f"success was not measured on {where}"]
+    elif found.num_samples > 1:
         lines.append(", ".join(f"pass@{k} {rate:.1%}" for k, rate in found.pass_at.items()))
     if found.num_errors:
-        errors = counted(found.num_errors, "episode")
-        lines.append(f"{errors} ended in an error, which counts as a failure")
+        lines.append(
+            f"{found.num_errors} of {counted(num_episodes, 'episode')} ended in an error and "
+            f"{'counts' if found.num_errors == 1 else 'count'} in neither success nor reward"
+        )
+    first, last = found.task_seeds
+    lines.append(
+        f"model {found.model}, temperature {found.temperature:g}, {found.split} tasks {first} to "
+        f"{last}, seed {found.seed}"
+    )
     return "\n".join(lines)

@@ -48,8 +48,8 @@ def take_step(
     share = metrics.get("signal/outcome_free_share", math.nan)
     if not math.isnan(share) and len(state.first_shares) < FIRST_STEPS:
         state.first_shares.append(share)
-    success = metrics.get("evaluation/success_rate")
-    if success is not None:
+    success = metrics.get("evaluation/success_rate", math.nan)
+    if not math.isnan(success):  # where every episode was lost, nothing was measured
         is_low = success < config.stop.min_success
         state.low_evaluations = state.low_evaluations + 1 if is_low else 0
 

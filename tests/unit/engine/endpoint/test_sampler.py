@@ -314,13 +314,13 @@ def test_an_oracle_behind_an_endpoint_wins_every_game(chat_server, serve):
     assert endpoint.mean_reply_tokens == 7.0
 
 
-def test_an_episode_whose_reply_is_lost_counts_as_a_failure(chat_server, serve, caplog):
+def test_an_episode_whose_reply_is_lost_is_counted_apart(chat_server, serve, caplog):
     wins = chat_server.oracle("countdown", 4)
     lost = chat_server.error(400, "content filter")
     server = serve(lambda body, number: lost if number == 2 else wins(body, number))
     with caplog.at_level(logging.WARNING):
         found = evaluated(sampler(server.url, concurrency=1), "countdown", 4)
-    assert (found.success_rate, found.num_errors, found.mean_turns) == (0.75, 1, 0.75)
+    assert (found.success_rate, found.num_errors, found.mean_turns) == (1.0, 1, 0.75)
     assert "turn 0: the sampler gave no reply: 400 Bad Request: content filter" in caplog.text
 
 
