@@ -16,7 +16,7 @@ from typing import Any, Literal, cast
 
 from moored.config_text import read_yaml
 from moored.errors import MooredError
-from moored.runlog.log import read_records
+from moored.runlog.log import lost_episodes, read_records
 
 LAST = 10
 """Steps at either end of a run that are averaged, unless told otherwise."""
@@ -77,6 +77,8 @@ class RunEnds:
     verdict: str | None
     """Of the last look."""
     alarm_step: int | None
+    num_lost: int
+    """Episodes that ended in an error."""
     options: Mapping[str, object]
     """Dotted name -> value; empty without a readable config.yaml."""
 
@@ -174,6 +176,7 @@ def read_ends(path: Path, *, last: int = LAST, until: int | None = None) -> RunE
         ends=ends,
         verdict=None if verdict is None else str(verdict).replace("_", " "),
         alarm_step=alarms[0] if alarms else None,
+        num_lost=sum(map(lost_episodes, steps)),
         options=read_options(path),
     )
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 
-from moored.analysis.compare import Arm, Comparison, Figure
+from moored.analysis.compare import Arm, Comparison, Figure, Record
+from moored.runlog.log import lost_episodes
 
 
 def figure_cell(figure: Figure | None) -> str:
@@ -55,7 +57,23 @@ def explanation(found: Comparison) -> list[str]:
             f"The runs end at different steps, from {min(ends)} to {max(ends)}; --until "
             f"{min(ends)} compares all of them there."
         )
+    lost = {arm.label: sum(run.num_lost for run in arm.runs) for arm in found.arms}
+    if any(lost.values()):
+        each = ", ".join(f"{label} {num}" for label, num in lost.items())
+        lines.append(f"Episodes that ended in an error, which count in no figure: {each}.")
     return lines
+
+
+def lost_sentence(steps: Sequence[Record]) -> str | None:
+    """How many episodes of a run ended in an error, and how often; None where none did."""
+    lost = [num for num in map(lost_episodes, steps) if num]
+    if not lost:
+        return None
+    episodes = "1 episode" if sum(lost) == 1 else f"{sum(lost):,} episodes"
+    return (
+        f"{episodes} ended in an error, in {len(lost)} of {len(steps)} steps, and no success or "
+        f"reward is of such an episode."
+    )
 
 
 def option_cell(value: object) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from moored.analysis.compare_text import option_cell
+from moored.analysis.compare_text import lost_sentence, option_cell
 from moored.analysis.diagnosis import Look, Series
 from moored.analysis.figures import (
     Bars,
@@ -135,6 +135,8 @@ def _notes(run: RunData) -> Iterable[Finding]:
         yield Finding(text, Kind.WARNING)
     for problem in run.problems:
         yield Finding(f"Left out: {problem}", Kind.WARNING)
+    if lost := lost_sentence(run.steps):
+        yield Finding(lost, Kind.WARNING)
     yield from _turn_price(run.steps)
     if run.diagnosis is not None:
         yield from notes(run.diagnosis)

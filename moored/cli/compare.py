@@ -75,6 +75,7 @@ def _as_dict(found: Comparison) -> dict[str, object]:
             "figures": {name: asdict(figure) for name, figure in arm.figures().items()},
             "verdicts": [run.verdict for run in arm.runs],
             "alarm_steps": [run.alarm_step for run in arm.runs],
+            "lost_episodes": [run.num_lost for run in arm.runs],
         }
         for arm in found.arms
     ]

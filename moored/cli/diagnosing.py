@@ -13,6 +13,7 @@ from pathlib import Path
 
 import typer
 
+from moored.analysis.compare_text import lost_sentence
 from moored.analysis.diagnosis import Diagnosis
 from moored.analysis.models import (
     Device,
@@ -41,6 +42,7 @@ from moored.cli.console import counted, make_console, print_line
 from moored.errors import ConfigError, MooredError
 from moored.files.records import ReadOptions, parse_columns, parse_weights
 from moored.files.tables import expand, is_run
+from moored.runlog.log import read_records
 
 SHOW_AFTER_S = 2.0
 
@@ -124,6 +126,11 @@ class Request:
 
     def answer(self, *, rescore: bool) -> Diagnosis:
         """What training measured, for a run directory; else the files are scored."""
+        found, run = self._answer(rescore=rescore), find_run(self.paths)
+        lost = None if run is None else lost_sentence(read_records(run))
+        return found if lost is None else replace(found, warnings=(*found.warnings, lost))
+
+    def _answer(self, *, rescore: bool) -> Diagnosis:
         run = self.paths[0] if len(self.paths) == 1 and is_run(self.paths[0]) else None
         if run is None or rescore or self.model is not None or self.server is not None:
             return self._score(expand(self.paths))

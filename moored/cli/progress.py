@@ -21,9 +21,10 @@ from rich.progress import (
 from rich.table import Column
 
 from moored.analysis.findings import number
-from moored.cli.console import make_console
+from moored.cli.console import counted, make_console
 from moored.diagnostics.alarm import NOTHING_TO_LOSE
 from moored.diagnostics.report import Verdict
+from moored.runlog.log import lost_episodes
 
 if TYPE_CHECKING:
     from moored.config import Config
@@ -118,6 +119,8 @@ class StepProgress(StepBar):
             f"{metrics['rollout/reward_mean']:.2f}  valid {metrics['rollout/validity_rate']:.2f}  "
             f"kept {metrics['filter/kept_fraction']:.2f}"
         )
+        if num_lost := lost_episodes(metrics):
+            text += f"  {counted(num_lost, 'episode')} lost to errors"
         times = " ".join(f"{name} {s:.1f}s" for name, s in record.seconds.items() if s >= 0.05)
         # Not one more: a step may be done again.
         description = f"{text}  [dim]{times}[/]"

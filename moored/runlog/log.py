@@ -125,6 +125,12 @@ def all_done(num_steps: int) -> str:
     return "the only step is done" if num_steps == 1 else f"all {num_steps} steps done"
 
 
+def lost_episodes(metrics: Mapping[str, object]) -> int:
+    """How many episodes of a step, its evaluation included, ended in an error."""
+    counts = (metrics.get(f"{kind}/error_count") for kind in ("rollout", "evaluation"))
+    return sum(int(count) for count in counts if isinstance(count, int | float))
+
+
 def read_records(path: str | Path, stream: Stream = "metrics") -> list[dict[str, object]]:
     """All whole records of a stream, oldest first; none when the run never wrote to it."""
     folder = Path(path)

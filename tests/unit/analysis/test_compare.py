@@ -66,6 +66,20 @@ def test_the_first_and_last_steps_are_averaged_and_their_number_is_said(tmp_path
     assert "interval over steps. Steps of one run are not independent" in shown
 
 
+def test_episodes_that_were_lost_are_counted_where_a_run_has_any(tmp_path, capsys):
+    good, bad = (write_run(tmp_path / name, [0.5] * 4, config=f"env: {name}\n") for name in "ab")
+    compare_command([good, bad])
+    assert "error" not in capsys.readouterr().out
+    with (bad / "metrics.jsonl").open("a") as file:
+        file.write('{"schema": 1, "step": 5, "rollout/error_count": 3.0}\n')
+    compare_command([good, bad])
+    assert "ended in an error, which count in no figure: A 0, B 3." in capsys.readouterr().out
+    compare_command([good, bad], as_json=True)
+    arms = json.loads(capsys.readouterr().out)["arms"]
+    assert [arm["lost_episodes"] for arm in arms] == [[0], [3]]
+    assert read_ends(bad, until=4).num_lost == 0
+
+
 def test_the_interval_is_students():
     # Two values 0 and 2: mean 1, standard deviation √2, so ± 12.706 · √2 / √2.
     assert half_width([0.0, 2.0]) == pytest.approx(12.706)

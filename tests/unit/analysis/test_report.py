@@ -209,6 +209,13 @@ def test_the_share_of_several_runs_is_compared(bench, tmp_path):
     assert line["y"] == pytest.approx([0.3] * 4)
 
 
+def test_episodes_that_were_lost_are_a_warning_where_a_run_has_any(run):
+    assert not [note for note in report_on(run).notes if "error" in note.text]
+    log_figures(run, "", **{"rollout/error_count": 2.0})
+    (note,) = (note for note in report_on(run).notes if "error" in note.text)
+    assert note.kind is Kind.WARNING and note.text.startswith("40 episodes ended in an error")
+
+
 def test_a_malformed_reply_that_costs_less_than_a_well_formed_one_is_a_warning(run):
     name = "rollout__{}_turn_reward_mean"
     figures = {name.format("valid"): -0.2, name.format("malformed"): -0.1}

@@ -123,6 +123,14 @@ def test_what_training_said_is_what_diagnose_says(tmp_path, monkeypatch, capsys)
     assert found["temperature"] == 0.6 and found["token_forwards"] == 0
 
 
+def test_episodes_that_were_lost_are_told_where_a_run_has_any(tmp_path, monkeypatch, capsys):
+    run = make_run(tmp_path / "run", {"maze": reports(HEALTHY)})
+    assert "ended in an error" not in diagnose(monkeypatch, capsys, run)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"schema": 1, "step": 25, "rollout/error_count": 3.0}\n')
+    assert "3 episodes ended in an error, in 1 of 5 steps" in diagnose(monkeypatch, capsys, run)
+
+
 def worth(correlation: float, env: str = "") -> dict[str, float]:
     found = Worth(correlation=correlation, standard_error=0.05, num_prompts=6)
     return found.metrics(f"collapse_first_turn_sample{env}")

@@ -77,6 +77,16 @@ def test_a_pipe_gets_one_line_for_each_step_and_the_time_left_once():
     assert len(lines) == 6
 
 
+def test_a_step_says_how_many_episodes_it_lost_where_there_were_any():
+    file = io.StringIO()
+    with StepProgress(Console(file=file, width=160, soft_wrap=True), load_config(), 0) as progress:
+        progress.show(replace(record(1), metrics=METRICS | {"rollout/error_count": 0.0}))
+        lost = {"rollout/error_count": 2.0, "evaluation/error_count": 3.0}
+        progress.show(replace(record(2), metrics=METRICS | lost))
+    first, second = file.getvalue().splitlines()[:2]
+    assert "lost" not in first and "5 episodes lost" in second
+
+
 @pytest.mark.parametrize("width", [30, 60, 200])
 def test_no_line_is_wider_than_the_terminal(width):
     file = io.StringIO()
