@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from moored.cli.console import counted, make_console, print_line
+from moored.cli.console import counted, make_console, print_line, printable
 from moored.cli.json_output import print_json
 from moored.cli.options import AsJson, EnvName, EnvOptions, parse_options
 
@@ -46,7 +46,7 @@ def _show(console: Console, report: CheckReport) -> None:
         line = Text.assemble(MARKS[check.status], f" {check.name:<{width}}  ")
         if check.status == "failed":
             line.append(f"{check.claim}\n", "bold").append(" " * (width + 4))
-        console.print(line.append(check.detail), soft_wrap=True)
+        console.print(line.append(printable(check.detail)), soft_wrap=True)
     print_line(console, _verdict(report))
 
 

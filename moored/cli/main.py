@@ -23,6 +23,7 @@ from moored.cli.advise import advise_command
 from moored.cli.check_env import check_env_command
 from moored.cli.compare import compare_command
 from moored.cli.config import config_command
+from moored.cli.console import printable
 from moored.cli.diagnose import diagnose_command
 from moored.cli.envs import envs_command
 from moored.cli.eval import eval_command
@@ -88,13 +89,13 @@ def main() -> None:
         with clean_interrupts():
             app(prog_name="moored")
     except MooredError as error:
-        print(f"moored: {error}", file=sys.stderr)
+        print(printable(f"moored: {error}"), file=sys.stderr)
         raise SystemExit(2) from None
     except Exception as error:
         explained = explain_failure(error)
         if explained is None:
             raise
-        print(f"moored: {explained}", file=sys.stderr)
+        print(printable(f"moored: {explained}"), file=sys.stderr)
         raise SystemExit(2) from None
 
 

@@ -327,6 +327,15 @@ def test_a_bug_in_a_users_environment_is_reported_with_its_place(monkeypatch, ca
     assert detail.endswith(": a bug")
 
 
+@pytest.mark.parametrize("words", [("check-env",), ("play",)])
+def test_what_an_environment_raises_cannot_command_the_terminal(monkeypatch, capsys, toy, words):
+    raises = 'class Env:\n    def __init__(self):\n        raise RuntimeError("\\x1b[2J\\x07")\n'
+    (toy / "faulty.py").write_text(raises)
+    assert run(monkeypatch, *words, "faulty:Env") != 0
+    shown = "".join(capsys.readouterr())
+    assert r"\x1b[2J\x07" in shown and not set(shown) & {"\x1b", "\x07"}
+
+
 def test_an_environment_that_exits_or_hangs_fails_its_check(monkeypatch, capsys, toy) -> None:
     assert run(monkeypatch, "check-env", "toy_env:Exits") == 1
     out = capsys.readouterr().out
