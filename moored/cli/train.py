@@ -26,6 +26,7 @@ from moored.cli.run_folders import (
     stopped_at_once,
 )
 from moored.cli.stopping import StopRequest
+from moored.engine.build import require_run_packages
 from moored.engine.workers.ranks import typed_command
 from moored.errors import ConfigError
 
@@ -87,7 +88,7 @@ def _start(words: Sequence[str], folder: Path | None) -> Run:
     if folder is not None:
         check_folder(folder)
     check_config(config)
-    _check_machine(config)
+    require_run_packages(config)
     with new_folder(folder, _run_name(split_words(words)[0])) as path:
         # Only now, because they import torch.
         from moored.train import build_run, start
@@ -117,7 +118,7 @@ def _resume(words: Sequence[str], folder: Path, other: Path | None) -> Run:
     _check_goes_on(folder, config)
     import_from_start(folder)
     check_config(found)
-    _check_machine(found)
+    require_run_packages(found)
     from moored.analysis.compare_text import option_cell
     from moored.train import build_run, resume
 
@@ -159,22 +160,6 @@ def _closed_on_error(run: Run) -> Iterator[None]:
     except BaseException:
         run.close()
         raise
-
-
-def _check_machine(config: Config) -> None:
-    """Refuse what lacks packages, or clearly cannot fit into the memory of the GPU here.
-
-    Warns of what may not.
-    """
-    from moored.engine.build import require_run_packages
-    from moored.engine.gpu import present_gpu
-    from moored.plan import refuse_what_cannot_fit
-
-    require_run_packages(config)
-    gpu = present_gpu(config.engine.device)
-    warning = None if gpu is None else refuse_what_cannot_fit(config, gpu)
-    if warning is not None:
-        typer.echo(f"moored: {warning}", err=True)
 
 
 def _command() -> list[str]:
