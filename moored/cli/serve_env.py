@@ -21,7 +21,7 @@ def serve_env_command(
     option: EnvOptions = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = LOOPBACK[0],
     port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8000,
-    max_sessions: Annotated[int, typer.Option(help="Sessions at a time.", min=1)] = 64,
+    max_sessions: Annotated[int, typer.Option(help="Sessions at a time.", min=1)] = 1024,
     idle_timeout: Annotated[
         float, typer.Option(metavar="SECONDS", help="Close a session that is not used for so long.")
     ] = 600.0,

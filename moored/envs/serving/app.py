@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 
 from moored.envs.base import Environment, check_available
 from moored.envs.serving.openenv import Player, environment_schema
-from moored.envs.serving.sessions import Limits, NoRoomError, Session, Sessions, UnknownSessionError
-from moored.envs.serving.wire import PROTOCOL, messages_to_json, result_to_json
+from moored.envs.serving.sessions import Limits, Session, Sessions, UnknownSessionError
+from moored.envs.serving.wire import PROTOCOL, NoRoomError, messages_to_json, result_to_json
 from moored.errors import EnvError, EnvTimeoutError, MooredError
 
 if TYPE_CHECKING:

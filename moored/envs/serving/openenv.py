@@ -13,8 +13,8 @@ import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from moored.envs.serving.sessions import NoRoomError, Session, Sessions
-from moored.envs.serving.wire import messages_to_json, result_to_json
+from moored.envs.serving.sessions import Session, Sessions
+from moored.envs.serving.wire import NoRoomError, messages_to_json, result_to_json
 from moored.errors import EnvError
 from moored.types import content_text
 

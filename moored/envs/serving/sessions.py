@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from moored.envs.answers import require_messages, require_result
 from moored.envs.base import Environment, StepResult
 from moored.envs.resources import OpenResource, SharedResources
+from moored.envs.serving.wire import NoRoomError
 from moored.errors import EnvError, EnvTimeoutError, MooredError
 from moored.types import Message
 
@@ -31,7 +32,7 @@ logger = logging.getLogger(__name__)
 class Limits:
     """What one server allows."""
 
-    max_sessions: int = 64
+    max_sessions: int = 1024
     idle_timeout_s: float = 600.0
     """A session without a call for so long is closed."""
     call_timeout_s: float = 60.0
@@ -43,10 +44,6 @@ class Limits:
             value = getattr(self, name)
             if not value > 0:
                 raise MooredError(f"{name} must be positive, got {value}")
-
-
-class NoRoomError(EnvError):
-    """All sessions are in use."""
 
 
 class UnknownSessionError(EnvError):
@@ -96,8 +93,8 @@ class Sessions:
         """A new session with an environment of its own."""
         if self.num_open >= self.limits.max_sessions:
             raise NoRoomError(
-                f"all {self.limits.max_sessions} sessions are in use; close one, wait, or start "
-                f"the server with more"
+                f"all {self.limits.max_sessions} sessions are in use; wait for one, or start the "
+                f"server with a larger --max-sessions"
             )
         self._num_reserved += 1
         try:

@@ -22,6 +22,10 @@ PROTOCOL = 1
 FLAGS = ("terminated", "truncated", "is_valid", "success")
 
 
+class NoRoomError(EnvError):
+    """All sessions of the server are in use."""
+
+
 class WireError(EnvError):
     """JSON from the other side that is not what the protocol says."""
 

@@ -18,7 +18,7 @@ pytest.importorskip("websockets", reason="needs moored[serve]")
 
 COMMANDS = {
     r"serving 6,000 passages with bm25 at http://127\.0\.0\.1:\d+/retrieve\n": ["serve-search"],
-    r"serving bandit at http://127\.0\.0\.1:\d+ \(64 sessions at a time\)\n": [
+    r"serving bandit at http://127\.0\.0\.1:\d+ \(1024 sessions at a time\)\n": [
         "serve-env",
         "bandit",
     ],

@@ -20,8 +20,9 @@ from moored.envs import format_reply
 from moored.envs.base import Resource, StepResult
 from moored.envs.mix import make_env
 from moored.envs.serving.app import build_app, given_token
-from moored.envs.serving.sessions import Limits, NoRoomError, Sessions, UnknownSessionError
+from moored.envs.serving.sessions import Limits, Sessions, UnknownSessionError
 from moored.envs.serving.wire import (
+    NoRoomError,
     WireError,
     content_from_json,
     content_to_json,
