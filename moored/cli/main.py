@@ -1,9 +1,10 @@
 """The `moored` command: assembles the commands, one file each, and turns errors into one line.
 
 Each command imports what it needs when it runs, so `--help` is quick. Exit codes: 0 fine, 1 a check
-failed, 2 something the user can fix (one line on stderr); `diagnose --check` also 3 and 4, and
-`train`, `sft` and `study` 130 or 143 when Ctrl-C or SIGTERM stopped them, and others 130 after
-Ctrl-C, which is how one leaves `play` and the servers: they end with 0.
+failed, 2 something the user can fix (one line on stderr); `diagnose --check` also 3 and 4, `train`
+5 when the run stopped itself before its last step; `train`, `sft` and `study` 130 or 143 when
+Ctrl-C or SIGTERM stopped them, and others 130 after Ctrl-C, which is how one leaves `play` and the
+servers: they end with 0.
 """
 
 from __future__ import annotations

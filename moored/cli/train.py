@@ -27,7 +27,7 @@ from moored.cli.run_folders import (
 )
 from moored.cli.stopping import StopRequest
 from moored.engine.build import require_run_packages
-from moored.engine.workers.ranks import typed_command
+from moored.engine.workers.ranks import started_rank, typed_command
 from moored.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -63,11 +63,30 @@ def train_command(
             stop, lambda: _start(words, run) if resume is None else _resume(words, resume, run)
         )
         _run_loop(made, stop)
+        folder = made.log.path
         if report:
-            folder = made.log.path
             write_or_explain(
                 [folder], folder / "report.html", f"moored report {quote(str(folder))}"
             )
+        _leave_if_stopped_early(made)
+
+
+def _leave_if_stopped_early(run: Run) -> None:
+    """With a last line and an exit code that tell a run that stopped itself from a whole one."""
+    from moored.runlog.log import STOPPED_EARLY
+
+    if reason := _early_reason(run):
+        steps = f"step {run.next_step - 1} of {run.config.num_steps}"
+        print_line(make_console(), f"stopped early, after {steps}: {reason}")
+        # torchrun reports any code but 0 as the failure of a rank.
+        raise typer.Exit(STOPPED_EARLY if started_rank() is None else 0)
+
+
+def _early_reason(run: Run) -> str:
+    """Why the run stopped itself before its last step; empty where it did not."""
+    from moored.training.stopping import stop_reason
+
+    return stop_reason(run.config, run.state) if run.next_step <= run.config.num_steps else ""
 
 
 def _show_help(context: typer.Context) -> None:
@@ -196,16 +215,20 @@ def _run_loop(run: Run, stop: StopRequest) -> None:
             return stop.is_made
 
         try:
-            reason = f"{train(run, on_step)}\nmodel: {run.log.path / 'model'}"
+            reason = train(run, on_step)
         except KeyboardInterrupt:
             is_cut, reason = True, stopped_at_once(run.log.path)
     for table in tables:
         console.print(table)
-    print_line(console, f"{reason}\nrun directory: {run.log.path}")
+    is_early = bool(_early_reason(run))
+    lines = ([] if is_early else [reason]) + (
+        [] if is_cut else [f"model: {run.log.path / 'model'}"]
+    )
+    print_line(console, "\n".join([*lines, f"run directory: {run.log.path}"]))
     if bar.has_collapsed:
         why = f"moored diagnose {quote(str(run.log.path))}"
         print_line(console, f"collapsed; since when, and what to do: {why}")
-    if is_cut or (stop.is_made and run.next_step <= run.config.num_steps):
+    if is_cut or (stop.is_made and run.next_step <= run.config.num_steps and not is_early):
         again = f"{typed_command()} train --resume {quote(str(run.log.path))}"
         print_line(console, f"go on with: {again}")
         raise typer.Exit(stop.exit_code)

@@ -29,6 +29,9 @@ STREAMS: tuple[Stream, ...] = get_args(Stream)
 """Timing is separate, so that a resumed run writes the same metrics as one that never stopped.
 Changes holds the options that were changed when the run was resumed after a step, starts the
 command, versions and machine of every start, events those of run and engine processes."""
+STOPPED_EARLY = 5
+"""Exit code of a run that has ended before its last step for a reason of its own, which resuming it
+does not change: an end, and no failure."""
 NOT_TOLD: tuple[Stream, ...] = ("starts", "events")
 """What may be written before the first step is done."""
 MAX_DEPTH = 4

@@ -19,6 +19,7 @@ from typing import Literal, Protocol
 
 from moored.errors import RunLogError
 from moored.runlog.lock import check_unlocked
+from moored.runlog.log import STOPPED_EARLY
 from moored.studies.folder import StudyFolder
 from moored.studies.grid import PlannedRun
 
@@ -173,12 +174,14 @@ def _note_end(
     folder: StudyFolder, child: _Child, code: int, on_event: Callable[[Event], None]
 ) -> None:
     seconds = time.monotonic() - child.started_s
-    if code != 0 and child.is_told_to_stop:
+    is_finished = code in (0, STOPPED_EARLY)
+    if child.is_told_to_stop and not is_finished:
         on_event(Event(run=child.run, what="stopped"))
         return
     folder.note_end(child.run, code, seconds)
-    if code == 0:
-        on_event(Event(run=child.run, what="finished", detail=f"in {seconds:.0f} s"))
+    if is_finished:
+        early = "" if code == 0 else ", stopped early by itself"
+        on_event(Event(run=child.run, what="finished", detail=f"in {seconds:.0f} s{early}"))
         return
     on_event(Event(run=child.run, what="failed", detail=failure(folder, child.run)))
 

@@ -19,7 +19,7 @@ from typing import Literal
 from moored.errors import ConfigError, RunLogError
 from moored.models.located import FOLDER, about_folder, folder_of, is_here
 from moored.runlog.lock import FolderLock
-from moored.runlog.log import write_atomically
+from moored.runlog.log import STOPPED_EARLY, write_atomically
 from moored.runlog.machine import describe_machine, installed_versions
 from moored.studies.declaration import Study
 from moored.studies.grid import PlannedRun
@@ -86,7 +86,9 @@ class StudyFolder:
         """Remember that a run has finished or failed."""
         before = self._ended.get(run.name)
         ended = Ended(
-            status="finished" if exit_code == 0 else "failed", exit_code=exit_code, seconds=seconds
+            status="finished" if exit_code in (0, STOPPED_EARLY) else "failed",
+            exit_code=exit_code,
+            seconds=seconds,
         )
         if before is not None:
             ended = replace(ended, seconds=before.seconds + seconds)

@@ -191,3 +191,16 @@ def test_two_signals_after_the_last_step_of_a_warm_start_do_not_pass_for_its_end
     assert done.stdout.endswith("go on with: moored sft --resume run\n")
     assert run_warm(["sft", "--resume", "run"], cwd=tmp_path).returncode == 0
     assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
+
+
+def test_a_run_that_stops_itself_says_so_in_its_last_line_and_by_its_exit_code(
+    tmp_path, toy_folder
+):
+    words = [*TINY, f"model={toy_folder}", "env=tests.e2e.toys:Echo", "filter.max_empty_steps=2"]
+    words += ["filter.rule=nonzero", "filter.eps=1", "num_steps=5", "--no-report"]
+    stopped = ["smoke", *words, "--run", "run"], ["--resume", "run", "--no-report"]
+    for started in stopped:
+        last = finish(launch(tmp_path, *started), expect=5)[0].splitlines()[-1]
+        assert last.startswith("stopped early, after step 2 of 5: 2 steps in a row had no group")
+    # In its last step there is nothing left to stop.
+    finish(launch(tmp_path, "smoke", *words, "num_steps=2", "--run", "whole"))

@@ -11,6 +11,7 @@ import pytest
 from moored.config import dump_config
 from moored.errors import ConfigError
 from moored.models.located import PLACE
+from moored.runlog.log import STOPPED_EARLY
 from moored.studies.declaration import Study, read_study, restricted
 from moored.studies.folder import StudyFolder, check_owner, check_runs, start_elsewhere
 from moored.studies.grid import PlannedRun, plan_runs
@@ -55,10 +56,13 @@ def test_how_runs_ended_is_remembered_and_their_seconds_add_up(tmp_path, study, 
     folder.note_end(runs[0], 0, 10.0)
     folder.note_end(runs[1], 2, 5.0)
     folder.note_end(runs[3], 2, 5.0)  # refused before it wrote its configuration
+    begin(folder.path, runs[5])
+    folder.note_end(runs[5], STOPPED_EARLY, 5.0)
     folder.close()
     folder = StudyFolder(tmp_path / "a", study)
     status = [folder.status(run) for run in runs[:5]]
     assert status == ["finished", "failed", "begun", "failed", "waiting"]
+    assert folder.status(runs[5]) == "finished"
     assert (folder.seconds(runs[0]), folder.seconds(runs[2])) == (30.0, None)
     assert folder.exit_code(runs[1]) == 2
 
