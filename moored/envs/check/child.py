@@ -16,6 +16,7 @@ from typing import TypeVar
 from moored.envs.check.probe import NotApplicable, Subject
 from moored.envs.check.types import Broken
 from moored.envs.resources import SharedResources
+from moored.envs.serving.wire import NoRoomError
 from moored.envs.worker import START_LIMIT_S, Worker, WorkerLost, emit
 from moored.types import messages_digest
 
@@ -45,6 +46,8 @@ def _digests(job: bytes, hash_seed: str) -> list[str]:
         if lost.is_late:
             raise Broken(f"a fresh process took over {START_LIMIT_S:g} s for reset") from None
         raise Broken(f"a fresh process ended over reset, {lost}") from None
+    except NoRoomError:
+        raise
     except Exception as error:
         raise Broken(
             f"a fresh process could not make the first messages: {type(error).__name__}: {error}"

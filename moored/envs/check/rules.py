@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from contextlib import closing
 from itertools import combinations, cycle
 
 import numpy as np
 
-from moored.envs.base import SPLIT_SEEDS
+from moored.envs.base import SPLIT_SEEDS, StepResult
 from moored.envs.check.child import HASH_SEEDS, digests_in_fresh_processes
 from moored.envs.check.nasty import EXECUTED, NASTY_REPLIES, fuzz_replies
 from moored.envs.check.outcomes import check_noise, check_penalty, check_reference
@@ -87,12 +88,13 @@ def check_determinism(subject: Subject) -> str:
     reused = subject.make()
     num_scripts = 0
     for seed in subject.seeds:
-        replies, asked = play_oracle(subject.make(), seed)
-        alone = replay(subject.make(), seed, replies)
+        with closing(subject.make()) as env:
+            replies, asked = play_oracle(env, seed)
+        alone = _replay_in_new(subject, seed, replies)
         expect_same(alone, asked, seed, "an episode where oracle() was called before each reply")
         for replies in subject.scripts(seed):
-            first = replay(subject.make(), seed, replies)
-            expect_same(first, replay(subject.make(), seed, replies), seed, "a new instance")
+            first = _replay_in_new(subject, seed, replies)
+            expect_same(first, _replay_in_new(subject, seed, replies), seed, "a new instance")
             replay(reused, seed + 1, [MALFORMED])  # an episode that is left in the middle
             expect_same(first, replay(reused, seed, replies), seed, "a reused instance")
             num_scripts += 1
@@ -124,8 +126,9 @@ def check_pickling(subject: Subject) -> str:
     """A pickled copy, taken before reset or in mid-episode, goes on like the original."""
     for seed in subject.seeds:
         original = subject.make()
-        copy = original.copy()
-        if messages_digest(copy.reset(seed)) != messages_digest(original.reset(seed)):
+        with closing(original.copy()) as copy:
+            there = messages_digest(copy.reset(seed))
+        if there != messages_digest(original.reset(seed)):
             raise Broken(f"task seed {seed}: a copy pickled before reset gave another first prompt")
         solve, fail, _ = subject.scripts(seed)
         for replies in ([MALFORMED, *solve], fail):
@@ -281,6 +284,12 @@ def check_rewards(subject: Subject) -> str:
     return f"from {min(rewards):g} to {max(rewards):g} a turn"
 
 
+def _replay_in_new(subject: Subject, seed: int, replies: list[str]) -> list[StepResult]:
+    """Replay in an instance of its own, which is closed: a server may have few sessions."""
+    with closing(subject.make()) as env:
+        return replay(env, seed, replies)
+
+
 def _global_random_state() -> tuple[object, str]:
     return random.getstate(), repr(np.random.get_state(legacy=False))
 
@@ -289,12 +298,12 @@ def _expect_same_after_pickling(
     env: Probe, seed: int, replies: list[str], *, num_played: int
 ) -> None:
     played = replay(env, seed, replies[:num_played])
-    copy = env.copy()
-    if played and played[-1].is_over:
-        return
-    rest = feed(env, replies[num_played:])
-    where = f"a copy pickled after {num_played} turns"
-    expect_same(rest, feed(copy, replies[num_played:]), seed, where)
+    with closing(env.copy()) as copy:
+        if played and played[-1].is_over:
+            return
+        rest = feed(env, replies[num_played:])
+        where = f"a copy pickled after {num_played} turns"
+        expect_same(rest, feed(copy, replies[num_played:]), seed, where)
 
 
 def _expect_over(env: Probe) -> None:

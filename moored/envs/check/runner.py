@@ -17,6 +17,7 @@ from moored.envs.check.probe import NotApplicable, Subject
 from moored.envs.check.rules import FIRST_RULES, RULES
 from moored.envs.check.types import Broken
 from moored.envs.mix import EnvSource, env_maker, source_name
+from moored.envs.serving.wire import NoRoomError
 from moored.errors import EnvError, MooredError, close_match_hint, describe_raised
 
 Status = Literal["passed", "failed", "skipped"]
@@ -75,7 +76,7 @@ def check_env(
     only: Collection[str] = tuple(RULES),
     progress: Callable[[str], None] | None = None,
 ) -> CheckReport:
-    """Check every rule; a wrong name or option raises, a broken rule is reported.
+    """Check every rule; a wrong name or option or a full server raises, a broken rule is reported.
 
     `num_episodes` is how often a stochastic task is played, at most, to see a success or noise;
     `num_split_seeds` how many tasks of each split are compared. The rules run in a child process,
@@ -167,6 +168,8 @@ def _run(rule: Callable[[Subject], str], subject: Subject) -> tuple[Status, str]
         return "passed", rule(subject)
     except NotApplicable as note:
         return "skipped", str(note)
+    except NoRoomError:  # says nothing about the environment
+        raise
     except (Broken, MooredError) as problem:
         return "failed", str(problem)
     except BaseException as error:
