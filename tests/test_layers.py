@@ -1,10 +1,11 @@
 """Import layers: a module may import only what stands to its left, never a sibling.
 
 `types errors names config reply json_http cores` <- `algo diagnostics envs runlog files` <-
-`rollout training models plan engine/base engine/checkpoint engine/fast/buckets` <- `engine/*` <-
+`rollout training models engine/base engine/gpu engine/checkpoint` <- `engine/*` <-
 `train recovery evaluate sft` <- `cli` <- `__main__`.
-`analysis` reads `runlog` and `files`; `studies` start runs as processes of their own and read them
-with `analysis`; `integrations` use `algo` and `diagnostics` alone.
+`plan` is for people: commands and studies alone ask it, no engine does.
+`envs` read `files`, `analysis` reads `runlog` and `files`; `studies` start runs as processes of
+their own and read them with `analysis`; `integrations` use `algo` and `diagnostics` alone.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ PACKAGE = Path(__file__).parent.parent / "moored"
 BASE = {"types", "errors", "names", "reply", "json_http", "cores"}
 BASE |= {"config", "config_engine", "config_rules", "config_errors", "config_text"}
 MATHS = BASE | {"algo", "diagnostics", "envs", "runlog", "files"}
-PARTS = MATHS | {"rollout", "training", "models", "plan", "engine.base"}
+PARTS = MATHS | {"rollout", "training", "models", "engine.base"}
 ENGINES = PARTS | {"engine"}
 LOOPS = ENGINES | {"train", "recovery", "evaluate", "sft"}
 ANALYSIS = BASE | {"runlog", "files", "algo", "diagnostics", "analysis"}
@@ -28,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     **dict.fromkeys(BASE, BASE),
     "algo": BASE,
     "diagnostics": BASE,
-    "envs": BASE,
+    "envs": BASE | {"files"},
     "runlog": BASE,
     "files": BASE | {"runlog"},
     **dict.fromkeys(PARTS - MATHS, PARTS),
@@ -36,14 +37,18 @@ ALLOWED: dict[str, set[str]] = {
     **dict.fromkeys(LOOPS - ENGINES, LOOPS),
     "analysis": ANALYSIS | {"engine", "engine.base", "models"},
     "integrations": BASE | {"algo", "diagnostics"},
+    "plan": PARTS,
     "presets": BASE,
     "studies": ANALYSIS | {"presets", "models", "plan"},
-    "cli": LOOPS | {"analysis", "presets", "studies"},
+    "cli": LOOPS | {"analysis", "plan", "presets", "studies"},
     "__main__": {"cli", "engine"},
 }
 """Layer of a module -> layers it may import."""
 
-NO_ENGINE = ("engine.base", "engine.checkpoint", "engine.fast.buckets", "engine.fsdp.whole")
+NO_ENGINE = (
+    *("engine.base", "engine.checkpoint", "engine.gpu", "engine.fast.buckets"),
+    *("engine.fsdp.whole", "engine.local.batches"),
+)
 
 HEAVY = {"torch", "transformers", "ray", "vllm", "peft", "trl", "verl"}
 LIGHT = MATHS | {"plan", "integrations", "analysis", "studies"}

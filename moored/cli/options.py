@@ -35,8 +35,8 @@ Rollouts = Annotated[
     list[Path],
     typer.Argument(
         metavar="FILE…",
-        help="Rollouts of moored, TRL or verl; Parquet, JSON lines or CSV with columns of known "
-        "names. Or folders of them, such as a run directory.",
+        help="Rollouts of moored, TRL or verl; Parquet, JSON, CSV or W&B tables with columns of "
+        "known names. Or folders of them, such as a run directory.",
     ),
 ]
 Reader = Annotated[

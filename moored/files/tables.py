@@ -1,7 +1,7 @@
-"""Parquet, JSON lines and CSV read row by row; the content decides which of them a file is.
+"""Parquet, JSON and CSV read row by row; the content decides which of them a file is.
 
-Memory holds some hundred rows of a file, however long it is. A row that cannot be read comes out as
-a `BadRow`; what to do about it is the caller's choice.
+Memory holds some hundred rows of a file, however long it is; only a JSON list or table is read
+whole. A row that cannot be read comes out as a `BadRow`; what to do about it is up to the caller.
 """
 
 from __future__ import annotations
@@ -9,36 +9,43 @@ from __future__ import annotations
 import codecs
 import csv
 import difflib
+import gzip
 import json
 import re
+import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 from shlex import quote
-from typing import Any, Literal
+from typing import BinaryIO, Literal, cast
 
 from moored.config_text import read_yaml
 from moored.errors import MooredError, close_match_hint
+from moored.files.parquet import parquet_columns, parquet_rows
 from moored.files.records import BadRow, Row
 
-Kind = Literal["Parquet", "JSON lines", "CSV"]
+Kind = Literal["Parquet", "JSON lines", "JSON", "CSV"]
 Rows = Iterator[tuple[str, Row | BadRow]]
 """Where each row stands, and the row."""
-SUFFIXES = (".parquet", ".jsonl", ".csv")
+SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".table.json", ".csv")
 DELIMITERS = (",", ";", "\t")
 """Of columns in CSV; the first that stands in the head is taken."""
 RUN_FILES = ("config.yaml", "metrics.jsonl")
 """Files that mark a folder as a run directory."""
 ROLLOUT_FOLDERS = ("rollouts", "completions", "rollout_data")
 """Where trainers put rollouts inside their output: moored, TRL, and users of verl."""
-PACKED = (b"\x1f\x8b", b"PK\x03\x04", b"\x28\xb5\x2f\xfd")
-"""How gzip, zip and zstd files begin."""
-ROWS_IN_MEMORY = 256
+GZIP = b"\x1f\x8b"
+PACKED = (GZIP, b"PK\x03\x04", b"\x28\xb5\x2f\xfd")
+"""How gzip, zip and zstd files begin; of these gzip is read, once."""
+WANDB_TABLE = re.compile(
+    rb'\{\s*("_type"\s*:\s*"table"|"columns"\s*:\s*\[|"column_types"\s*:|"data"\s*:\s*\[\s*\[)'
+)
+MOST_LINE_BYTES = 1 << 26
+MOST_JSON_BYTES = 1 << 29
 ROWS_LOOKED_AT = 64
 """Rows of a text file that tell its columns."""
-BUFFER_BYTES = 1 << 16
 
 
 def expand(paths: Iterable[str | Path]) -> list[Path]:
@@ -74,7 +81,9 @@ def _files_of(folder: Path) -> list[Path]:
     subfolders = [folder / name for name in ROLLOUT_FOLDERS if (folder / name).is_dir()]
     searched = [folder / "rollouts"] if is_run(folder) else [*subfolders[:1], folder]
     for place in searched:
-        found = [file for file in place.glob("*") if file.suffix in SUFFIXES and file.is_file()]
+        found = [
+            file for file in place.glob("*") if file.name.endswith(SUFFIXES) and file.is_file()
+        ]
         # Among others an empty file is one whose writer has just begun.
         if found := [file for file in found if file.stat().st_size] or found:
             return sorted(found, key=_natural)
@@ -84,7 +93,7 @@ def _files_of(folder: Path) -> list[Path]:
             f"the run {str(folder)!r} stored no rollouts; set log.rollouts_every (10 by default) "
             f"when training"
         )
-    below = sorted({file.parent for file in folder.glob("*/*") if file.suffix in SUFFIXES})
+    below = sorted({file.parent for file in folder.glob("*/*") if file.name.endswith(SUFFIXES)})
     if below:
         hint = f"name a folder below it: {', '.join(map(str, below[:4]))}"
     else:
@@ -111,22 +120,51 @@ def _natural(file: Path) -> list[tuple[int, str]]:
 
 
 def find_kind(file: Path) -> Kind:
-    """Look at the first bytes; what is neither Parquet nor JSON passes for CSV."""
-    try:
-        with file.open("rb") as stream:
-            head = stream.read(4096)
-    except OSError as error:
-        raise MooredError(f"cannot read {str(file)!r}: {error.strerror}") from error
-    if head.startswith(b"PAR1"):
+    """Look at the first bytes, unpacked; what is neither Parquet nor JSON passes for CSV."""
+    if file.exists() and not file.is_file():
+        raise MooredError(
+            f"{str(file)!r} is no regular file but a folder, a pipe or a device; write the rows "
+            f"into a file and give that (.jsonl.gz is read too)"
+        )
+    with _open(file) as stream:
+        head = stream.read(4096)
+    if head.startswith(b"PAR1") and not _is_gzip(file):
         return "Parquet"
-    if head.startswith(PACKED):
+    if head.startswith((b"PAR1", *PACKED)):
         raise MooredError(f"{str(file)!r} is compressed; unpack it first")
     start = head.removeprefix(codecs.BOM_UTF8).lstrip()
     if not start:
-        raise MooredError(f"{str(file)!r} is empty; give a file with rollouts")
-    if start.startswith(b"["):
-        raise MooredError(f"{str(file)!r} is one JSON array; write one object on each line instead")
+        raise MooredError(f"{str(file)!r} is empty; give a file with rows")
+    if start.startswith(b"[") or WANDB_TABLE.match(start):
+        return "JSON"
     return "JSON lines" if start.startswith(b"{") else "CSV"
+
+
+def _is_gzip(file: Path) -> bool:
+    with file.open("rb") as stream:
+        return stream.read(len(GZIP)) == GZIP
+
+
+@contextmanager
+def _open(file: Path) -> Iterator[BinaryIO]:
+    """The bytes of a file, unpacked if need be."""
+    try:
+        with cast(BinaryIO, gzip.open(file)) if _is_gzip(file) else file.open("rb") as stream:
+            yield stream
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise MooredError(f"{str(file)!r} is not a whole gzip file ({error})") from error
+    except OSError as error:
+        raise MooredError(f"cannot read {str(file)!r}: {error.strerror}") from error
+
+
+def _lines(file: Path, stream: BinaryIO) -> Iterator[bytes]:
+    while line := stream.readline(MOST_LINE_BYTES + 1):
+        if len(line) > MOST_LINE_BYTES:
+            raise MooredError(
+                f"{str(file)!r} has a line of more than {MOST_LINE_BYTES >> 20} MB; write one row "
+                f"on each"
+            )
+        yield line
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +184,8 @@ class Table:
         """
         if self.kind == "Parquet":
             there = [name for name in dict.fromkeys(names) if name in self.columns]
-            return _parquet_rows(self.file, there, arrays)
-        return _json_rows(self.file) if self.kind == "JSON lines" else _csv_rows(self.file)
+            return parquet_rows(self.file, there, arrays)
+        return _text_rows(self.file, self.kind)
 
     def require(self, wanted: Iterable[str]) -> None:
         """Complain about the first column that is missing."""
@@ -160,29 +198,17 @@ class Table:
 def open_table(file: Path) -> Table:
     """Look at a file: its kind and its columns."""
     kind = find_kind(file)
-    found = _parquet_columns(file) if kind == "Parquet" else _text_columns(file, kind)
+    found = parquet_columns(file) if kind == "Parquet" else _text_columns(file, kind)
     if not found:
-        raise MooredError(f"{str(file)!r} holds no rows; give a file with rollouts")
+        raise MooredError(f"{str(file)!r} holds no rows; give a file with some")
     return Table(file, kind, found)
-
-
-def _parquet_columns(file: Path) -> dict[str, bool]:
-    with _open_parquet(file) as parquet:
-        import pyarrow.types as kinds
-
-        if not parquet.metadata.num_rows:
-            return {}
-        return {
-            field.name: kinds.is_floating(field.type) or kinds.is_integer(field.type)
-            for field in parquet.schema_arrow
-        }
 
 
 def _text_columns(file: Path, kind: Kind) -> dict[str, bool]:
     """Of the first whole rows: some may lack a column, or hold nothing in it."""
     bad, num_seen, found = None, 0, {}
     is_number = _parses if kind == "CSV" else _is_number
-    for _, row in _json_rows(file) if kind == "JSON lines" else _csv_rows(file):
+    for _, row in _text_rows(file, kind):
         if isinstance(row, BadRow):
             bad = bad or row
             continue
@@ -211,9 +237,42 @@ def _parses(text: str) -> bool:
     return True
 
 
+def _text_rows(file: Path, kind: Kind) -> Rows:
+    read = {"JSON lines": _line_rows, "JSON": _json_rows, "CSV": _csv_rows}[kind]
+    return read(file)
+
+
 def _json_rows(file: Path) -> Rows:
-    with file.open("rb") as stream:
-        for place, line in enumerate(stream, start=1):
+    """A list of objects, or a table as W&B stores it: names of columns, and rows of values."""
+    with _open(file) as stream:
+        text = stream.read(MOST_JSON_BYTES + 1)
+    if len(text) > MOST_JSON_BYTES:
+        raise MooredError(
+            f"{str(file)!r} is one JSON value of more than {MOST_JSON_BYTES >> 20} MB, which is "
+            f"not read row by row; write one object on each line instead"
+        )
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise MooredError(f"{str(file)!r} is not JSON: {error}; is it whole?") from error
+    names = None
+    if isinstance(found, dict):
+        names, found = found.get("columns"), found.get("data")
+        if not isinstance(names, list) or not isinstance(found, list):
+            raise MooredError(f"{str(file)!r} is no table of W&B: it needs columns and data")
+    for place, values in enumerate(found, start=1):
+        where, row = f"{str(file)!r}, row {place}", values
+        if names is not None and isinstance(values, list) and len(values) == len(names):
+            row = dict(zip(map(str, names), values, strict=True))
+        if not isinstance(row, dict):
+            wanted = "a JSON object" if names is None else f"a list of {len(names)} values"
+            row = BadRow(where, f"is not {wanted}: {values!r:.60}")
+        yield where, row
+
+
+def _line_rows(file: Path) -> Rows:
+    with _open(file) as stream:
+        for place, line in enumerate(_lines(file, stream), start=1):
             if line.isspace():
                 continue
             where = f"{str(file)!r}, line {place}"
@@ -231,10 +290,10 @@ def _csv_rows(file: Path) -> Rows:
 
     def lines() -> Iterator[str]:
         nonlocal place, line
-        for place, line in enumerate(stream, start=1):  # noqa: B007
+        for place, line in enumerate(_lines(file, stream), start=1):  # noqa: B007
             yield line.decode("utf-8-sig")
 
-    with file.open("rb") as stream:
+    with _open(file) as stream:
         try:
             text = lines()
             head = next((line for line in text if line.strip()), "")
@@ -251,39 +310,3 @@ def _csv_rows(file: Path) -> Rows:
         except (csv.Error, UnicodeDecodeError) as error:
             where = f"{str(file)!r}, line {place}"
             raise MooredError(f"{where} is neither JSON nor CSV: {error}") from error
-
-
-def _parquet_rows(file: Path, columns: Sequence[str], arrays: Collection[str]) -> Rows:
-    place = 0
-    with _open_parquet(file) as parquet:
-        for batch in parquet.iter_batches(batch_size=ROWS_IN_MEMORY, columns=columns):
-            names = batch.schema.names
-            values = [
-                _to_arrays(column) if name in arrays else column.to_pylist()
-                for name, column in zip(names, batch.columns, strict=True)
-            ]
-            for row in zip(*values, strict=True):
-                place += 1
-                yield f"{str(file)!r}, row {place}", dict(zip(names, row, strict=True))
-
-
-def _to_arrays(column: Any) -> list[Any]:
-    """Views of a column of lists: no Python object for each of many tokens."""
-    values = column.values.to_numpy()
-    return [values[start:stop] for start, stop in pairwise(column.offsets.to_pylist())]
-
-
-@contextmanager
-def _open_parquet(file: Path) -> Iterator[Any]:
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise MooredError("Parquet files need pyarrow; run: pip install 'moored[data]'") from error
-    try:
-        # Left to itself pyarrow fetches the whole file ahead, and without a buffer a row group.
-        with pq.ParquetFile(file, pre_buffer=False, buffer_size=BUFFER_BYTES) as parquet:
-            yield parquet
-    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
-        first = str(error).strip().partition("\n")[0]
-        raise MooredError(f"cannot read {str(file)!r}: {first}; is it whole?") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -311,9 +310,6 @@ def test_files_that_are_no_rollouts_are_refused(tmp_path):
     assert "is empty" in refusal(empty)
     assert "holds no rows" in refusal(parquet(tmp_path / "empty.parquet", {"prompt": []}))
     assert "cannot read" in refusal(tmp_path / "missing.jsonl")
-    packed = tmp_path / "a.jsonl.gz"
-    packed.write_bytes(gzip.compress(b"{}"))
-    assert "is compressed; unpack it first" in refusal(packed)
     assert "question, answer, but needs" in refusal(
         lines(tmp_path / "b.jsonl", {"question": "x", "answer": "y"})
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
 import subprocess
 import sys
 import tracemalloc
@@ -15,6 +17,7 @@ import pytest
 from moored.analysis.rewards import read_rewards
 from moored.analysis.sample import draw
 from moored.errors import MooredError
+from moored.files import tables
 from moored.files.formats import read_records
 from moored.files.records import BadRow, ReadOptions
 from moored.files.tables import Table, expand, find_kind, open_table
@@ -34,6 +37,10 @@ def rows_of(file: Path) -> list:
     [
         ('{"a": 1}', "JSON lines"),
         ('\ufeff\n {"a": 1}', "JSON lines"),
+        ('\n [{"a": 1}]', "JSON"),
+        ('{"columns": ["a"], "data": [[1]]}', "JSON"),
+        ('{"columns": 3}', "JSON lines"),
+        (gzip.compress(b'{"a": 1}'), "JSON lines"),
         ("a,b\n1,2\n", "CSV"),
         ("PAR1", "Parquet"),
     ],
@@ -228,3 +235,108 @@ print(read(Path({str(long_parquet)!r})), pyarrow.default_memory_pool().max_memor
     num_rows, peak = map(int, done.stdout.split())
     assert num_rows == NUM_ROWS
     assert 0 < peak < NUM_ROWS * NUM_CHARS / 2
+
+
+ROWS = [{"prompt": f"p{k % 2}", "response": f"<think>{k}</think>", "reward": k} for k in range(4)]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        gzip.compress("".join(json.dumps(row) + "\n" for row in ROWS).encode()),
+        json.dumps(ROWS, indent=1).encode(),
+        gzip.compress(json.dumps(ROWS).encode()),
+        json.dumps({"columns": [*ROWS[0]], "data": [[*row.values()] for row in ROWS]}).encode(),
+        json.dumps(
+            {"_type": "table", "data": [[*row.values()] for row in ROWS], "columns": [*ROWS[0]]}
+        ).encode(),
+    ],
+)
+def test_packed_lines_lists_and_tables_of_wandb_hold_the_same_rows(tmp_path, content):
+    file = write(tmp_path / "rows", content)
+    table = open_table(file)
+    assert [row for _, row in table.rows([])] == ROWS
+    assert table.columns == {"prompt": False, "response": False, "reward": True}
+    assert list(read_rewards([file]).rewards) == [0, 1, 2, 3]
+
+
+def test_packed_lines_and_tables_of_wandb_are_found_in_folders(tmp_path):
+    for name in ("b.jsonl.gz", "a.table.json", "config.json"):
+        write(tmp_path / name, b"[]")
+    assert [file.name for file in expand([tmp_path])] == ["a.table.json", "b.jsonl.gz"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[1", "not JSON.*whole"),
+        ('{"columns": ["a"], "rows": [[1]]}', "columns and data"),
+        (gzip.compress(b'{"a": 1}' * 1000)[:-20], "not a whole gzip"),
+        (gzip.compress(b"PAR1"), "unpack it first"),
+        (b"PK\x03\x04", "unpack it first"),
+    ],
+)
+def test_json_and_packed_files_that_are_not_whole_are_refused(tmp_path, content, message):
+    with pytest.raises(MooredError, match=message):
+        open_table(write(tmp_path / "rows", content))
+
+
+def test_rows_of_a_list_or_table_that_are_none_are_bad(tmp_path):
+    file = write(tmp_path / "a", '{"columns": ["a", "b"], "data": [[1, 2], [3], 4]}')
+    good, *bad = rows_of(file)
+    assert good == {"a": 1, "b": 2} and all(isinstance(row, BadRow) for row in bad)
+    good, bad = rows_of(write(tmp_path / "b", '[{"a": 1}, 7]'))
+    assert good == {"a": 1} and isinstance(bad, BadRow)
+
+
+def test_lines_and_lists_without_an_end_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "MOST_LINE_BYTES", 1000)
+    monkeypatch.setattr(tables, "MOST_JSON_BYTES", 1000)
+    for start in ('{"a": "', "a,b\n", "["):
+        for pack in (bytes, gzip.compress):
+            file = write(tmp_path / "a", pack(start.encode() + b"x" * 2000))
+            with pytest.raises(MooredError, match=r"more than .* MB"):
+                rows_of(file)
+
+
+def test_a_pipe_and_a_device_are_refused_without_being_opened(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for file in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(MooredError, match="no regular file"):
+            open_table(file)
+        with pytest.raises(MooredError, match="no regular file"):
+            read_rewards([file])
+
+
+def bomb(file: Path, kind: str) -> Path:
+    """A few kilobytes that unpack to 4.5 GB, in one of the ways that Parquet has."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    num_rows, text = 4500, "a" * 1_000_000
+    if kind == "equal texts":
+        column = pa.DictionaryArray.from_arrays(pa.array([0] * num_rows, pa.int32()), [text])
+    elif kind == "packed texts":
+        num_rows, column = 300, pa.array([text] * 300)
+    else:
+        num_rows = 60
+        values = pa.array(np.zeros(60_000_000, dtype=np.int32))
+        column = pa.FixedSizeListArray.from_arrays(values, 1_000_000)
+    prompts = pa.array([f"p{k % 4}" for k in range(num_rows)])
+    found = pa.table({"prompt": prompts, "response": column})
+    packed = kind == "packed texts"
+    options = {"compression": "zstd", "use_dictionary": False} if packed else {}
+    pq.write_table(found, file, store_schema=False, **options)
+    assert file.stat().st_size < 300_000
+    return file
+
+
+@pytest.mark.parametrize("kind", ["equal texts", "packed texts", "equal numbers"])
+def test_a_small_parquet_that_unpacks_to_gigabytes_is_refused_in_little_memory(tmp_path, kind):
+    pa = pytest.importorskip("pyarrow")
+    file = bomb(tmp_path / "a.parquet", kind)
+    before = pa.total_allocated_bytes()
+    rows = Table(file, "Parquet", dict.fromkeys(["prompt", "response"], False)).rows(
+        ["prompt", "response"]
+    )
+    with pytest.raises(MooredError, match="unpacks to more than"):
+        for _ in rows:
+            assert pa.total_allocated_bytes() - before < 300e6
