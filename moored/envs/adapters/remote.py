@@ -16,6 +16,7 @@ from typing import ClassVar
 from moored.envs.base import Resource, StepResult, check_address
 from moored.envs.serving.wire import (
     PROTOCOL,
+    NoRoomError,
     expect_mapping,
     messages_from_json,
     result_from_json,
@@ -26,18 +27,22 @@ from moored.types import Message
 
 RETRY_WAITS_S = (0.1, 0.4)
 """Pauses before a request is sent again; every request may be repeated without harm."""
-LOST_SESSION = 404
+FULL_WAIT_S = 0.2
+"""Pause before a server whose sessions are all in use is asked for one again."""
+LOST_SESSION, FULL = 404, 503
 _about_servers: dict[str, dict[str, object]] = {}
 
 
 @dataclass
 class ServerConnection(Resource):
-    """The connections to one server, shared by all sessions."""
+    """The connections to one server, shared by all sessions, which end with it."""
 
     url: str
     token_env: str = "MOORED_ENV_TOKEN"
     timeout_s: float = 30.0
     _client: JsonClient | None = field(default=None, compare=False, repr=False)
+    sessions: set[str] = field(default_factory=set, compare=False, repr=False)
+    _full_since_s: float | None = field(default=None, compare=False, repr=False)
 
     def open(self) -> None:
         token = os.environ.get(self.token_env, "")
@@ -45,8 +50,43 @@ class ServerConnection(Resource):
 
     def close(self) -> None:
         if self._client is not None:
+            with suppress(EnvError):  # a server that is gone has closed them
+                while self.sessions:
+                    self.close_session(next(iter(self.sessions)))
+            self.sessions.clear()
             self._client.close()
             self._client = None
+
+    def open_session(self) -> str:
+        """A new session; while all are in use, one is waited for, up to `timeout_s`."""
+        start_s = time.monotonic()
+        while True:
+            try:
+                session = self.post("/sessions", {}).get("session")
+                break
+            except ServerError as error:
+                if error.status != FULL:
+                    raise
+                # Where a run itself holds the sessions it lacks, only its first callers wait.
+                self._full_since_s = self._full_since_s or start_s
+                if time.monotonic() - self._full_since_s > self.timeout_s:
+                    text = f"{error}; none was free for {self.timeout_s:g} s"
+                    raise NoRoomError(text) from error
+            time.sleep(FULL_WAIT_S)
+        self._full_since_s = None
+        if not isinstance(session, str) or not session.isprintable():
+            raise EnvError(f"remote: {self.url} gave the session {session!r:.80}")
+        self.sessions.add(session)
+        return session
+
+    def close_session(self, session: str) -> None:
+        """Close a session that was opened here; one that the server has closed is forgotten."""
+        self.sessions.discard(session)
+        try:
+            self.delete(f"/sessions/{session}")
+        except ServerError as error:
+            if error.status != LOST_SESSION:
+                raise
 
     def get(self, path: str) -> dict[str, object]:
         """Look something up."""
@@ -136,11 +176,7 @@ class Remote:
         self._over = True
         self._seeds = task_seed, episode_seed
         self._replies: list[str] = []
-        try:
-            messages = messages_from_json(self._begin().get("messages"))
-        except EnvError:
-            self._session = ""
-            raise
+        messages = messages_from_json(self._begin().get("messages"))
         self._over = False
         return messages
 
@@ -150,7 +186,7 @@ class Remote:
             self._catch_up()
             result = self._send_reply(reply, len(self._replies))
         except EnvError:
-            self._session, self._over = "", True
+            self._over = True
             raise
         self._replies.append(reply)
         self._over = result.is_over
@@ -169,7 +205,7 @@ class Remote:
         session, self._session = self._session, ""
         if session:
             with suppress(EnvError):  # the server may be gone; it closes idle sessions itself
-                self._server().delete(f"/sessions/{session}")
+                self._server().close_session(session)
         self._connection.close()
 
     def __getstate__(self) -> dict[str, object]:
@@ -193,7 +229,8 @@ class Remote:
             try:
                 about = self._server().get("/environment")
             finally:
-                self._connection.close()  # nobody may close an instance that is only asked this
+                if not self._session:  # nobody may close an instance that is only asked this
+                    self._connection.close()
             if about.get("protocol") != PROTOCOL:
                 raise EnvError(
                     f"remote: {url} does not speak protocol {PROTOCOL}; is it a `moored serve-env` "
@@ -212,10 +249,8 @@ class Remote:
             except ServerError as error:
                 if error.status != LOST_SESSION:
                     raise
-        session = self._server().post("/sessions", {}).get("session")
-        if not isinstance(session, str) or not session.isprintable():
-            raise EnvError(f"remote: {self._connection.url} gave the session {session!r:.80}")
-        self._session = session
+                self._server().sessions.discard(self._session)
+        self._session = self._server().open_session()
         return self._server().post(f"/sessions/{self._session}/reset", body)
 
     def _catch_up(self) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import http.server
 import json
 import pickle
 import signal
 import threading
+import urllib.request
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any
@@ -17,8 +19,10 @@ from moored.envs import format_reply
 from moored.envs.adapters import Remote, remote
 from moored.envs.check.runner import check_env
 from moored.envs.mix import make_env, open_env
-from moored.envs.serving.wire import messages_to_json, result_to_json
+from moored.envs.resources import SharedResources
+from moored.envs.serving.wire import NoRoomError, messages_to_json, result_to_json
 from moored.errors import EnvError, MooredError
+from moored.rollout.pool import EnvPool
 from tests.env_server import serve_env
 
 pytest.importorskip("uvicorn")
@@ -133,6 +137,96 @@ def test_a_server_that_hangs_or_dies_costs_the_episode_and_a_new_one_serves_the_
             assert env.step("x").is_over
 
 
+def num_open(url: str) -> int:
+    """Sessions that the server holds."""
+    with urllib.request.urlopen(f"{url}/health") as answer:
+        return json.load(answer)["sessions"]["active"]
+
+
+class Full(dict[str, Any]):
+    """Sane answers of a server whose sessions are in use for so many requests."""
+
+    def __init__(self, num_refused: int) -> None:
+        super().__init__(sane())
+        self.num_left = num_refused
+
+    def __getitem__(self, path: str) -> Any:
+        if path == "sessions":
+            self.num_left -= 1
+        refused = path == "sessions" and self.num_left >= 0
+        return (503, {"error": "raise --max-sessions"}) if refused else super().__getitem__(path)
+
+
+def test_a_free_session_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "FULL_WAIT_S", 0.01)
+    with fake_server(Full(3)) as url, closing(Remote(url=url)) as env:
+        env.reset(0)
+        assert env.step("x").terminated
+
+
+def test_a_server_without_a_free_session_is_given_up_with_the_option_to_raise() -> None:
+    with serve_env("bandit", "--max-sessions=1") as (url, _), closing(Remote(url=url)) as first:
+        first.reset(0)
+        with (
+            closing(Remote(url=url, timeout_s=0.3)) as second,
+            pytest.raises(NoRoomError, match="larger --max-sessions"),
+        ):
+            second.reset(0)
+
+
+def test_only_the_first_callers_wait_where_a_run_holds_the_sessions_itself() -> None:
+    with fake_server(answers := Full(1000)) as url, closing(Remote(url=url, timeout_s=0.3)) as env:
+        with pytest.raises(NoRoomError):
+            env.reset(0)
+        left = answers.num_left
+        with pytest.raises(NoRoomError):
+            env.reset(0)
+        assert answers.num_left == left - 1
+
+
+def test_the_default_server_has_room_for_the_128_episodes_of_a_preset() -> None:
+    with serve_env("bandit") as (url, _), EnvPool(workers=8) as pool:
+        make = functools.partial(make_env, "remote", url=url)
+        pool.ask([(index, pool.take(make), (index, 0)) for index in range(128)])
+        answers = dict(pool.poll(linger_s=None))
+        assert len(answers) == 128
+        assert not [answer for answer in answers.values() if isinstance(answer, Exception)]
+
+
+def test_a_run_that_ends_in_mid_episode_leaves_no_session(lake: str) -> None:
+    before = num_open(lake)
+    with closing(SharedResources()) as resources:
+        env = make_env("remote", url=lake)
+        resources.attach(env)
+        env.reset(0)
+        assert num_open(lake) == before + 1
+    assert num_open(lake) == before
+
+
+def test_an_episode_that_ends_in_an_error_leaves_no_session(lake: str) -> None:
+    before = num_open(lake)
+    with closing(Remote(url=lake)) as env:
+        env.reset(0)
+        env._replies.append("a turn that the server does not know of")
+        with pytest.raises(EnvError, match="turn 0 was expected"):
+            env.step("x")
+    assert num_open(lake) == before
+
+
+def test_a_check_needs_few_sessions_and_leaves_none() -> None:
+    rules = ["protocol", "processes", "determinism", "pickling"]
+    with serve_env("bandit", "--max-sessions=20") as (url, _):
+        check_env(f"remote:{url}", num_tasks=6, only=rules).raise_if_failed()
+        assert num_open(url) == 0
+
+
+def test_a_full_server_is_not_a_broken_rule() -> None:
+    with serve_env("bandit", "--max-sessions=1") as (url, _), closing(Remote(url=url)) as other:
+        other.reset(0)
+        with pytest.raises(NoRoomError, match="--max-sessions"):
+            check_env("remote", options={"url": url, "timeout_s": 0.3})
+
+
 def test_an_instance_is_made_while_the_server_is_down_if_it_was_known() -> None:
     with fake_server(sane()) as url:
         assert make_env("remote", url=url).max_turns == 1
@@ -159,7 +253,6 @@ def test_a_token_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     ("path", "answer", "said"),
     [
         ("sessions", (500, b"Oh"), "500 Internal Server Error: Oh"),
-        ("sessions", (503, {"error": "all 2 sessions are in use"}), "all 2 sessions are in use"),
         ("sessions", (200, {"session": 5}), "gave the session 5"),
         ("reset", (200, b"<html>"), "the answer is not JSON: <html>"),
         ("reset", (200, {"messages": []}), "messages must be a list that is not empty"),
