@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Words = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[PRESET|FILE|KEY=VALUE|KEY]…",
+        metavar="[PRESET|FILE|KEY[=VALUE]]…",
         help="Presets, YAML files and options, as for `moored train`; or the name of an option or "
         "section to explain: filter.value, filter.",
     ),

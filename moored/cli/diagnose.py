@@ -12,6 +12,8 @@ import typer
 from moored.cli.console import make_console, print_line
 from moored.cli.json_output import print_json
 from moored.cli.options import (
+    ROWS,
+    SERVER,
     AsJson,
     ColumnNames,
     Concurrency,
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
 EXIT_CODES = {"healthy": 0, "collapsed": 3, "cannot_tell": 4}
 """Of `--check`, by verdict."""
 
+SCORING, DEVICE = "How much is scored, and how", "A model in this process"
+"""Panels of help."""
+
 Model = Annotated[
     str | None,
     typer.Option(
@@ -47,37 +52,51 @@ Rescore = Annotated[
         "training measured.",
     ),
 ]
-Temperature = Annotated[
-    float | None,
-    typer.Option(
-        help="Score at the temperature that rollouts were sampled at; default: the run's, else 1.",
-        min=0.01,
-    ),
+Page = Annotated[Path | None, typer.Option(metavar="PAGE", help="Also write an HTML page.")]
+Check = Annotated[
+    bool,
+    typer.Option("--check", help="Exit with 3 when collapsed, 4 when it cannot be told, else 0."),
 ]
 ReasoningTags = Annotated[
-    tuple[str, str], typer.Option(metavar="OPEN CLOSE", help="What stands around reasoning.")
+    tuple[str, str],
+    typer.Option(metavar="OPEN CLOSE", help="What stands around reasoning.", rich_help_panel=ROWS),
 ]
 Whole = Annotated[
-    bool, typer.Option("--whole", help="Take replies without tags as reasoning throughout.")
+    bool,
+    typer.Option(
+        "--whole", help="Take replies without tags as reasoning throughout.", rich_help_panel=ROWS
+    ),
 ]
 TurnNumber = Annotated[
-    int, typer.Option(help="Turn of each episode (own runs, message lists).", min=1)
+    int,
+    typer.Option(
+        help="Turn of each episode (own runs, message lists).", min=1, rich_help_panel=ROWS
+    ),
 ]
 Window = Annotated[
     int | None,
     typer.Option(
-        help="Stored steps pooled into one look; default: as few as it takes for 8 prompts.", min=1
+        help="Stored steps pooled into one look; default: as few as it takes for 8 prompts.",
+        min=1,
+        rich_help_panel=SCORING,
     ),
 ]
 NumPrompts = Annotated[
     int | None,
-    typer.Option("--prompts", help="N; default: as many as a look has, 16 at most.", min=2),
+    typer.Option(
+        "--prompts",
+        help="N; default: as many as a look has, 16 at most.",
+        min=2,
+        rich_help_panel=SCORING,
+    ),
 ]
-NumPairs = Annotated[int, typer.Option("--pairs", help="M, reasonings in each look.", min=2)]
-MaxTokens = Annotated[int | None, typer.Option(help="Most tokens scored per reasoning.", min=1)]
-NumDraws = Annotated[int, typer.Option(help="For intervals and p-values.", min=0)]
-TokenizerName = Annotated[
-    str | None, typer.Option(help="For text at --endpoint: a folder or hub id.")
+NumPairs = Annotated[
+    int,
+    typer.Option("--pairs", help="M, reasonings in each look.", min=2, rich_help_panel=SCORING),
+]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(help="Most tokens scored per reasoning.", min=1, rich_help_panel=SCORING),
 ]
 ByTurn = Annotated[
     bool | None,
@@ -85,12 +104,26 @@ ByTurn = Annotated[
         "--by-turn/--no-by-turn",
         help="Measure each turn of the last look too (own runs); default: with --html.",
         show_default=False,
+        rich_help_panel=SCORING,
     ),
 ]
-Page = Annotated[Path | None, typer.Option(metavar="PAGE", help="Also write an HTML page.")]
-Check = Annotated[
-    bool,
-    typer.Option("--check", help="Exit with 3 when collapsed, 4 when it cannot be told, else 0."),
+Temperature = Annotated[
+    float | None,
+    typer.Option(
+        help="Score at the temperature that rollouts were sampled at; default: the run's, else 1.",
+        min=0.01,
+        rich_help_panel=SCORING,
+    ),
+]
+NumDraws = Annotated[
+    int, typer.Option(help="For intervals and p-values.", min=0, rich_help_panel=SCORING)
+]
+Seed = Annotated[int, typer.Option(help="Of what is drawn.", min=0, rich_help_panel=SCORING)]
+DeviceName = Annotated[str, typer.Option(help="auto, cpu, cuda.", rich_help_panel=DEVICE)]
+DtypeName = Annotated[str, typer.Option(help="auto, float32, bfloat16.", rich_help_panel=DEVICE)]
+TokenizerName = Annotated[
+    str | None,
+    typer.Option(help="For text at --endpoint: a folder or hub id.", rich_help_panel=SERVER),
 ]
 
 
@@ -98,32 +131,32 @@ def diagnose_command(
     paths: Rollouts,
     model: Model = None,
     rescore: Rescore = False,
-    temperature: Temperature = None,
-    reader: Reader = None,
-    tags: ReasoningTags = THINK_TAGS,
-    whole: Whole = False,
-    turn: TurnNumber = 1,
+    html: Page = None,
+    check: Check = False,
+    as_json: AsJson = False,
     columns: ColumnNames = None,
     reward: RewardColumns = None,
     group: GroupColumn = None,
+    tags: ReasoningTags = THINK_TAGS,
+    whole: Whole = False,
+    turn: TurnNumber = 1,
+    reader: Reader = None,
     skip_bad: SkipBad = False,
     window: Window = None,
     num_prompts: NumPrompts = None,
     num_pairs: NumPairs = 64,
     max_tokens: MaxTokens = None,
+    by_turn: ByTurn = None,
+    temperature: Temperature = None,
     draws: NumDraws = 1000,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16.")] = "auto",
+    seed: Seed = 0,
+    device: DeviceName = "auto",
+    dtype: DtypeName = "auto",
     endpoint: Endpoint = None,
     tokenizer: TokenizerName = None,
     api_key_env: KeyVariable = None,
     concurrency: Concurrency = 32,
     timeout: Timeout = 300.0,
-    by_turn: ByTurn = None,
-    html: Page = None,
-    check: Check = False,
-    as_json: AsJson = False,
 ) -> None:
     """Tell whether reasoning still depends on its prompt."""
     from moored.analysis.models import Device

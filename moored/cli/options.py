@@ -39,17 +39,30 @@ Rollouts = Annotated[
         "known names. Or folders of them, such as a run directory.",
     ),
 ]
+ROWS, SERVER = "How files are read", "A model behind a server"
+"""Panels of help."""
 Reader = Annotated[
     str | None,
-    typer.Option(help="moored, trl, verl or plain, or module:attribute; default: by the columns."),
+    typer.Option(
+        help="moored, trl, verl or plain, or module:attribute; default: by the columns.",
+        rich_help_panel=ROWS,
+    ),
 ]
 RewardColumns = Annotated[
     list[str] | None,
-    typer.Option(metavar="COLUMN[=WEIGHT]", help="Reward column; several are added up."),
+    typer.Option(
+        metavar="COLUMN[=WEIGHT]",
+        help="Reward column; several are added up.",
+        rich_help_panel=ROWS,
+    ),
 ]
 GroupColumn = Annotated[
     str | None,
-    typer.Option(metavar="COLUMN", help="Column of the group; default: group, else the prompt."),
+    typer.Option(
+        metavar="COLUMN",
+        help="Column of the group; default: group, else the prompt.",
+        rich_help_panel=ROWS,
+    ),
 ]
 ColumnNames = Annotated[
     list[str] | None,
@@ -58,19 +71,36 @@ ColumnNames = Annotated[
         metavar="WHAT=COLUMN,…",
         help="Columns with other names: prompt=question,response=output; also messages, step, "
         "group, env, success.",
+        rich_help_panel=ROWS,
     ),
 ]
-SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Count bad rows and go on.")]
+SkipBad = Annotated[
+    bool,
+    typer.Option("--skip-bad", help="Count bad rows and go on.", rich_help_panel=ROWS),
+]
 
 Endpoint = Annotated[
-    str | None, typer.Option(metavar="URL", help="OpenAI-compatible server: http://host:8000/v1.")
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="OpenAI-compatible server: http://host:8000/v1.",
+        rich_help_panel=SERVER,
+    ),
 ]
 KeyVariable = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="Variable with its key; default OPENAI_API_KEY."),
+    typer.Option(
+        metavar="NAME",
+        help="Variable with its key; default OPENAI_API_KEY.",
+        rich_help_panel=SERVER,
+    ),
 ]
-Concurrency = Annotated[int, typer.Option(help="Requests to it at a time.", min=1)]
-Timeout = Annotated[float, typer.Option(help="Seconds it may take for a reply.")]
+Concurrency = Annotated[
+    int, typer.Option(help="Requests to it at a time.", min=1, rich_help_panel=SERVER)
+]
+Timeout = Annotated[
+    float, typer.Option(help="Seconds it may take for a reply.", rich_help_panel=SERVER)
+]
 
 
 def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -11,6 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer import rich_utils
+from typer.main import get_command
+from typer.testing import CliRunner
 
 from moored import __version__
 from moored.cli.episode import to_reply
@@ -169,6 +172,32 @@ def test_summaries_of_commands_fit_into_help_of_80_columns() -> None:
         assert command.callback is not None and command.callback.__doc__ is not None
         summary = command.callback.__doc__.splitlines()[0]
         assert len(summary) <= room and summary.endswith("."), summary
+
+
+@pytest.mark.parametrize("name", [None, *(each.name for each in app.registered_commands)])
+def test_help_breaks_no_word_at_80_columns(monkeypatch, name) -> None:
+    monkeypatch.setattr(app, "rich_markup_mode", "rich")
+    monkeypatch.setattr(rich_utils, "MAX_WIDTH", 80)
+    monkeypatch.setattr(rich_utils, "FORCE_TERMINAL", False)
+    words = [] if name is None else [name]
+    shown = CliRunner().invoke(app, [*words, "--help"]).output
+    assert max(map(len, shown.splitlines())) <= 80 and "╭" in shown
+    group = get_command(app)
+    command = group if name is None else group.commands[name]  # pyright: ignore
+    wanted = [command.help or ""]
+    for each in command.params:
+        if not getattr(each, "hidden", False):
+            wanted += [getattr(each, "help", None) or "", each.metavar or ""]
+            wanted += [*each.opts, *each.secondary_opts] if each.opts[0].startswith("-") else []
+    assert set(" ".join(wanted).split()) <= set(shown.replace("│", " ").split())
+
+
+def test_options_of_diagnose_stand_in_groups_the_most_used_first(monkeypatch) -> None:
+    monkeypatch.setattr(app, "rich_markup_mode", "rich")
+    shown = CliRunner().invoke(app, ["diagnose", "--help"]).output
+    panels = [part.count("│ --") for part in shown.split("╭─ ")[1:]]
+    assert len(panels) >= 5 and max(panels) <= 9
+    assert shown.index("--model") < shown.index("--columns") < shown.index("--concurrency")
 
 
 def test_paragraphs_of_help_have_no_line_breaks_of_the_source() -> None:
