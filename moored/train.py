@@ -19,7 +19,7 @@ import numpy as np
 from moored.algo import check_filter
 from moored.config import Config, dump_config
 from moored.diagnostics.monitor import CollapseMonitor, Measurement
-from moored.engine.base import ClusterEngine, Engine, Event
+from moored.engine.base import ClusterEngine, Engine, Event, HasEvents
 from moored.engine.build import build_engine, require_run_packages
 from moored.engine.check import check_context
 from moored.engine.checkpoint import remove_checkpoints, save_checkpoint
@@ -81,7 +81,7 @@ class Run:
         self.pool = make_pool(self.engine, rollout)
         self.fresh_monitor = self.monitor.state_dict()
         self.ahead = Ahead(partial(_first_groups, self), max_lag=rollout.max_lag)
-        if isinstance(self.engine, ClusterEngine):
+        if isinstance(self.engine, HasEvents):
             self.engine.on_event = self.note
 
     @contextmanager

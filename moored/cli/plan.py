@@ -183,7 +183,9 @@ def _choose_gpu(
     bandwidth: float | None,
 ) -> tuple[Gpu, str]:
     """The GPU that was named, or is here, or is assumed, and how it was chosen."""
-    from moored.plan import find_gpu
+    from dataclasses import replace
+
+    from moored.plan import Gpu, find_gpu, known_gpu
 
     figures = {"memory_gib": memory_gib, "tflops": tflops, "bandwidth_tbs": bandwidth}
     given = [figure for figure in figures.values() if figure is not None]
@@ -198,9 +200,10 @@ def _choose_gpu(
         )
     from moored.engine.gpu import present_gpu
 
-    here: Gpu | None = present_gpu(config.engine.device)
+    here = present_gpu(config.engine.device)
     if here is not None:
-        return here, "the one here"
+        known = known_gpu(here[0]) or Gpu(here[0], 1.0)
+        return replace(known, memory_gib=here[1] / 2**30), "the one here"
     return find_gpu(DEFAULT_GPU), "assumed, because there is none here; --gpu names another"
 
 

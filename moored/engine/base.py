@@ -270,7 +270,7 @@ class GradientLearner(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that befell a process of the engine, and what it cost."""
+    """Something that happened to an engine, and what it cost."""
 
     kind: str
     """E.g. `replica_lost`."""
@@ -281,11 +281,16 @@ class Event:
 
 
 @runtime_checkable
-class ClusterEngine(Protocol):
-    """What an engine over several processes offers besides: it tells when one of them dies."""
+class HasEvents(Protocol):
+    """An engine that reports what happens to it: smaller micro-batches, a process that dies."""
 
     on_event: Callable[[Event], None]
     """Called at once, possibly from the thread that rolls out."""
+
+
+@runtime_checkable
+class ClusterEngine(HasEvents, Protocol):
+    """What an engine over several processes offers besides."""
 
     def restart_learner(self) -> None:
         """Start lost ranks of the learner again, at the weights that the run began with."""

@@ -146,6 +146,11 @@ class ShardedLearner(LocalLearner):
     def _parks(self) -> bool:
         return False
 
+    @property
+    def _can_halve(self) -> bool:
+        """Other ranks would wait for the passes of this one."""
+        return False
+
     def _forward(self, module: nn.Module, compute: Callable[[], T]) -> T:
         return self._sharded[module].run(compute)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 
 from moored.config import Config
+from moored.engine.base import Event
 from moored.engine.check import (
     PlainModel,
     check_engine,
@@ -79,6 +81,14 @@ class LocalEngine:
             self._sampler = self._make_sampler(shares=not config.optimizer.lora_rank)
             if isinstance(self._sampler, SlotSampler) and is_large(self.model):
                 self.learner.before_updates = self._sampler.release
+
+    @property
+    def on_event(self) -> Callable[[Event], None]:
+        return self.learner.on_event
+
+    @on_event.setter
+    def on_event(self, note: Callable[[Event], None]) -> None:
+        self.learner.on_event = note
 
     @property
     def renderer(self) -> Renderer:

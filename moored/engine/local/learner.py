@@ -6,6 +6,7 @@ and an update minimises the weighted sum. Micro-batches only bound memory; they 
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,7 +20,7 @@ import torch
 from torch import nn
 
 from moored.config import Config
-from moored.engine.base import TermGradients
+from moored.engine.base import Event, TermGradients
 from moored.engine.device import uses_bf16
 from moored.engine.fast import graphs
 from moored.engine.fast.layers import fuse_layers
@@ -46,6 +47,7 @@ from moored.engine.packing import (
 )
 from moored.engine.passes import (
     Critic,
+    OutOfMemoryError,
     compile_layers,
     compute_layers_twice,
     critic_pass,
@@ -63,6 +65,9 @@ from moored.training.losses import update_figures
 from moored.types import Prompt, ScoreRequest
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
+LEAST_TOKENS = 1024
+"""Of a micro-batch, below which halving it frees little: an episode is never split."""
 
 
 class _LossOptions(TypedDict):
@@ -124,11 +129,15 @@ class LocalLearner:
         self._version = 0
         self.before_updates: Callable[[], None] | None = None
         """Called before the first update of a step, e.g. to make room for it."""
+        self.on_event: Callable[[Event], None] = lambda event: logger.warning(event.text)
         modules = [m for m in (model, self.critic, self.reference) if m is not None]
         for module in modules if self.config.engine.compile else ():
             compile_layers(module)
         self._checkpointed = evaluation_mode(modules)
         self._graphs = graphs.Graphs(self.device) if self._can_record() else None
+        kind, records = self.device.type, self._graphs is not None
+        self._most_tokens = self.config.engine.micro_batch_tokens or default_tokens(kind)
+        self._most_forward = forward_tokens(self._most_tokens, kind, can_record=records)
 
     def _train(self, name: str, module: nn.Module, lr: float) -> Trained:
         return Trained(name, module, lr, self.config.optimizer, bf16=self._rounds)
@@ -232,18 +241,51 @@ class LocalLearner:
             # All at once, before there are gradients: the GPU has room for the reference then.
             minibatches = list(minibatches)
             prepare = partial(prepare, reference=ahead(self.reference_logprobs, minibatches))
-        prepared = map(prepare, minibatches)
-        batches = next(prepared, None)
-        while batches is not None:
+        prepared = ((samples, prepare(samples)) for samples in minibatches)
+        found = next(prepared, None)
+        while found is not None:
+            samples, batches = found
             try:
-                totals = self._add_up(batches)
+                totals = self._update_sums(batches, partial(prepare, samples))
                 # Laid out while the device computes.
-                batches = next(prepared, None)
+                found = next(prepared, None)
             except BaseException:
                 # The gradients summed so far must not be part of another update.
                 self._take_in(None)
                 raise
             yield self._finish(totals, lr_factor)
+
+    def _update_sums(
+        self, batches: Iterable[TokenBatch], again: Callable[[], Iterable[TokenBatch]]
+    ) -> dict[str, torch.Tensor]:
+        """`_add_up`, begun `again` in smaller micro-batches where the GPU's memory runs out."""
+        while True:
+            try:
+                return self._add_up(batches)
+            except OutOfMemoryError:
+                self._take_in(None)
+                if not self._halve():
+                    raise
+            # Only now is the error gone, which held what was computed so far.
+            batches = again()
+
+    def _halve(self) -> bool:
+        """Have half as many tokens in a micro-batch from now on; False where that frees little."""
+        if not self._can_halve or self._most_tokens < 2 * LEAST_TOKENS:
+            return False
+        self._most_tokens //= 2
+        self._most_forward //= 2
+        if self._graphs is not None:
+            # Recordings hold the memory of their larger shapes.
+            self._graphs = graphs.Graphs(self.device)
+        text = f"out of GPU memory; micro-batches have {self._most_tokens:,} tokens from now on"
+        figures = {"micro_batch_tokens": self._most_tokens}
+        self.on_event(Event(kind="micro_batch_halved", text=text, figures=figures))
+        return True
+
+    @property
+    def _can_halve(self) -> bool:
+        return True
 
     @says_out_of_memory("an update")
     def _finish(self, totals: Mapping[str, torch.Tensor], lr_factor: float) -> dict[str, float]:
@@ -373,12 +415,12 @@ class LocalLearner:
         Not `keeps`: for passes that keep no activations.
         """
         device, lengths = self.device, [len(ids) for ids in continuations]
-        most = self.config.engine.micro_batch_tokens or default_tokens(device.type)
+        most = self._most_tokens
         can_record = self._graphs is not None
         if can_record and records:
             device, most = graphs.HOST, int(most / graphs.MOST_PADDING)
         elif not keeps:
-            most = forward_tokens(most, device.type, can_record=can_record)
+            most = self._most_forward
         lay_out = to_line if self._uses_tree else to_tensors
         row_tokens = most if self._uses_tree else self.config.engine.row_tokens
         rows = pack(prompts, lengths, max_tokens=row_tokens)
@@ -413,8 +455,29 @@ class LocalLearner:
     ) -> list[np.ndarray]:
         """Apply a per-token function of `module` to all continuations, batch by batch.
 
-        With `at_ends` also to what comes after the last token of each.
+        With `at_ends` also to what comes after the last token of each. Where the GPU's memory runs
+        out it is done again in smaller batches.
         """
+        while True:
+            try:
+                return self._map_once(
+                    name, module, of_tokens, prompts, continuations, images, at_ends=at_ends
+                )
+            except torch.OutOfMemoryError:
+                if not self._halve():
+                    raise
+
+    def _map_once(
+        self,
+        name: str,
+        module: nn.Module,
+        of_tokens: Callable[[Packed], torch.Tensor],
+        prompts: Sequence[Prompt],
+        continuations: Sequence[np.ndarray],
+        images: Sequence[tuple[object, ...]] | None,
+        *,
+        at_ends: bool,
+    ) -> list[np.ndarray]:
 
         def compute(batch: TokenBatch) -> graphs.Outputs:
             with self._autocast():

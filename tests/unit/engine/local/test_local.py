@@ -10,14 +10,16 @@ import torch
 
 from moored import algo
 from moored.config import load_config
-from moored.engine.base import Request, SamplingParams
+from moored.engine.base import Event, HasEvents, Request, SamplingParams
 from moored.engine.local import learner as local_learner
+from moored.engine.local.engine import LocalEngine
 from moored.engine.local.learner import LocalLearner
 from moored.engine.local.sampler import LocalSampler
 from moored.engine.packing import micro_batches, pack
-from moored.engine.passes import compute_layers_twice
+from moored.engine.passes import OutOfMemoryError, compute_layers_twice
 from moored.errors import MooredError
 from moored.training.batch import LossSample, build_samples, token_weights
+from moored.training.losses import gspo
 from moored.types import Group, Prompt, ScoreRequest, StopReason, Trajectory, Turn
 from tests.tiny_model import tiny_model
 
@@ -246,7 +248,7 @@ def test_policy_loss_equals_the_numpy_oracle(how):
 def test_sequence_ratio_equals_the_numpy_oracle():
     model = sharp_model()
     samples = ready_samples(model)
-    learner = LocalLearner(model, load_config({"optimizer": {"lr": 1e-12}}), sequence_ratio=True)
+    learner = LocalLearner(model, load_config({"optimizer": {"lr": 1e-12}}), loss=gspo)
     losses, tokens = 0.0, 0
     for given in samples:
         sample = given.sample
@@ -425,3 +427,81 @@ def test_a_reference_that_does_not_fit_is_told_in_a_sentence(monkeypatch):
     monkeypatch.setattr(learner, "_logprobs", fill)
     with pytest.raises(MooredError, match="out of GPU memory in scoring by the reference model"):
         learner.reference_logprobs([])
+
+
+def crowded(learner: LocalLearner, monkeypatch, name: str, most: int) -> list[int]:
+    """A GPU with memory for passes of `most` tokens; returns the tokens of those that are made."""
+    compute, made = getattr(learner, name), []
+
+    def pass_or_fill(packed, *rest, **options):
+        tokens = getattr(packed, "packed", packed).input_ids.numel()
+        if tokens > most:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        made.append(tokens)
+        return compute(packed, *rest, **options)
+
+    monkeypatch.setattr(learner, name, pass_or_fill)
+    return made
+
+
+def test_an_update_that_runs_out_of_memory_is_done_again_in_smaller_micro_batches(monkeypatch):
+    monkeypatch.setattr(local_learner, "LEAST_TOKENS", 8)
+
+    def updated(tokens: int, most: int | None = None):
+        model = sharp_model()
+        options = load_config({"engine": {"micro_batch_tokens": tokens, "row_tokens": 32}})
+        learner, events = LocalLearner(model, options), []
+        learner.on_event = events.append
+        if most is not None:
+            crowded(learner, monkeypatch, "_add_gradients", most)
+        samples = ready_samples(model)
+        stats = list(learner.step([samples, samples[:6]]))
+        return stats, dict(learner.weights()), events
+
+    stats, weights, events = updated(800, most=130)
+    same_stats, same_weights, none = updated(100)
+    # 800, 400 and 200 tokens do not fit, and the updates are those of 100.
+    assert [event.figures["micro_batch_tokens"] for event in events] == [400, 200, 100]
+    assert all(event.kind == "micro_batch_halved" for event in events) and not none
+    assert stats == same_stats
+    assert all(torch.equal(weights[name], same) for name, same in same_weights.items())
+
+
+def test_scoring_that_runs_out_of_memory_is_done_again_in_smaller_batches(monkeypatch):
+    monkeypatch.setattr(local_learner, "LEAST_TOKENS", 8)
+    model, rng = sharp_model(), np.random.default_rng(2)
+    prompt, replies = rng.integers(0, VOCABULARY, size=11), rng.integers(0, VOCABULARY, (6, 9))
+    learner = LocalLearner(model, load_config({"engine": {"micro_batch_tokens": 64}}))
+    compute, tokens = local_learner.logprobs_pass, []
+
+    def full(model, packed, **options):
+        tokens.append(packed.input_ids.numel())
+        if tokens[-1] > 40:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return compute(model, packed, **options)
+
+    monkeypatch.setattr(local_learner, "logprobs_pass", full)
+    (scored,) = learner.score([ScoreRequest(Prompt(prompt), list(replies))])
+    assert max(tokens[1:]) <= 40 < tokens[0]
+    for reply, logp in zip(replies, scored, strict=True):
+        np.testing.assert_allclose(logp, plain_logprobs(model, prompt, reply), atol=1e-4)
+
+
+def test_what_no_micro_batch_fits_ends_with_the_options_that_help(monkeypatch):
+    learner = LocalLearner(sharp_model(), load_config({"engine": {"micro_batch_tokens": 4096}}))
+    made = crowded(learner, monkeypatch, "_add_gradients", 0)
+    with pytest.raises(OutOfMemoryError, match=r"lower engine\.micro_batch_tokens"):
+        next(learner.step([ready_samples(learner.model)]))
+    assert not made
+    assert all(weight.grad is None for weight in learner.model.parameters())
+
+
+def test_a_run_is_told_of_smaller_micro_batches():
+    engine = LocalEngine(load_config({"model": "nano", "engine": {"device": "cpu"}}))
+    heard = []
+    assert isinstance(engine, HasEvents)
+    engine.on_event = heard.append
+    event = Event(kind="micro_batch_halved", text="", figures={})
+    engine.learner.on_event(event)
+    engine.close()
+    assert heard == [event]
