@@ -47,8 +47,9 @@ class Code:
 
     Outputs are compared line by line without white space at the ends, numbers by value (`1.0` is
     `1.00`), and with a tolerance of 1e-5 where the data set's own judge has one. Expected outputs
-    do not enter the sandbox. A third of HumanEval's tests are code that cannot be taken apart; it
-    runs beside the program, which could be written to deceive it.
+    do not enter the sandbox. Tests that are code, a third of HumanEval's, run in a sandbox of their
+    own, and what the program returns crosses to it as plain data. A program can deceive only tests
+    that need its own objects (5 rows of MBPP): these run beside it, and are never trained on.
 
     Options:
     - `source=None`: rows of DeepCoder-Preview (PrimeIntellect, TACO, LiveCodeBench v5), HumanEval

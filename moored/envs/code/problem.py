@@ -7,7 +7,8 @@ from typing import Literal
 
 from moored.envs.base import Split
 
-Kind = Literal["stdin", "call", "assert"]
+Kind = Literal["stdin", "call", "assert", "beside"]
+"""Tests that assert run in a process without the program, or beside it, which it can deceive."""
 
 
 @dataclass(frozen=True, slots=True)

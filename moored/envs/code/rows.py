@@ -2,7 +2,7 @@
 
 `load_problems(source)` gives the problems of each split. A problem belongs to one split, however
 often and in whatever wording of white space it occurs; a row that its data set tests with is never
-trained on.
+trained on, nor is one whose tests run beside the program.
 """
 
 from __future__ import annotations
@@ -63,7 +63,16 @@ def _collect(
     problems = [_with_few_tests(problem, max_tests) for problem in _read_all(records, source)]
     if is_test:
         problems = [replace(problem, split="test") for problem in problems]
-    return assign_splits(problems)
+    found = dict(assign_splits(problems))
+    trained = tuple(problem for problem in found["train"] if problem.kind != "beside")
+    if len(trained) < len(found["train"]):
+        logger.warning(
+            "%s: %d rows are not trained on, as their tests need objects of the program and so run "
+            "beside it, where a program can deceive them",
+            source,
+            len(found["train"]) - len(trained),
+        )
+    return {**found, "train": trained}
 
 
 def _read_all(records: Iterable[Record], source: str) -> list[Problem]:

@@ -2,7 +2,8 @@
 
 `SandboxPool` is a resource of the environment `code`. `run(job)` gives one `Outcome` per test. A
 test that hangs, crashes or floods costs its guest; the tests after it get a new one, except after a
-time-out, which ends the job.
+time-out, which ends the job. Tests that assert have a guest of their own, and calls and results go
+through here.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ import secrets
 import selectors
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from moored.cores import num_cores
 from moored.envs.base import Resource
-from moored.envs.code.guest import DONE, FAILED, READY
+from moored.envs.code.guest import CALL, DONE, FAILED, READY
 from moored.envs.code.isolation import Guest, Isolation, Kind, Limits, make_isolation
 from moored.errors import EnvError
 
@@ -46,7 +48,7 @@ Status = Literal["done", "failed", "timed out", "lost", "flooded", "not run"]
 class Job:
     """A program and what to run it on."""
 
-    kind: Literal["stdin", "call", "assert"]
+    kind: Literal["stdin", "call", "answer", "assert", "beside"]
     source: str
     tests: tuple[object, ...]
     """Input text; argument lists; or code that asserts."""
@@ -113,30 +115,43 @@ class SandboxPool(Resource):
         num_lost = 0
         while len(outcomes) < len(job.tests) and num_lost < MAX_LOST:
             rest = replace(job, tests=job.tests[len(outcomes) :])
-            found = self._run_in_one_guest(rest, end_s)
+            found = self._run_to_a_loss(rest, end_s)
             outcomes += found
             num_lost += 1
             if found[-1].status == "timed out":
                 break
         return outcomes + [NOT_RUN] * (len(job.tests) - len(outcomes))
 
-    def _run_in_one_guest(self, job: Job, end_s: float) -> list[Outcome]:
+    def _run_to_a_loss(self, job: Job, end_s: float) -> list[Outcome]:
         """Outcomes up to the first test that costs the guest, that one included."""
-        guest = self._take()
-        try:
-            talk = _Talk(guest, self.limits)
-            talk.expect_ready()
-            token = secrets.token_bytes(16)
-            talk.send(_job_bytes(job, self.limits, token))
+        token = secrets.token_bytes(16)
+        with contextlib.ExitStack() as stack:
+            program = None
+            if job.kind == "assert":
+                unseen = replace(job, kind="answer", tests=(None,) * len(job.tests))
+                program = stack.enter_context(self._hand_over(unseen))
+                job = replace(job, source="")
+            talk = stack.enter_context(self._hand_over(job, token))
             outcomes: list[Outcome] = []
             while len(outcomes) < len(job.tests):
-                outcome = talk.next_outcome(min(job.wall_s, end_s - time.monotonic()))
-                if job.kind == "assert" and outcome.status == "done" and outcome.content != token:
+                limit_s = min(job.wall_s, end_s - time.monotonic())
+                outcome = talk.next_outcome(limit_s, program)
+                if job.kind == "beside" and outcome.status == "done" and outcome.content != token:
                     outcome = Outcome("lost")
                 outcomes.append(outcome)
                 if outcome.status in ("timed out", "lost", "flooded"):
                     break
             return outcomes
+
+    @contextlib.contextmanager
+    def _hand_over(self, job: Job, token: bytes = b"") -> Iterator[_Talk]:
+        """A guest that has begun with the job."""
+        guest = self._take()
+        try:
+            talk = _Talk(guest, self.limits)
+            talk.expect_ready()
+            talk.send(_job_bytes(job, self.limits, token), START_LIMIT_S)
+            yield talk
         finally:
             self._retire(guest)
 
@@ -213,28 +228,40 @@ class _Talk:
                 f"may be out of memory or of processes"
             )
 
-    def send(self, data: bytes) -> None:
-        """Hand the job over; the guest reads it at once, and is our own code until it runs it."""
+    def send(self, data: bytes, limit_s: float) -> None:
+        """A program that does not read what it is sent has the time of one that hangs."""
         data = len(data).to_bytes(4, "big") + data
-        self._check_s = time.monotonic()
-        with contextlib.suppress(BrokenPipeError):
-            while data:
+        end_s = time.monotonic() + limit_s
+        self._check_s = min(self._check_s, time.monotonic())
+        os.set_blocking(self._stdin, False)
+        with contextlib.suppress(BrokenPipeError), selectors.DefaultSelector() as selector:
+            selector.register(self._stdin, selectors.EVENT_WRITE)
+            while data and selector.select(end_s - time.monotonic()):
                 data = data[os.write(self._stdin, data) :]
 
-    def next_outcome(self, limit_s: float) -> Outcome:
-        """The next test's outcome; "timed out" after `limit_s`."""
-        try:
-            message = self._next(limit_s)
-        except _FloodedError:
-            return Outcome("flooded")
-        if message is None:
-            return Outcome("timed out")
-        status, content = message
-        if status == DONE and len(content) <= self._max_bytes:
-            return Outcome("done", content)
-        if status == FAILED:
-            return Outcome("failed", content)
-        return Outcome("flooded" if status == DONE else "lost")
+    def next_outcome(self, limit_s: float, program: _Talk | None = None) -> Outcome:
+        """The next test's outcome; "timed out" after `limit_s`. `program` answers its calls."""
+        end_s = time.monotonic() + limit_s
+        while True:
+            try:
+                message = self._next(end_s - time.monotonic())
+            except _FloodedError:
+                return Outcome("flooded")
+            if message is None:
+                return Outcome("timed out")
+            status, content = message
+            if status == DONE and len(content) <= self._max_bytes:
+                return Outcome("done", content)
+            if status == FAILED:
+                return Outcome("failed", content)
+            if status != CALL or program is None:
+                return Outcome("flooded" if status == DONE else "lost")
+            program.send(content, end_s - time.monotonic())
+            answer = program.next_outcome(end_s - time.monotonic())
+            if answer.status not in ("done", "failed"):
+                return answer
+            sign = DONE if answer.status == "done" else FAILED
+            self.send(sign + answer.content, end_s - time.monotonic())
 
     def _next(self, limit_s: float) -> tuple[bytes, bytes] | None:
         """Status and content of a message, (b"", b"") at the end of the stream, None when late."""

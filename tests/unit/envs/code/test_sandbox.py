@@ -277,13 +277,15 @@ def test_calls_return_values_and_forged_messages_prove_nothing(pool: SandboxPool
     )
     assert pool.run(job) == [Outcome("done", expected)]
     forged = "import os\nos.write(60, (0).to_bytes(4, 'big') + b'D')\ndef f(x): return 1\n"
-    job = Job(kind="assert", source=forged, entry="f", tests=("assert f(1) == 2",))
+    job = Job(kind="beside", source=forged, entry="f", tests=("assert f(1) == 2",))
     assert pool.run(job) == [Outcome("lost")]
 
 
-def test_a_result_that_equals_everything_fails_an_assert(pool: SandboxPool) -> None:
+def test_a_result_that_equals_everything_fails_an_assert_beside_the_program(
+    pool: SandboxPool,
+) -> None:
     source = "class X(int):\n    def __eq__(self, other): return True\ndef f(x): return [X()]\n"
-    job = Job(kind="assert", source=source, entry="f", tests=("assert f(1) == [2]",))
+    job = Job(kind="beside", source=source, entry="f", tests=("assert f(1) == [2]",))
     assert pool.run(job) == [Outcome("failed", b"TypeError")]
 
 
