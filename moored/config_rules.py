@@ -19,6 +19,8 @@ ALGORITHM_DEFAULTS: Mapping[str, Options] = MappingProxyType(
         "dr_grpo": {"clip_high": 0.2},
         # arXiv 2507.18071: ratios of whole sequences stay near 1.
         "gspo": {"clip_low": 3e-4, "clip_high": 4e-4},
+        # arXiv 2510.13786: weights of up to 5.
+        "cispo": {"clip_high": 4.0},
     }
 )
 """Options of the section `algorithm` that a name sets where the configuration does not."""
@@ -28,7 +30,7 @@ DYNAMIC_SAMPLING: Options = MappingProxyType(
 """DAPO's filter: groups of equal rewards are sampled again. Another `filter.rule` replaces it."""
 OVERLONG_SHARE = 5
 """DAPO's buffer is a fifth of the longest reply: 4,096 of 20,480 tokens in the paper."""
-GROUP_BASELINES = ("grpo", "dr_grpo", "rloo", "dapo", "gspo")
+GROUP_BASELINES = ("grpo", "dr_grpo", "rloo", "dapo", "gspo", "cispo")
 """Algorithms and estimators whose advantages compare the trajectories of a group."""
 
 

@@ -131,6 +131,7 @@ ALGORITHMS = Registry(
         "rloo": "moored.training.algorithms:RLOO",
         "reinforce_pp": "moored.training.algorithms:REINFORCE_PP",
         "gspo": "moored.training.algorithms:GSPO",
+        "cispo": "moored.training.algorithms:CISPO",
     },
 )
 ESTIMATORS = Registry(
@@ -178,7 +179,7 @@ ENGINES = Registry(
     },
 )
 
-DIVIDES_BY_STD = ("grpo", "dapo", "gspo")
+DIVIDES_BY_STD = ("grpo", "dapo", "gspo", "cispo")
 """Algorithms and advantage estimators that divide advantages by the std of the group's rewards."""
 
 FilterReward = Literal["task", "total", "success"]

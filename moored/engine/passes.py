@@ -20,16 +20,13 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from moored.config import AlgorithmConfig
 from moored.engine.packing import Packed, TokenBatch
 from moored.errors import MooredError
-from moored.training.losses import TokenStream, loss_terms, policy_loss, value_loss
+from moored.training.losses import TokenStream, value_loss
 
 P = ParamSpec("P")
 T = TypeVar("T")
 ATTENTION = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-Parts = dict[str, torch.Tensor]
-"""Sums over a micro-batch by name; those named `*_max` are largest values."""
 LOGITS_PER_CHUNK = {"cpu": 1 << 18, "cuda": 1 << 28}
 """Elements of one chunk's logits: what fits the caches of a CPU; what keeps a GPU busy."""
 MIN_CHUNK = 64
@@ -316,35 +313,8 @@ def logprobs_pass(model: nn.Module, packed: Packed, *, temperature: float) -> to
     )[0]
 
 
-def policy_pass(
-    model: nn.Module,
-    batch: TokenBatch,
-    options: AlgorithmConfig,
-    *,
-    temperature: float,
-    sequence_ratio: bool,
-    likelihood: bool = False,
-) -> tuple[torch.Tensor, Parts]:
-    """Policy loss of a micro-batch, and its parts for the log."""
-    stream = _token_stream(model, batch, temperature)
-    return policy_loss(stream, options, sequence_ratio=sequence_ratio, likelihood=likelihood)
-
-
-def terms_pass(
-    model: nn.Module,
-    batch: TokenBatch,
-    options: AlgorithmConfig,
-    *,
-    temperature: float,
-    sequence_ratio: bool,
-    likelihood: bool = False,
-) -> Parts:
-    """The terms that the policy loss of a micro-batch is the sum of."""
-    stream = _token_stream(model, batch, temperature)
-    return loss_terms(stream, options, sequence_ratio=sequence_ratio, likelihood=likelihood)
-
-
-def _token_stream(model: nn.Module, batch: TokenBatch, temperature: float) -> TokenStream:
+def policy_pass(model: nn.Module, batch: TokenBatch, *, temperature: float) -> TokenStream:
+    """What the policy's loss needs of a micro-batch."""
     streams = batch.streams
     logp, entropy = token_logprobs(
         model,

@@ -19,6 +19,7 @@ from moored.sft.source import Source
 from moored.training.advantages import TokenAdvantages
 from moored.training.algorithms import Algorithm
 from moored.training.batch import LossSample, Sample, build_samples, token_weights
+from moored.training.losses import imitation
 from moored.training.update import loss_samples
 from moored.types import Group, Message, Prompt, StopReason, Trajectory, Turn
 
@@ -31,7 +32,7 @@ def imitate(rewards: np.ndarray, group_ids: np.ndarray) -> np.ndarray:
     return np.ones(len(rewards))
 
 
-IMITATION = Algorithm(advantage=imitate, aggregation="token_mean", likelihood=True)
+IMITATION = Algorithm(advantage=imitate, aggregation="token_mean", loss=imitation)
 """Supervised learning: the mean negative log-probability of the replies' tokens."""
 
 

@@ -1,8 +1,8 @@
 """The algorithms: each is one line over shared pieces.
 
-An algorithm says how rewards become advantages and how token losses become one number; the filter,
-KL, entropy, clipping and the learner are the same for all; the options that a name sets besides are
-in `moored.config_rules`. A new one is an `Algorithm` in any module:
+An algorithm says how rewards become advantages, what a token loses and how token losses become one
+number; the filter, KL, entropy and the learner are the same for all; the options that a name sets
+besides are in `moored.config_rules`. A new one is an `Algorithm` in any module:
 `algorithm.name=my_module:MY_ALGORITHM`.
 """
 
@@ -15,20 +15,17 @@ from moored import algo
 from moored.config import AlgorithmConfig
 from moored.errors import MooredError
 from moored.names import ALGORITHMS, Aggregation
-from moored.training import advantages
+from moored.training import advantages, losses
 from moored.training.advantages import Estimator, TokenEstimator, load_estimator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Algorithm:
-    """How advantages are estimated and token losses aggregated."""
+    """How advantages are estimated, what a token loses, and how token losses are aggregated."""
 
     advantage: Estimator
     aggregation: Aggregation
-    sequence_ratio: bool = False
-    """One importance ratio per sample instead of one per token."""
-    likelihood: bool = False
-    """Raise the log-probability itself, times the advantage: no ratio, no clipping."""
+    loss: losses.Loss = losses.ppo_clip
     whitens: bool = False
     """Whiten advantages over the kept tokens also when they come from a group estimator."""
 
@@ -43,7 +40,8 @@ GRPO = Algorithm(advantage=algo.grpo, aggregation="seq_mean_token_mean")
 DR_GRPO = Algorithm(advantage=algo.dr_grpo, aggregation="constant")
 RLOO = Algorithm(advantage=algo.rloo, aggregation="seq_mean_token_sum")
 REINFORCE_PP = Algorithm(advantage=advantages.REINFORCE_PP, aggregation="token_mean", whitens=True)
-GSPO = Algorithm(advantage=algo.grpo, aggregation="seq_mean_token_mean", sequence_ratio=True)
+GSPO = Algorithm(advantage=algo.grpo, aggregation="seq_mean_token_mean", loss=losses.gspo)
+CISPO = Algorithm(advantage=algo.grpo, aggregation="token_mean", loss=losses.cispo)
 
 
 def load_algorithm(options: AlgorithmConfig) -> Algorithm:

@@ -1,12 +1,13 @@
-"""Policy, KL, entropy and value losses on flat token streams; `moored.algo.objectives` is their
-oracle. Every token carries its weights in the update, so losses are weighted sums. S tokens.
+"""Policy, KL, entropy and value losses on flat token streams.
+
+Every token carries its weights in the update, so losses are weighted sums. `Algorithm.loss` is one
+of the functions of a `TokenStream` below, or one like them. S tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import reduce
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -24,64 +25,70 @@ class TokenStream:
     ref_logp: torch.Tensor | None
     advantages: torch.Tensor
     weights: torch.Tensor
-    """Share of each token in the clipped loss, by the algorithm's aggregation."""
+    """Share of each token in the algorithm's own loss, by its aggregation."""
     mean_weights: torch.Tensor
     """Share of each token in the means of entropy and KL; zero where a token only fills up."""
     sequence: torch.Tensor
     """Number of the sequence each token belongs to."""
 
 
-def policy_loss(
-    stream: TokenStream,
-    options: AlgorithmConfig,
-    *,
-    sequence_ratio: bool = False,
-    likelihood: bool = False,
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The sum of `loss_terms`, and sums over its loss tokens for the log."""
-    terms = loss_terms(stream, options, sequence_ratio=sequence_ratio, likelihood=likelihood)
-    logp = clipped_logp(stream, sequence_ratio=sequence_ratio).detach()
-    parts = {"policy_loss": terms["task"].detach(), **_sums(stream, logp, options)}
-    if stream.ref_logp is not None:
-        kl = kl_estimate(stream.logp.detach(), stream.ref_logp, options.kl_estimator)
-        parts["kl_sum"] = (_counts(stream) * kl).sum()
-    return reduce(torch.add, terms.values()), parts
+Loss = Callable[[TokenStream, AlgorithmConfig], tuple[torch.Tensor, torch.Tensor]]
+"""The loss of each token (S,), and which tokens it clips (S,), for `learner/clip_fraction`."""
 
 
-def loss_terms(
-    stream: TokenStream,
-    options: AlgorithmConfig,
-    *,
-    sequence_ratio: bool = False,
-    likelihood: bool = False,
-) -> dict[str, torch.Tensor]:
-    """The terms of the policy's loss by name: `task`, the clipped loss; `entropy`, less the bonus;
-    `kl`. Those that are off are left out.
+def ppo_clip(stream: TokenStream, options: AlgorithmConfig) -> tuple[torch.Tensor, torch.Tensor]:
+    """max(-A r, -A clip(r, 1 - low, 1 + high)), r = pi / pi_old; with A < 0 at most -A dual_clip.
 
-    Entropy and KL are means over tokens whatever the aggregation of the clipped loss, so that their
-    coefficients mean the same for every algorithm. `sequence_ratio` (GSPO) takes one ratio for a
-    sequence, its mean over tokens in log space. With `likelihood` the task is the log-probability
-    times the advantage; with advantages of 1, supervised learning.
+    Without the dual clip one huge ratio could dominate an update.
     """
-    if likelihood:
-        task = -stream.advantages * stream.logp
-    else:
-        logp = clipped_logp(stream, sequence_ratio=sequence_ratio)
-        task = clip_loss(logp, stream.old_logp, stream.advantages, options)
+    advantages, ratio = stream.advantages, torch.exp(stream.logp - stream.old_logp)
+    low, high = 1.0 - options.clip_low, 1.0 + options.clip_high
+    loss = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(low, high))
+    if options.dual_clip is not None:
+        bounded = torch.minimum(loss, -advantages * options.dual_clip)
+        loss = torch.where(advantages < 0.0, bounded, loss)
+    return loss, (ratio < low) | (ratio > high)
+
+
+def gspo(stream: TokenStream, options: AlgorithmConfig) -> tuple[torch.Tensor, torch.Tensor]:
+    """PPO's clip on one ratio for each sequence, its mean over tokens in log space (2507.18071)."""
+    mean = _mean_by(stream.logp - stream.old_logp, stream.sequence)
+    return ppo_clip(replace(stream, logp=stream.old_logp + mean), options)
+
+
+def cispo(stream: TokenStream, options: AlgorithmConfig) -> tuple[torch.Tensor, torch.Tensor]:
+    """-min(r, 1 + high) A log pi; the weight is a constant, so no token loses its gradient.
+
+    MiniMax-M1 (2506.13585), which sets no lower bound on the weight.
+    """
+    ratio, most = torch.exp(stream.logp - stream.old_logp).detach(), 1.0 + options.clip_high
+    return -ratio.clamp(max=most) * stream.advantages * stream.logp, ratio > most
+
+
+def imitation(stream: TokenStream, _: AlgorithmConfig) -> tuple[torch.Tensor, torch.Tensor]:
+    """-A log pi; with advantages of 1, supervised learning."""
+    return -stream.advantages * stream.logp, torch.zeros_like(stream.logp, dtype=torch.bool)
+
+
+def policy_loss(
+    stream: TokenStream, options: AlgorithmConfig, loss: Loss = ppo_clip
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """The terms that the policy minimises the sum of, and sums over its loss tokens for the log.
+
+    The terms are `task`, the algorithm's own `loss`; `entropy`, less the bonus; `kl`. Those that
+    are off are left out. Entropy and KL are means over tokens whatever the aggregation of the
+    task, so that their coefficients mean the same for every algorithm.
+    """
+    task, is_clipped = loss(stream, options)
     terms = {"task": (stream.weights * task).sum()}
+    parts = {"policy_loss": terms["task"].detach(), **_sums(stream, is_clipped)}
     if options.entropy_coef:
         terms["entropy"] = -options.entropy_coef * (stream.mean_weights * stream.entropy).sum()
     if stream.ref_logp is not None:
         kl = kl_estimate(stream.logp, stream.ref_logp, options.kl_estimator)
         terms["kl"] = options.kl_coef * (stream.mean_weights * kl).sum()
-    return terms
-
-
-def clipped_logp(stream: TokenStream, *, sequence_ratio: bool) -> torch.Tensor:
-    """Log-probabilities whose ratio to the old ones is clipped."""
-    if not sequence_ratio:
-        return stream.logp
-    return stream.old_logp + _mean_by(stream.logp - stream.old_logp, stream.sequence)
+        parts["kl_sum"] = (_counts(stream) * kl.detach()).sum()
+    return terms, parts
 
 
 def _counts(stream: TokenStream) -> torch.Tensor:
@@ -90,21 +97,14 @@ def _counts(stream: TokenStream) -> torch.Tensor:
 
 
 @torch.no_grad()
-def _sums(
-    stream: TokenStream, logp: torch.Tensor, options: AlgorithmConfig
-) -> dict[str, torch.Tensor]:
-    """Over the loss tokens: entropy, and how far the policy is from the one that wrote them.
-
-    `logp` makes the ratio that is clipped; all else is of the tokens' own log-probabilities.
-    """
+def _sums(stream: TokenStream, is_clipped: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Over the loss tokens: entropy, and how far the policy is from the one that wrote them."""
     counts, log_ratio = _counts(stream), stream.logp.detach() - stream.old_logp
-    ratio, clipped_ratio = log_ratio.exp(), (logp - stream.old_logp).exp()
-    low, high = 1.0 - options.clip_low, 1.0 + options.clip_high
-    is_clipped = ((clipped_ratio < low) | (clipped_ratio > high)).float()
+    ratio = log_ratio.exp()
     return {
         "token_count": counts.sum(),
         "entropy_sum": (counts * stream.entropy.detach()).sum(),
-        "clip_fraction_sum": (counts * is_clipped).sum(),
+        "clip_fraction_sum": (counts * is_clipped.float()).sum(),
         "old_policy_kl_sum": (counts * (ratio - 1.0 - log_ratio)).sum(),
         "logp_gap_mean_sum": (counts * log_ratio.abs()).sum(),
         "logp_gap_max": (counts * log_ratio.abs()).amax(),
@@ -127,20 +127,11 @@ def update_figures(parts: Mapping[str, float]) -> dict[str, float]:
     return {**others, **{n: x / count for n, x in sums.items()}, "effective_share": share}
 
 
-def clip_loss(
-    logp: torch.Tensor, old_logp: torch.Tensor, advantages: torch.Tensor, options: AlgorithmConfig
-) -> torch.Tensor:
-    """Clipped policy loss per token, with the dual clip on negative advantages."""
-    ratio = torch.exp(logp - old_logp)
-    clipped = ratio.clamp(1.0 - options.clip_low, 1.0 + options.clip_high)
-    loss = torch.maximum(-advantages * ratio, -advantages * clipped)
-    if options.dual_clip is None:
-        return loss
-    return torch.where(advantages < 0.0, torch.minimum(loss, -advantages * options.dual_clip), loss)
-
-
 def kl_estimate(logp: torch.Tensor, ref_logp: torch.Tensor, kind: KLEstimator) -> torch.Tensor:
-    """k1, k2 or k3 per token."""
+    """KL(pi || ref) per token from samples of pi, with d = logp - ref_logp: k1, k2 or k3.
+
+    k1 = d as a loss has no expected gradient; k3 is unbiased and never negative.
+    """
     d = logp - ref_logp
     if kind == "k1":
         return d

@@ -59,7 +59,7 @@ def test_the_preset_ppo_ends_cut_episodes_as_the_papers_code_does_and_the_name_a
     assert load_config({}).algorithm.bootstrap_truncated
 
 
-@pytest.mark.parametrize("name", ["dapo", "grpo", "gspo", "ppo"])
+@pytest.mark.parametrize("name", ["cispo", "dapo", "grpo", "gspo", "ppo"])
 def test_the_dump_holds_every_default_of_a_name_and_reads_back(name: str, tmp_path):
     config = load_config({}, [f"algorithm.name={name}"])
     file = tmp_path / "config.yaml"

@@ -42,6 +42,7 @@ from moored.engine.lora import BASE, plain_model, plain_weights
 from moored.engine.packing import TokenBatch
 from moored.engine.passes import trunk_of
 from moored.models.adapter import PREFIX
+from moored.training.losses import Loss, ppo_clip
 from moored.types import ScoreRequest
 
 T = TypeVar("T")
@@ -65,22 +66,14 @@ class ShardedLearner(LocalLearner):
         counts: dist.ProcessGroup,
         weights: Weights | None = None,
         with_critic: bool = False,
-        sequence_ratio: bool = False,
-        likelihood: bool = False,
+        loss: Loss = ppo_clip,
         trains: bool = True,
     ) -> None:
         self._mesh = mesh
         self._counts = counts
         self._weights = weights
         self._sharded: dict[nn.Module, Sharded] = {}
-        super().__init__(
-            model,
-            config,
-            with_critic=with_critic,
-            sequence_ratio=sequence_ratio,
-            likelihood=likelihood,
-            trains=trains,
-        )
+        super().__init__(model, config, with_critic=with_critic, loss=loss, trains=trains)
 
     def _shard(self) -> None:
         if self.reference not in (None, self.model):

@@ -68,8 +68,7 @@ class LocalEngine:
                 self.model,
                 config,
                 with_critic=algorithm.needs_critic,
-                sequence_ratio=algorithm.sequence_ratio,
-                likelihood=algorithm.likelihood,
+                loss=algorithm.loss,
             )
         else:
             self.learner = LocalLearner(self.model, config, trains=False)

@@ -10,10 +10,10 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from functools import partial, reduce
 from itertools import chain
 from pathlib import Path
-from typing import TypedDict, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -55,27 +55,19 @@ from moored.engine.passes import (
     logprobs_pass,
     policy_pass,
     says_out_of_memory,
-    terms_pass,
     training_mode,
 )
 from moored.errors import MooredError
 from moored.models.rates import rates_of
 from moored.training.batch import LossSample, Sample
-from moored.training.losses import update_figures
+from moored.training.losses import Loss, policy_loss, ppo_clip, update_figures
 from moored.types import Prompt, ScoreRequest
 
 T = TypeVar("T")
+TensorDict = dict[str, torch.Tensor]
 logger = logging.getLogger(__name__)
 LEAST_TOKENS = 1024
 """Of a micro-batch, below which halving it frees little: an episode is never split."""
-
-
-class _LossOptions(TypedDict):
-    """How `policy_pass` and `terms_pass` make a loss of log-probabilities."""
-
-    temperature: float
-    sequence_ratio: bool
-    likelihood: bool
 
 
 class LocalLearner:
@@ -90,15 +82,12 @@ class LocalLearner:
         config: Config | None = None,
         *,
         with_critic: bool = False,
-        sequence_ratio: bool = False,
-        likelihood: bool = False,
+        loss: Loss = ppo_clip,
         trains: bool = True,
     ) -> None:
         self.model = model
         self.config = config or Config()
-        self._loss = _LossOptions(
-            temperature=self._temperature, sequence_ratio=sequence_ratio, likelihood=likelihood
-        )
+        self._loss = loss
         self.bf16 = uses_bf16(self.config.engine.dtype, self.device)
         is_plain = self.config.engine.learner == "plain"
         self._uses_tree = not is_plain and use_tree_attention(model, self.device, bf16=self.bf16)
@@ -326,7 +315,7 @@ class LocalLearner:
     ) -> Iterator[Gradients]:
         """Of each term of a micro-batch's loss; the weights' own `grad` stays as it is."""
         with self._autocast():
-            found = terms_pass(self.model, batch, self.config.algorithm, **self._loss)
+            found, _ = self._policy_loss(batch)
         for term in terms:
             is_last = term == terms[-1]
             yield torch.autograd.grad(
@@ -377,18 +366,21 @@ class LocalLearner:
 
     def _add_gradients(self, batch: TokenBatch) -> graphs.Outputs:
         """Add a micro-batch's gradients to the weights'; returns the parts of its loss."""
-        options = self.config.algorithm
-        of_policy = partial(policy_pass, self.model, batch, options, **self._loss)
         with self._autocast():
-            loss, parts = self._forward(self.model, of_policy)
-        self._differentiate(loss, self._trained[0])
+            terms, parts = self._forward(self.model, lambda: self._policy_loss(batch))
+        self._differentiate(reduce(torch.add, terms.values()), self._trained[0])
         # After the policy's activations are gone.
         if self.critic is not None:
-            of_critic = partial(critic_pass, self.critic, batch, options.value_clip)
+            value_clip = self.config.algorithm.value_clip
+            of_critic = partial(critic_pass, self.critic, batch, value_clip)
             with self._autocast():
                 parts["value_loss"] = self._forward(self.critic, of_critic)
             self._differentiate(parts["value_loss"], self._trained[1])
         return {name: value.detach() for name, value in parts.items()}
+
+    def _policy_loss(self, batch: TokenBatch) -> tuple[TensorDict, TensorDict]:
+        stream = policy_pass(self.model, batch, temperature=self._temperature)
+        return policy_loss(stream, self.config.algorithm, self._loss)
 
     def _differentiate(self, loss: torch.Tensor, trained: Trained) -> None:
         """Add the gradients of a loss to those of a module."""

@@ -95,8 +95,7 @@ class RankWorker:
             counts=counts,
             weights=empty.weights,
             with_critic=algorithm.needs_critic,
-            sequence_ratio=algorithm.sequence_ratio,
-            likelihood=algorithm.likelihood,
+            loss=algorithm.loss,
             trains=trains,
         )
         self.info = _describe(model, config, bf16, rank.size)

@@ -28,7 +28,7 @@ from tests.tiny_model import tiny_model
 
 VOCABULARY = 48
 NUM_GROUPS = 6
-ALGORITHMS = ["ppo", "grpo", "dr_grpo", "dapo", "rloo", "reinforce_pp", "gspo"]
+ALGORITHMS = ["ppo", "grpo", "dr_grpo", "dapo", "rloo", "reinforce_pp", "gspo", "cispo"]
 
 
 def small_model():
@@ -87,7 +87,7 @@ def learner_of(name: str = "grpo", *overrides: str) -> LocalLearner:
         small_model(),
         config,
         with_critic=algorithm.needs_critic,
-        sequence_ratio=algorithm.sequence_ratio,
+        loss=algorithm.loss,
     )
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():

@@ -16,6 +16,7 @@ transformers = pytest.importorskip("transformers")
 
 from moored.engine.local.learner import LocalLearner  # noqa: E402
 from moored.rollout.render import Renderer  # noqa: E402
+from moored.training.losses import imitation  # noqa: E402
 
 TWO_TURNS = (
     Message("system", "Copy."),
@@ -51,7 +52,7 @@ def renderer(tiny_folder):
 def make_learner(folder, **engine) -> LocalLearner:
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     config = load_config({"optimizer": {"lr": 1e-3}, "engine": engine})
-    return LocalLearner(model, config, likelihood=True)
+    return LocalLearner(model, config, loss=imitation)
 
 
 def test_exactly_the_tokens_of_the_replies_are_learnt(renderer):

@@ -11,6 +11,7 @@ from moored.errors import MooredError
 from moored.names import ALGORITHMS, ESTIMATORS
 from moored.training.advantages import BILEVEL_GAE, TokenEstimator, load_estimator
 from moored.training.algorithms import GRPO, PPO, load_algorithm
+from moored.training.losses import ppo_clip
 from tests.warm import run_warm
 
 OWN = f"{__name__}:second_is_better"
@@ -28,7 +29,10 @@ def options(**given: object) -> AlgorithmConfig:
 def test_every_registered_algorithm_and_estimator_loads():
     algorithms = {name: load_algorithm(options(name=name)) for name in ALGORITHMS}
     assert [name for name, found in algorithms.items() if found.needs_critic] == ["ppo"]
-    assert [name for name, found in algorithms.items() if found.sequence_ratio] == ["gspo"]
+    assert [name for name, found in algorithms.items() if found.loss is not ppo_clip] == [
+        "gspo",
+        "cispo",
+    ]
     assert load_estimator("grpo") is algo.grpo
     assert all(load_estimator(name) for name in ESTIMATORS)
 
@@ -82,7 +86,7 @@ def test_a_typo_is_answered_without_importing_torch():
 def test_ddof_one_divides_the_std_of_a_group_by_one_less():
     # Rewards 0 and 2: std 1 with ddof 0, sqrt(2) with 1.
     rewards, groups = np.array([0.0, 2.0]), np.array([0, 0])
-    for name in ("grpo", "dapo", "gspo"):
+    for name in ("grpo", "dapo", "gspo", "cispo"):
         for ddof, std in ((0, 1.0), (1, 2.0**0.5)):
             estimate = load_algorithm(options(name=name, ddof=ddof)).advantage
             assert not isinstance(estimate, TokenEstimator)

@@ -12,7 +12,16 @@ import torch
 from moored.config import AlgorithmConfig
 from moored.names import AGGREGATIONS, Aggregation
 from moored.training.batch import Sample, token_weights
-from moored.training.losses import TokenStream, policy_loss, update_figures, value_loss
+from moored.training.losses import (
+    TokenStream,
+    cispo,
+    gspo,
+    imitation,
+    policy_loss,
+    ppo_clip,
+    update_figures,
+    value_loss,
+)
 from moored.types import Prompt
 
 ONE_AND_THREE = torch.tensor([0, 1, 1, 1])
@@ -62,8 +71,8 @@ every_aggregation = pytest.mark.parametrize("how", AGGREGATIONS)
 @every_aggregation
 def test_the_entropy_bonus_is_a_token_mean_under_every_aggregation(how: str):
     # (2 + 1 + 3 + 4) / 4 = 2.5, times 0.1.
-    loss, parts = policy_loss(stream(cast(Aggregation, how)), options(entropy_coef=0.1))
-    assert float(loss) == pytest.approx(-0.25)
+    terms, parts = policy_loss(stream(cast(Aggregation, how)), options(entropy_coef=0.1))
+    assert numbers(terms) == pytest.approx({"task": 0.0, "entropy": -0.25})
     assert update_figures(numbers(parts))["entropy"] == pytest.approx(2.5)
 
 
@@ -73,8 +82,8 @@ def test_kl_is_a_token_mean_under_every_aggregation(how: str, kind: str, of_half
     # Only the first token differs from the reference, by 0.5: its KL over four tokens.
     reference = torch.tensor([-1.5, -1.0, -1.0, -1.0])
     given = stream(cast(Aggregation, how), ref_logp=reference)
-    loss, parts = policy_loss(given, options(kl_coef=0.2, kl_estimator=kind))
-    assert float(loss) == pytest.approx(0.2 * of_half / 4, rel=1e-5)
+    terms, parts = policy_loss(given, options(kl_coef=0.2, kl_estimator=kind))
+    assert numbers(terms) == pytest.approx({"task": 0.0, "kl": 0.2 * of_half / 4}, rel=1e-5)
     assert update_figures(numbers(parts))["kl"] == pytest.approx(of_half / 4, rel=1e-5)
 
 
@@ -90,8 +99,9 @@ def test_kl_is_a_token_mean_under_every_aggregation(how: str, kind: str, of_half
 )
 def test_the_clipped_loss_keeps_the_aggregation_of_its_algorithm(how: str, expected: float):
     given = stream(cast(Aggregation, how), advantages=torch.tensor([-1.0, 0.0, 0.0, -1.0]))
-    loss, parts = policy_loss(given, options())
-    assert float(loss) == pytest.approx(expected) == float(parts["policy_loss"])
+    terms, parts = policy_loss(given, options())
+    assert numbers(terms) == pytest.approx({"task": expected})
+    assert float(parts["policy_loss"]) == pytest.approx(expected)
 
 
 @every_aggregation
@@ -106,13 +116,40 @@ def test_the_clip_fraction_is_a_share_of_the_loss_tokens(how: str):
     assert figures["old_policy_kl"] == pytest.approx(kl, rel=1e-4)
 
 
-def test_the_clip_fraction_of_a_sequence_ratio_counts_the_ratio_that_is_clipped():
+def test_the_clip_fraction_of_gspo_counts_the_ratio_that_is_clipped():
     # Log-ratios 0 and (0.6, -0.3, -0.3), mean 0: no sequence is clipped, though its tokens are far.
     logp = torch.tensor([0.0, 0.6, -0.3, -0.3]) - 1.0
-    _, parts = policy_loss(stream(logp=logp), options(), sequence_ratio=True)
+    _, parts = policy_loss(stream(logp=logp), options(), gspo)
     assert update_figures(numbers(parts))["clip_fraction"] == 0.0
     _, parts = policy_loss(stream(logp=logp), options())
     assert update_figures(numbers(parts))["clip_fraction"] == pytest.approx(0.75)
+
+
+# Ratios 6, 1.1, 0.5 and 2 of tokens with advantages 1, 2, -1 and -0.5; log pi is log r - 1.
+RATIOS, ADVANTAGES = (6.0, 1.1, 0.5, 2.0), (1.0, 2.0, -1.0, -0.5)
+
+
+def test_cispo_weighs_log_probabilities_by_clipped_ratios_that_have_no_gradient():
+    logp = (torch.log(torch.tensor(RATIOS)) - 1.0).requires_grad_()
+    given = stream(logp=logp, advantages=torch.tensor(ADVANTAGES))
+    loss, is_clipped = cispo(given, options(clip_high=4.0))
+    # -min(r, 5) A log pi
+    by_hand = -np.array([5.0, 1.1, 0.5, 2.0]) * ADVANTAGES * (np.log(RATIOS) - 1.0)
+    np.testing.assert_allclose(loss.tolist(), by_hand, rtol=1e-5)
+    assert is_clipped.tolist() == [True, False, False, False]
+    # The clipped token keeps its gradient, -5 A; PPO's clip would leave it without one.
+    (slopes,) = torch.autograd.grad(loss.sum(), logp)
+    np.testing.assert_allclose(slopes.tolist(), [-5.0, -2.2, 0.5, 1.0], rtol=1e-5)
+    loss, _ = ppo_clip(given, options(clip_high=4.0))
+    (slopes,) = torch.autograd.grad(loss.sum(), logp)
+    assert slopes[0] == 0.0
+
+
+def test_imitation_raises_log_probabilities_whatever_the_ratio():
+    given = stream(logp=torch.log(torch.tensor(RATIOS)), advantages=torch.ones(4))
+    loss, is_clipped = imitation(given, options())
+    np.testing.assert_allclose(loss.tolist(), -np.log(RATIOS), rtol=1e-5)
+    assert not is_clipped.any()
 
 
 def test_tokens_without_a_share_enter_no_figure():
@@ -129,8 +166,8 @@ def test_tokens_without_a_share_enter_no_figure():
 def test_a_soft_share_scales_the_entropy_bonus_but_not_the_logged_entropy():
     # A group of weight one half: its tokens give 0.5 / 4 each.
     shares = torch.tensor([0.25, 0.125, 0.125, 0.125])
-    loss, parts = policy_loss(stream(mean_weights=shares), options(entropy_coef=1.0))
-    assert float(loss) == pytest.approx(-(0.5 + (1 + 3 + 4) / 8))
+    terms, parts = policy_loss(stream(mean_weights=shares), options(entropy_coef=1.0))
+    assert float(terms["entropy"]) == pytest.approx(-(0.5 + (1 + 3 + 4) / 8))
     assert update_figures(numbers(parts))["entropy"] == pytest.approx(2.5)
 
 

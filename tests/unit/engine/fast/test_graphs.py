@@ -15,6 +15,7 @@ from moored.engine.fast.graphs import ALIGNMENT_BYTES, DeviceBatch, _tensors, _w
 from moored.engine.local.learner import LocalLearner
 from moored.engine.packing import loss_batch, micro_batches, pack, to_line
 from moored.training.batch import LossSample, Sample
+from moored.training.losses import cispo, gspo, imitation, ppo_clip
 from moored.types import Prompt, ScoreRequest
 from tests.tiny_model import tiny_model
 
@@ -116,10 +117,10 @@ def test_what_is_added_is_divided_so_that_no_prompt_has_more_continuations_than_
     assert bounds.continuations[-1] == 6144
 
 
-@pytest.mark.parametrize("sequence_ratio", [False, True])
-def test_padding_changes_neither_losses_nor_gradients(sequence_ratio):
+@pytest.mark.parametrize("loss", [ppo_clip, gspo, cispo, imitation])
+def test_padding_changes_neither_losses_nor_gradients(loss):
     config = load_config({"algorithm": {"entropy_coef": 0.01, "kl_coef": 0.1}})
-    learner = LocalLearner(untied_model(), config, with_critic=True, sequence_ratio=sequence_ratio)
+    learner = LocalLearner(untied_model(), config, with_critic=True, loss=loss)
     assert learner.critic is not None
     torch.nn.init.normal_(learner.critic.head.weight)
     samples = make_samples()
@@ -250,9 +251,9 @@ def test_updates_scores_and_values_through_padded_passes_equal_plain_ones():
 @pytest.mark.filterwarnings("default::DeprecationWarning")  # torch warns of itself
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize(
-    ("compile", "sequence_ratio"), [(False, False), (True, False), (False, True)]
+    ("compile", "loss"), [(False, ppo_clip), (True, ppo_clip), (False, gspo), (False, cispo)]
 )
-def test_recorded_updates_equal_plain_ones(tmp_path: Path, compile, sequence_ratio):
+def test_recorded_updates_equal_plain_ones(tmp_path: Path, compile, loss):
     lengths = [
         ((5, (7, 3)), (9, (4, 11, 2))),
         ((40, (100, 90, 300)), (9, (4, 11, 2))),
@@ -270,9 +271,7 @@ def test_recorded_updates_equal_plain_ones(tmp_path: Path, compile, sequence_rat
                 "engine": {"dtype": "bfloat16", "micro_batch_tokens": 2048, **how},
             }
         )
-        learner = LocalLearner(
-            untied_model().cuda(), config, with_critic=True, sequence_ratio=sequence_ratio
-        )
+        learner = LocalLearner(untied_model().cuda(), config, with_critic=True, loss=loss)
         stats = [next(learner.step([samples])) for samples in batches for _ in range(2)]
         learner.save(tmp_path)
         learner.load(tmp_path)
