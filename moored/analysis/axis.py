@@ -1,7 +1,7 @@
 """How far the axis of a figure reaches when its bands are much wider than its curves.
 
-With two seeds the 95 % interval of a mean is 12.7 times as wide as the seeds are apart. On an axis
-that holds it all, the curves are flat lines; so the axis follows the curves, a band is cut where it
+The 95 % interval of a mean over few seeds or prompts may be many times as wide as the curves are
+high. On an axis that holds it all, they are flat lines; so the axis follows the curves, a band is cut where it
 leaves the axis, and the figure says how far it reaches.
 """
 

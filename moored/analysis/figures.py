@@ -28,8 +28,24 @@ KIND_COLORS = {"good": GOOD, "bad": BAD, "warning": WARNING, "plain": SOFT}
 GRID = "rgba(128,138,152,0.25)"
 CLEAR = "rgba(0,0,0,0)"
 HEIGHT = 270
-LEGEND_ROW = 20
-"""Height of two more names above a figure."""
+"""Without the legend, whose height whoever draws the figure adds."""
+LEGEND_HEIGHT = 140
+"""More names are scrolled."""
+ENTROPY = "H(Z|X) per token, nats"
+SHARE, POSITIVE = (0.0, 1.0), (0.0, math.inf)
+LIMITS = {
+    **dict.fromkeys(("share", "share of groups", "share of the push"), SHARE),
+    "correlation": (-1.0, 1.0),
+    **dict.fromkeys(("tokens", "seconds", "mean over groups"), POSITIVE),
+    **dict.fromkeys(("nats per reply token", ENTROPY), POSITIVE),
+}
+"""Title of an axis -> what its figures, and so their bands, cannot go beyond."""
+UNLIMITED = (-math.inf, math.inf)
+ROOM, EDGE = 0.05, 0.015
+"""Around what is drawn, in heights of it; and beyond a limit, so that a line there is seen."""
+FLAT = 1e-9
+"""A height in sizes of the largest value that is rounding only."""
+BAND_OPACITY = 0.12
 CUT = "cut bands"
 """Name of the note that bands leave the axis."""
 DIGITS = 4
@@ -84,30 +100,29 @@ def line_chart(
     y_title: str,
     alarm_step: int | None = None,
     level: tuple[str, float] | None = None,
-    share: bool = False,
     show_names: bool | None = None,
 ) -> Chart:
-    """Curves over steps; `share` fixes the axis to 0…1, `level` draws a dashed line across.
+    """Curves over steps; `level` draws a dashed line across.
 
     Where bands are much wider than the curves, the axis follows the curves.
     """
     # Bands first, then faint lines: they must not hide the line of another curve.
-    banded = [curve for curve in curves if len(curve.low)]
-    data = [_band(curve, 0.18 if len(banded) <= 3 else 0.09) for curve in banded]
+    least, most = LIMITS.get(y_title, UNLIMITED)
+    bands = {
+        number: (np.clip(curve.low, least, most), np.clip(curve.high, least, most))
+        for number, curve in enumerate(curves)
+        if len(curve.low)
+    }
+    data = [_band(curves[number], low, high) for number, (low, high) in bands.items()]
     data += [_line(curve) for curve in sorted(curves, key=lambda curve: not curve.is_faint)]
-    named = [curve for curve in curves if not curve.is_faint]
     layout = base_layout("step", y_title)
-    layout["xaxis"]["range"] = [
-        0,
-        1.02 * max((max(curve.x, default=1) for curve in curves), default=1),
-    ]
+    longest = max((max(curve.x, default=1) for curve in curves), default=1)
+    layout["xaxis"]["range"] = [0, 1.02 * longest]
+    named = [curve for curve in curves if not curve.is_faint]
     layout["showlegend"] = len(named) > 1 if show_names is None else show_names
-    if layout["showlegend"]:
-        layout["height"] += LEGEND_ROW * ((len(named) - 1) // 2)
-    if share:
-        layout["yaxis"] |= {"range": [-0.03, 1.03]}
-    elif axis := _cut_axis(curves, level):
-        _add_cut(layout, axis, alarm_step)
+    heights = [value for curve in curves for value in curve.y]
+    edges = [edge for band in bands.values() for side in band for edge in side]
+    _fit_axis(layout, [*heights, *([level[1]] if level else [])], edges, alarm_step)
     if level is not None:
         _add_level(layout, *level)
     if alarm_step is not None:
@@ -118,7 +133,7 @@ def line_chart(
 def plane_chart(paths: Sequence[PlanePath], cuts: Cuts | None = None) -> Chart:
     """MI over H(Z|X), the path of each run; with cuts the four regimes."""
     data = [trace for path in paths for trace in _path_traces(path)]
-    layout = base_layout("H(Z|X) per token, nats", "MI per token, nats", height=400)
+    layout = base_layout(ENTROPY, "MI per token, nats", height=400)
     layout |= {"hovermode": "closest", "showlegend": len(paths) > 1}
     xs = [value for path in paths for value in path.entropy]
     ys = [value for path in paths for value in path.mi]
@@ -236,12 +251,12 @@ def _line(curve: Curve) -> Chart:
     if has_dots:
         line["marker"] = {"size": 4 if curve.has_dots else 7}
     if curve.is_faint:
-        line |= {"opacity": 0.35, "hoverinfo": "skip"}
+        line |= {"opacity": 0.45, "hoverinfo": "skip"}
         del line["hovertemplate"]
     return line
 
 
-def _band(curve: Curve, opacity: float) -> Chart:
+def _band(curve: Curve, low: np.ndarray, high: np.ndarray) -> Chart:
     steps = _whole(curve.x)
     return {
         "type": "scatter",
@@ -250,19 +265,37 @@ def _band(curve: Curve, opacity: float) -> Chart:
         "legendgroup": curve.name,
         "showlegend": False,
         "x": [*steps, *reversed(steps)],
-        "y": [*short(curve.high), *reversed(short(curve.low))],
+        "y": [*short(high), *reversed(short(low))],
         "fill": "toself",
         "fillcolor": color_of(curve.style),
-        "opacity": opacity,
+        "opacity": BAND_OPACITY,
         "line": {"width": 0},
         "hoverinfo": "skip",
     }
 
 
-def _cut_axis(curves: Sequence[Curve], level: tuple[str, float] | None) -> CutAxis | None:
-    heights = [value for curve in curves for value in curve.y]
-    edges = [edge for curve in curves for edge in (*curve.low, *curve.high)]
-    return cut_axis([*heights, *([level[1]] if level else [])], edges)
+def _fit_axis(
+    layout: Chart, values: Numbers, edges: Numbers, alarm_step: int | None = None
+) -> None:
+    """The range of the y axis: room around what is drawn, but none where no figure can be."""
+    drawn = [value for value in (*values, *edges) if math.isfinite(value)]
+    if not drawn:
+        return
+    bottom, top = min(drawn), max(drawn)
+    size = max(abs(bottom), abs(top)) or 1.0
+    is_flat = top - bottom < FLAT * size
+    height = size if is_flat else top - bottom
+    least, most = LIMITS.get(layout["yaxis"]["title"]["text"], UNLIMITED)
+    if cut := cut_axis(values, edges):
+        low, high = cut.low, cut.high
+        _add_cut(layout, cut, alarm_step)
+    else:
+        # A limit that is near belongs into the figure.
+        low = bottom - height * (1 if is_flat or bottom - height <= least else ROOM)
+        high = top + height * (1 if is_flat or top + height >= most else ROOM)
+    low, high = max(low, min(least, bottom)), min(high, max(most, top))
+    edge = EDGE * (high - low)
+    layout["yaxis"]["range"] = [float(f"{end:.{DIGITS}g}") for end in (low - edge, high + edge)]
 
 
 def _path_traces(path: PlanePath) -> list[Chart]:
@@ -339,6 +372,7 @@ def base_layout(x_title: str, y_title: str, *, height: int = HEIGHT) -> Chart:
             "x": 0,
             "font": {"size": 11},
             "traceorder": "normal",
+            "maxheight": LEGEND_HEIGHT,
         },
         "xaxis": axis | {"title": {"text": x_title, "standoff": 6}},
         "yaxis": axis | {"title": {"text": y_title, "standoff": 6}},
@@ -372,11 +406,10 @@ def about_cuts(charts: Iterable[Chart]) -> str:
 
 
 def _add_cut(layout: Chart, axis: CutAxis, alarm_step: int | None) -> None:
-    """Set the axis, and say what it does not show; a double click does."""
+    """Say what the axis does not show; a double click does."""
     # The word of an alarm stands at the same height, and must stay readable.
     is_left = alarm_step is None or alarm_step > layout["xaxis"]["range"][1] / 2
     side = {"x": 0, "xanchor": "left"} if is_left else {"x": 1, "xanchor": "right"}
-    layout["yaxis"] |= {"range": [float(f"{end:.{DIGITS}g}") for end in (axis.low, axis.high)]}
     note = {"xref": "paper", **side, "yref": "paper", "y": 1}
     note |= {"yanchor": "bottom", "text": axis.note, "showarrow": False, "name": CUT}
     layout.setdefault("annotations", []).append(note | {"font": {"size": 11, "color": SOFT}})

@@ -16,7 +16,7 @@
     };
   }
 
-  function draw(slug) {
+  async function draw(slug) {
     const { data, layout } = figures[slug];
     const theme = colors();
     const themed = {
@@ -27,7 +27,10 @@
       // A finger scrolls the page; it must not zoom into the figure under it.
       dragmode: isTouch ? false : "zoom",
     };
-    return Plotly.newPlot(slug, data, themed, config);
+    const plot = await Plotly.newPlot(slug, data, themed, config);
+    // Names take as many lines as the width needs, and no height from the curves.
+    const names = plot.querySelector(".legend .bg");
+    if (names) await Plotly.relayout(plot, { height: layout.height + names.getBBox().height });
   }
 
   Object.keys(figures).forEach(draw);

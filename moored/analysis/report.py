@@ -28,22 +28,12 @@ class Drawn:
     caption: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class LegendEntry:
-    """What a colour and its dashes stand for."""
-
-    color: str
-    dash: str
-    text: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
     """A part of the report under its own heading; whatever is empty is not shown."""
 
     title: str
     text: str = ""
-    legend: tuple[LegendEntry, ...] = ()
     figures: tuple[Drawn, ...] = ()
     columns: int = 2
     """Figures side by side, where there is room."""

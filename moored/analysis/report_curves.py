@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from moored.algo.snr import FREE_ABOVE
 from moored.analysis.diagnosis import Look, Series
-from moored.analysis.figures import Curve, about_cuts, line_chart, phase_chart
+from moored.analysis.figures import ENTROPY, Curve, about_cuts, line_chart, phase_chart
 from moored.analysis.findings import interval_of
 from moored.analysis.report import Drawn, Section
 from moored.analysis.report_data import (
@@ -29,7 +29,7 @@ WINDOWS = 30
 MEASURED = {
     "mi_estimate": ("MI of reasoning and prompt", "nats per token"),
     "retrieval_accuracy": ("Retrieval of the prompt", "share"),
-    "conditional_entropy_est": ("Conditional entropy H(Z|X)", "nats per token"),
+    "conditional_entropy_est": ("Conditional entropy H(Z|X)", ENTROPY),
 }
 """Field of a report -> title and axis of its figure."""
 
@@ -92,16 +92,12 @@ def _step_figure(
         for style, name in enumerate(known)
         for line in _lines(name, curves[name], style, is_rare=name.startswith(RARE))
     ]
-    axis = AXES.get(known[0])
     chart = line_chart(
         lines,
-        y_title=axis or "share",
+        y_title=AXES.get(known[0], "share"),
         alarm_step=alarm,
         level=("", FREE_ABOVE) if slug == OUTCOME_FREE else None,
-        share=axis is None and slug != "success",
     )
-    if slug == "success":
-        chart["layout"]["yaxis"]["rangemode"] = "tozero"
     caption = OUTCOME_FREE_CAPTION if slug == OUTCOME_FREE else ""
     yield Drawn(slug=slug, title=title, chart=chart, caption=caption)
 

@@ -29,17 +29,25 @@ MOST_SECONDS = 300
 PAGE = """<!DOCTYPE html><meta charset="utf-8"><body><script>{plotly}</script>
 <script>
 const figures = {figures};
-const size = {{format: "png", width: {width}, scale: {scale}}};
 (async () => {{
   const made = {{}};
   for (const [slug, figure] of Object.entries(figures)) {{
     const top = figure.layout.margin.t + 40;
     const layout = {{...figure.layout, paper_bgcolor: "#ffffff",
-      title: {{text: figure.title, x: 0.02, y: 0.97, font: {{size: 15}}}},
+      title: {{text: figure.title, x: 0.02, y: 1, yanchor: "top", pad: {{t: 10}},
+        font: {{size: 15}}}},
       font: {{...figure.layout.font, color: "#1c2430"}},
-      margin: {{...figure.layout.margin, t: top}}, height: figure.layout.height + 40}};
-    const drawn = {{data: figure.data, layout}};
-    made[slug] = (await Plotly.toImage(drawn, {{...size, height: layout.height}})).split(",")[1];
+      legend: {{...figure.layout.legend, maxheight: 10000}},
+      margin: {{...figure.layout.margin, t: top}}, width: {width}}};
+    const plot = document.body.appendChild(document.createElement("div"));
+    await Plotly.newPlot(plot, figure.data, layout);
+    const names = plot.querySelector(".legend .bg");
+    const above = names ? names.getBBox().height : 0;
+    const height = figure.layout.height + 40 + above;
+    await Plotly.relayout(plot, {{height, "margin.t": top + above}});
+    const size = {{format: "png", width: {width}, height, scale: {scale}}};
+    made[slug] = (await Plotly.toImage(plot, size)).split(",")[1];
+    plot.remove();
   }}
   document.body.innerHTML = "<pre>" + JSON.stringify(made) + "</pre>";
 }})();

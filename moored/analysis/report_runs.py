@@ -1,9 +1,11 @@
-"""The report on several runs: curves of repeats as mean and band, tables, differing options."""
+"""The report on several runs: curves of repeats and their mean, tables, differing options."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -19,16 +21,15 @@ from moored.analysis.compare_text import (
     verdicts_of,
 )
 from moored.analysis.figures import (
+    ENTROPY,
     Curve,
     PlanePath,
     about_cuts,
-    color_of,
-    dash_of,
     line_chart,
     plane_chart,
 )
 from moored.analysis.findings import Grid, Kind
-from moored.analysis.report import About, Drawn, LegendEntry, Report, Section, empty_report
+from moored.analysis.report import About, Drawn, Report, Section, empty_report
 from moored.analysis.report_data import (
     CHAIN_CAPTION,
     CHAIN_CURVES,
@@ -56,8 +57,8 @@ MOST_LISTED = 12
 OUTCOME_FREE = "outcome-free share"
 """Name of its curve."""
 FEW_SEEDS = 3
-"""Up to this many, each has a faint line of its own: their interval alone says little."""
-MOST_SEED_LINES = 12
+"""Up to this many have lines of their own: their interval is 4 to 13 standard errors wide."""
+MOST_SEED_LINES, MOST_BANDS = 12, 4
 """More of them hide the means."""
 NAMED_OPTIONS = 3
 """An arm is called by the options that differ, up to this many."""
@@ -69,7 +70,7 @@ FIGURES = {
     "reward": ("Reward", "mean over trajectories"),
     "retrieval": ("Retrieval of the prompt", "share"),
     "MI": ("MI of reasoning and prompt", "nats per token"),
-    "H(Z|X)": ("Conditional entropy H(Z|X)", "nats per token"),
+    "H(Z|X)": ("Conditional entropy H(Z|X)", ENTROPY),
     WORTH: (WORTH_TITLE, "correlation"),
     **{name: (title, "nats beyond chance") for name, (_, title) in CHAIN_CURVES.items()},
     "reply tokens": ("Length of replies", "tokens"),
@@ -88,20 +89,10 @@ CAPTIONS = {
     OUTCOME_FREE: OUTCOME_FREE_CAPTION,
     **dict.fromkeys(CHAIN_CURVES, CHAIN_CAPTION),
 }
-UNLIMITED = (-math.inf, math.inf)
-SHARE = (0.0, 1.0)
-LIMITS = {
-    **dict.fromkeys(("share", "share of groups", "share of the push"), SHARE),
-    "correlation": (-1.0, 1.0),
-}
-"""Axis -> what a figure, and so its band, cannot go beyond."""
-NEVER_NEGATIVE = (
-    *("training loss", "held-out loss"),
-    *("H(Z|X)", "reply tokens", "reward variance", "seconds"),
-)
-"""Figures whose bands end at 0."""
 
 Curves = Mapping[str, Points]
+Arms = Mapping[str, Sequence[Curves]]
+"""Name of a setting -> the curves of each of its runs."""
 
 
 def report_of_runs(
@@ -116,7 +107,7 @@ def report_of_runs(
     curves: dict[Path, Curves] = {}
     for path in paths:
         try:
-            curves[path] = _read_curves(path, until)
+            curves[path] = read_curves(path, until)
         except (MooredError, OSError) as error:
             left_out[str(path)] = str(error)
         if on_run is not None:
@@ -142,18 +133,25 @@ def _compared(
     arms = len(found.arms)
     of = "" if arms == num_runs else f" of {arms} setting{'s' if arms > 1 else ''}"
     names = {arm.label: _name_of(arm, found) for arm in found.arms}
+    members = {names[arm.label]: [curves[run.path] for run in arm.runs] for arm in found.arms}
+    runs = [
+        (arm.label, str(run.path), option_cell(run.options.get("seed", "–")), str(run.last_step))
+        for arm in found.arms
+        for run in arm.runs
+    ]
     sections = (
-        _legend_and_curves(found, curves, names),
-        _plane(found, curves, names),
+        *curve_sections(members),
         _table(found, names),
         _options(found),
-        _runs(found),
+        list_runs(runs),
     )
     return Report(
         kind=Kind.PLAIN,
         title=f"{num_runs} runs{of}",
         meaning=tuple(_verdict_line(found)),
-        facts={"settings": "; ".join(names.values())} if arms <= 6 else {},
+        facts={"settings": "; ".join(map(_with_seeds, names.values(), found.arms))}
+        if arms <= 6
+        else {},
         notes=(),
         sections=tuple(s for s in sections if s.figures or s.grids),
         left_out=left_out,
@@ -171,7 +169,7 @@ def _verdict_line(found: Comparison) -> list[str]:
     return [f"Verdicts at the end: {counts}. Runs with an alarm: {alarms} of {len(runs)}."]
 
 
-def _read_curves(path: Path, until: int | None) -> Curves:
+def read_curves(path: Path, until: int | None) -> Curves:
     """Every curve of a run that the comparison shows."""
     streams: tuple[Stream, ...] = ("metrics", "collapse", "timing")
     steps, looks, timing = (_up_to(read_records(path, stream), until) for stream in streams)
@@ -194,67 +192,85 @@ def _name_of(arm: Arm, found: Comparison) -> str:
     if 0 < len(options) <= NAMED_OPTIONS:
         parts = [f"{n.rpartition('.')[2]} {option_cell(v[place])}" for n, v in options.items()]
         return f"{arm.label}: {', '.join(parts)}"
-    return f"{arm.label}: {arm.runs[0].path.name}"
+    return f"{arm.label}: {_folder_of(arm, found)}"
 
 
-def _legend_and_curves(
-    found: Comparison, curves: Mapping[Path, Curves], names: Mapping[str, str]
-) -> Section:
-    known = dict.fromkeys(name for of_run in curves.values() for name in of_run)
+def _folder_of(arm: Arm, found: Comparison) -> str:
+    """The folder of its run or of its seeds, from where those of all settings part."""
+    shared = os.path.commonpath([run.path.absolute().parent for a in found.arms for run in a.runs])
+    own = os.path.relpath(os.path.commonpath([run.path.absolute() for run in arm.runs]), shared)
+    return arm.runs[0].path.name if own == os.curdir else own
+
+
+def _with_seeds(name: str, arm: Arm) -> str:
+    return f"{name} ({len(arm.runs)} seeds)" if len(arm.runs) > 1 else name
+
+
+def curve_sections(arms: Arms) -> tuple[Section, Section]:
+    """Every curve over the steps, and the plane; a setting has one colour in all figures."""
+    known = dict.fromkeys(name for runs in arms.values() for curves in runs for name in curves)
     ordered = sorted(known, key=lambda name: list(FIGURES).index(name.partition(",")[0]))
-    figures = [_figure(name, found, curves, names) for name in ordered]
-    has_seeds = any(len(arm.runs) > 1 for arm in found.arms)
-    bands = " Bands are 95 % intervals of the mean over seeds." if has_seeds else ""
-    if _arms_with_seed_lines(found):
-        bands += " Faint lines are single seeds."
-    bands += about_cuts(drawn.chart for drawn in figures)
-    legend = tuple(
-        LegendEntry(color_of(style), dash_of(style), f"{names[arm.label]}{_seeds(arm)}")
-        for style, arm in enumerate(found.arms)
-    )
-    return Section(
+    figures = [_figure(name, arms) for name in ordered]
+    cut = about_cuts(drawn.chart for drawn in figures)
+    curves = Section(
         title="Over the steps",
-        text=f"Running means; that of a setting ends with its shortest run.{bands}",
-        legend=legend,
+        text=f"Running means over steps.{_what_is_drawn(arms)}{cut}",
         figures=tuple(figures),
     )
+    return curves, _plane(arms, known)
 
 
-def _seeds(arm: Arm) -> str:
-    return f" ({len(arm.runs)} seeds)" if len(arm.runs) > 1 else ""
+def _what_is_drawn(arms: Arms) -> str:
+    """A sentence on the mean, the lines of seeds and the bands."""
+    nums = [len(runs) for runs in arms.values()]
+    if max(nums) == 1:
+        return ""
+    said = " The strong line of a setting is the mean over its seeds and ends with its shortest run"
+    if _arms_with_seed_lines(arms):
+        said += "; thin lines are single seeds"
+    elif any(1 < num <= FEW_SEEDS for num in nums):
+        said += f"; lines of single seeds are left out where they would be over {MOST_SEED_LINES}"
+    if _arms_with_bands(arms):
+        said += f"; bands, from {FEW_SEEDS + 1} seeds on, are 95 % intervals of the mean"
+    elif max(nums) > FEW_SEEDS:
+        said += "; the bands of so many settings would hide each other, the table has the intervals"
+    return f"{said}."
 
 
-def _arms_with_seed_lines(found: Comparison) -> list[Arm]:
-    """Settings whose seeds have lines of their own."""
-    arms = [arm for arm in found.arms if 1 < len(arm.runs) <= FEW_SEEDS]
-    return arms if sum(len(arm.runs) for arm in arms) <= MOST_SEED_LINES else []
+def _arms_with_seed_lines(arms: Arms) -> list[str]:
+    few = [name for name, runs in arms.items() if 1 < len(runs) <= FEW_SEEDS]
+    return few if sum(len(arms[name]) for name in few) <= MOST_SEED_LINES else []
 
 
-def _figure(
-    name: str, found: Comparison, curves: Mapping[Path, Curves], names: Mapping[str, str]
-) -> Drawn:
+def _arms_with_bands(arms: Arms) -> list[str]:
+    many = [name for name, runs in arms.items() if len(runs) > FEW_SEEDS]
+    return many if len(many) <= MOST_BANDS else []
+
+
+def _figure(name: str, arms: Arms) -> Drawn:
     base, _, env = name.partition(", ")
     title, y_title = FIGURES[base]
-    within = (0.0, math.inf) if base in NEVER_NEGATIVE else LIMITS.get(y_title, UNLIMITED)
-    single = _arms_with_seed_lines(found)
+    single, banded = _arms_with_seed_lines(arms), _arms_with_bands(arms)
     lines: list[Curve] = []
-    for style, arm in enumerate(found.arms):
-        members = [c[name] for run in arm.runs if name in (c := curves[run.path])]
-        label = names[arm.label]
-        if len(members) > 1 and arm in single:
+    for style, (label, runs) in enumerate(arms.items()):
+        members = [curves[name] for curves in runs if name in curves]
+        if len(members) > 1 and label in single:
             lines += [_seed_curve(member, label, style) for member in members]
         if members:
-            lines.append(_mean_curve(members, label, style, within=within))
+            lines.append(_mean_curve(members, label, style, has_band=label in banded))
     levels = {OUTCOME_FREE: FREE_ABOVE, **dict.fromkeys((WORTH, *CHAIN_CURVES), 0.0)}
     level = ("", levels[base]) if base in levels else None
-    chart = line_chart(lines, y_title=y_title, level=level, show_names=False)
-    slug = base.lower().replace(" ", "_").replace("(z|x)", "_z_x").replace("-", "_")
+    chart = line_chart(lines, y_title=y_title, level=level, show_names=len(arms) > 1)
     return Drawn(
-        slug=f"{slug}_{env}" if env else slug,
+        slug=f"{slug_of(base)}_{env}" if env else slug_of(base),
         title=f"{title}, {env}" if env else title,
         chart=chart,
         caption=CAPTIONS.get(base, ""),
     )
+
+
+def slug_of(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
 
 
 def _seed_curve(points: Points, label: str, style: int) -> Curve:
@@ -264,29 +280,18 @@ def _seed_curve(points: Points, label: str, style: int) -> Curve:
 
 
 def _mean_curve(
-    members: Sequence[Points],
-    label: str,
-    style: int,
-    *,
-    within: tuple[float, float] = UNLIMITED,
+    members: Sequence[Points], label: str, style: int, *, has_band: bool = False
 ) -> Curve:
-    """Mean and band over runs at the steps that all of them have."""
+    """Mean, and its interval, over runs at the steps that all of them have."""
     smooth = [_smooth(member) for member in members]
     shared = [step for step in smooth[0] if all(step in other for other in smooth[1:])]
     values = [[member[step] for member in smooth] for step in shared]
     x, y = thinned(shared, [fmean(each) for each in values], MOST_POINTS)
-    if len(members) == 1:
+    if not has_band or len(members) == 1:
         return Curve(name=label, x=x, y=y, style=style)
     halves = thinned(shared, [half_width(each) or 0.0 for each in values], MOST_POINTS)[1]
-    least, most = within
-    return Curve(
-        name=label,
-        x=x,
-        y=y,
-        low=[max(mean - half, least) for mean, half in zip(y, halves, strict=True)],
-        high=[min(mean + half, most) for mean, half in zip(y, halves, strict=True)],
-        style=style,
-    )
+    low, high = ([m + sign * h for m, h in zip(y, halves, strict=True)] for sign in (-1, 1))
+    return Curve(name=label, x=x, y=y, low=low, high=high, style=style)
 
 
 def _smooth(points: Points) -> dict[int, float]:
@@ -294,29 +299,26 @@ def _smooth(points: Points) -> dict[int, float]:
     return dict(zip(steps, smoothed(values, max(len(steps) // WINDOWS, 1)), strict=True))
 
 
-def _plane(found: Comparison, curves: Mapping[Path, Curves], names: Mapping[str, str]) -> Section:
-    """The mean path of every arm, for each environment."""
-    known = dict.fromkeys(name for of_run in curves.values() for name in of_run)
+def _plane(arms: Arms, known: Iterable[str]) -> Section:
+    """The mean path of every setting, for each environment."""
     suffixes = [name.removeprefix("MI") for name in known if name.partition(",")[0] == "MI"]
     figures = []
     for suffix in suffixes:
         paths = []
-        for style, arm in enumerate(found.arms):
-            members = [curves[run.path] for run in arm.runs]
+        for style, (label, runs) in enumerate(arms.items()):
             mi, entropy = (
-                [c[key] for c in members if key in c] for key in (f"MI{suffix}", f"H(Z|X){suffix}")
+                [curves[key] for curves in runs if key in curves]
+                for key in (f"MI{suffix}", f"H(Z|X){suffix}")
             )
             if mi and entropy:
-                paths.append(_arm_path(mi, entropy, names[arm.label], style))
-        chart = plane_chart(paths)
-        chart["layout"]["showlegend"] = False
+                paths.append(_arm_path(mi, entropy, label, style))
         env = suffix.removeprefix(", ")
         slug, title = (f"plane_{env}", env) if env else ("plane", "H(Z|X) and MI")
-        figures.append(Drawn(slug=slug, title=title, chart=chart))
+        figures.append(Drawn(slug=slug, title=title, chart=plane_chart(paths)))
     return Section(
         title="Diversity and input dependence",
         text="The path of each setting on the plane of H(Z|X) and MI, means over seeds; the open "
-        "circle is the first look, the large one the last. Colours as above.",
+        "circle is the first look, the large one the last.",
         figures=tuple(figures),
         columns=min(max(len(figures), 1), 2),
     )
@@ -357,13 +359,9 @@ def _table(found: Comparison, names: Mapping[str, str]) -> Section:
     )
 
 
-def _runs(found: Comparison) -> Section:
-    rows = tuple(
-        (arm.label, str(run.path), option_cell(run.options.get("seed", "–")), str(run.last_step))
-        for arm in found.arms
-        for run in arm.runs
-    )
-    grid = Grid(("setting", "run", "seed", "steps"), rows)
+def list_runs(rows: Sequence[tuple[str, ...]]) -> Section:
+    """Setting, folder, seed and steps of every run."""
+    grid = Grid(("setting", "run", "seed", "steps"), tuple(rows))
     return Section(title="Runs", grids={"": grid}, is_folded=len(rows) > MOST_LISTED)
 
 

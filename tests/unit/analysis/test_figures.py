@@ -32,9 +32,7 @@ def charts() -> dict[str, dict]:
         name="run", entropy=[1.0, 0.5], mi=[0.4, 0.1], texts=["1", "2"], kinds=["good", "bad"]
     )
     return {
-        "line": line_chart(
-            [faint, curve], y_title="share", alarm_step=2, level=("chance", 0.1), share=True
-        ),
+        "line": line_chart([faint, curve], y_title="share", alarm_step=2, level=("chance", 0.1)),
         "plane": plane_chart([path], Cuts(entropy=0.7, mi=0.2)),
         "phases": phase_chart([1, 2], {"rollout": [1.0, 2.0], "update": [0.5, 0.5]}, 2),
         "histogram": variance_histogram(np.array([0.2]), np.array([0.0, 0.0])),
@@ -60,6 +58,28 @@ def test_a_band_runs_along_the_high_edge_and_back_along_the_low_one():
     band, line = line_chart([curve], y_title="")["data"]
     assert band["x"] == [1, 2, 2, 1] and band["y"] == [7.0, 8.0, 5.5, 4.0]
     assert line["y"] == [5.0, 6.0]
+
+
+def test_an_axis_ends_where_no_figure_can_be_and_elsewhere_leaves_room():
+    def axis(y_title: str, *values: float) -> list[float]:
+        curve = Curve(name="a", x=range(len(values)), y=values)
+        return line_chart([curve], y_title=y_title)["layout"]["yaxis"]["range"]
+
+    # An edge of 1.5 % shows a line at a limit in its full width.
+    assert axis("share", 0.0, 0.2) == pytest.approx([-0.003, 0.213], abs=1e-3)
+    assert axis("share", 0.9, 1.0) == pytest.approx([0.893425, 1.001575], abs=1e-3)
+    assert axis("share", 1.0, 1.0) == [-0.015, 1.015]
+    assert axis("seconds", 2.0, 2.0)[0] == pytest.approx(-0.06)
+    assert axis("tokens", 30.0, 32.0)[0] == pytest.approx(29.867, abs=1e-2)
+    # Outside of what was thought possible, and where nothing is known: all of it is shown.
+    assert axis("share", -0.2, 0.8)[0] == pytest.approx(-0.218)
+    assert axis("mean over turns", -0.2, -0.2) == pytest.approx([-0.406, 0.006])
+
+
+def test_a_band_ends_where_no_figure_can_be():
+    curve = Curve(name="a", x=[1, 2], y=[0.5, 0.9], low=[-0.5, 0.8], high=[1.5, 1.0])
+    band = line_chart([curve], y_title="share")["data"][0]
+    assert band["y"] == [1.0, 1.0, 0.8, 0.0]
 
 
 def test_the_alarm_is_a_line_at_its_step():

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from moored.analysis.figures import PALETTE
 from moored.analysis.findings import Kind
 from moored.analysis.report import Report, build_report
 from moored.analysis.report_data import smoothed, thinned
@@ -113,14 +114,14 @@ def test_what_dependence_earns_is_a_curve_where_it_was_measured(run):
 def test_what_dependence_earns_is_compared_between_runs_within_what_it_can_be(bench, tmp_path):
     runs = [
         bench.make_run(tmp_path / f"{seed}", seed=seed, num_steps=4, look_every=4)
-        for seed in (0, 1)
+        for seed in range(4)
     ]
     assert "worth" not in report_on(*runs).figures
-    for run, correlation in zip(runs, (0.2, 0.4), strict=True):
+    for run, correlation in zip(runs, (0.2, 0.9, 0.9, 0.9), strict=True):
         log_worth(run, (correlation, 0.1))
-    band, *_, line = report_on(*runs).figures["worth"].chart["data"]
-    # 0.3 ± 1.2706, but a correlation.
-    assert line["y"] == [0.3] and band["y"] == [1.0, pytest.approx(-0.9706, abs=1e-3)]
+    band, line = report_on(*runs).figures["worth"].chart["data"]
+    # 0.725 ± 3.182 · 0.35 / 2, but a correlation.
+    assert line["y"] == [0.725] and band["y"] == [1.0, pytest.approx(0.1681, abs=1e-3)]
 
 
 def log_chain(run: Path, *links: Link) -> None:
@@ -214,6 +215,14 @@ def test_episodes_that_were_lost_are_a_warning_where_a_run_has_any(run):
     log_figures(run, "", **{"rollout/error_count": 2.0})
     (note,) = (note for note in report_on(run).notes if "error" in note.text)
     assert note.kind is Kind.WARNING and note.text.startswith("40 episodes ended in an error")
+
+
+def test_success_that_has_not_moved_is_a_warning(run):
+    assert not [note for note in report_on(run).notes if "progress" in note.text]
+    log_figures(run, "", rollout__success_rate=0.0)
+    (note,) = (note for note in report_on(run).notes if "progress" in note.text)
+    # Parts of 3 of the 20 steps.
+    assert note.kind is Kind.WARNING and note.text.startswith("No progress since step 3: ")
 
 
 def test_a_malformed_reply_that_costs_less_than_a_well_formed_one_is_a_warning(run):
@@ -414,27 +423,24 @@ def test_broken_and_empty_runs_are_named_and_the_others_compared(bench, tmp_path
         report_on(tmp_path / "nowhere")
 
 
-def test_seeds_become_a_mean_and_the_interval_of_the_mean(bench, tmp_path):
-    runs = [tmp_path / "a", tmp_path / "b"]
-    for seed, (folder, rates) in enumerate(zip(runs, ([0.2, 0.4], [0.4, 0.4, 0.9]), strict=True)):
-        folder.mkdir()
-        (folder / "config.yaml").write_text(f"seed: {seed}\n")
-        records = [
-            {"schema": 1, "step": step}
-            | {"rollout/success_rate": rate, "rollout/reward_mean": 2 * rate}
-            for step, rate in enumerate(rates, start=1)
-        ]
-        (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
-    band, *seeds, line = report_on(*runs).figures["success"].chart["data"]
-    # Two seeds: t = 12.706, standard error 0.1. The curve ends with the shorter run.
-    assert line["x"] == [1, 2] and line["y"] == [0.3, 0.4]
+def test_seeds_become_a_mean_and_the_interval_of_the_mean(tmp_path):
+    rates = ([0.2, 0.4], [0.4, 0.4, 0.9], [0.2, 0.4], [0.4, 0.4])
+    runs = [
+        write_run(tmp_path / str(k), k, success_rate=r, reward_mean=r) for k, r in enumerate(rates)
+    ]
+    few = report_on(*runs[:2])
+    *seeds, line = few.figures["success"].chart["data"]
+    # The curve ends with the shorter run; the interval of two seeds is wider than the figure.
+    assert line["x"] == [1, 2] and line["y"] == [0.3, 0.4] and "fill" not in seeds[0]
     assert [seed["y"] for seed in seeds] == [[0.2, 0.4], [0.4, 0.4, 0.9]]
-    assert band["y"] == [1.0, 0.4, 0.4, 0.0]  # 0.3 ± 1.2706, but a share
-    band, *_, line = report_on(*runs).figures["reward"].chart["data"]
-    assert line["y"] == [0.6, 0.8]
-    assert band["y"] == [pytest.approx(3.141, abs=1e-3), 0.8, 0.8, pytest.approx(-1.941, abs=1e-3)]
-    cut = report_on(*runs, until=1).figures["success"].chart["data"][-1]
+    assert "thin lines are single seeds" in section(few, "Over the steps").text
+    cut = report_on(*runs[:2], until=1).figures["success"].chart["data"][-1]
     assert cut["x"] == [1]
+    many = report_on(*runs)
+    band, line = many.figures["reward"].chart["data"]
+    # t = 3.182 with four seeds, standard error 0.1155 / 2.
+    assert band["y"] == pytest.approx([0.4837, 0.4, 0.4, 0.1163], abs=1e-4)
+    assert band["opacity"] < 0.2 and "bands" in section(many, "Over the steps").text
 
 
 def write_run(folder: Path, seed: int, **curves: list[float]) -> Path:
@@ -450,36 +456,53 @@ def write_run(folder: Path, seed: int, **curves: list[float]) -> Path:
     return folder
 
 
-def test_with_two_seeds_the_axis_follows_the_seeds_and_the_figure_says_how_far_bands_reach(
+def test_where_bands_are_wide_the_axis_follows_the_means_and_the_figure_says_how_far_they_reach(
     tmp_path,
 ):
+    tokens = [[34.0, 3.0], [34.0, 90.0], [34.0, 2.0], [34.0, 42.0]]
     runs = [
-        write_run(tmp_path / "a", 0, success_rate=[0.2, 0.2], reply_tokens_mean=[30.0, 40.0]),
-        write_run(tmp_path / "b", 1, success_rate=[0.2, 0.2], reply_tokens_mean=[34.0, 30.0]),
+        write_run(tmp_path / str(k), k, success_rate=[0.2, 0.2], reply_tokens_mean=each)
+        for k, each in enumerate(tokens)
     ]
     report = report_on(*runs)
-    # Step 2: 35 ± 12.706 · 5. Lengths are not negative, and seeds lie between 30 and 40.
+    # Step 2: 34.25 ± 3.182 · 41.5 / 2. Lengths are not negative.
     (note,) = report.figures["reply_tokens"].chart["layout"]["annotations"]
-    assert note["text"] == "bands reach from 0 to 98.5"
+    assert note["text"] == "bands reach from 0 to 100"
     low, high = report.figures["reply_tokens"].chart["layout"]["yaxis"]["range"]
-    assert 15 < low < 30 and 40 < high < 55
+    assert 15 < low < 34 and 35 < high < 55
     assert "annotations" not in report.figures["success"].chart["layout"]
     assert "cut at the edge" in section(report, "Over the steps").text
-    assert "Faint lines are single seeds." in section(report, "Over the steps").text
-    alike = write_run(tmp_path / "c", 1, success_rate=[0.2, 0.2], reply_tokens_mean=[31.0, 41.0])
-    narrow = report_on(runs[0], alike)
-    assert "range" not in narrow.figures["reply_tokens"].chart["layout"]["yaxis"]
-    assert "cut at the edge" not in section(narrow, "Over the steps").text
+    assert "cut at the edge" not in section(report_on(*runs[:2]), "Over the steps").text
 
 
-def test_many_seeds_have_a_mean_and_a_band_only(tmp_path):
+def test_bands_that_would_hide_each_other_are_left_out_and_the_page_says_so(bench, tmp_path):
     runs = [
-        write_run(tmp_path / str(seed), seed, success_rate=[0.1 * seed, 0.2]) for seed in range(4)
+        bench.make_run(tmp_path / f"{value}-{seed}", seed=seed, value=value, num_steps=3)
+        for value in (0.1, 0.2, 0.3, 0.4, 0.5)
+        for seed in range(4)
     ]
-    assert len(report_on(*runs[:3]).figures["success"].chart["data"]) == 1 + 3 + 1
     report = report_on(*runs)
-    assert len(report.figures["success"].chart["data"]) == 2
-    assert "single seeds" not in section(report, "Over the steps").text
+    assert len(report.figures["success"].chart["data"]) == 5
+    assert "the table has the intervals" in section(report, "Over the steps").text
+    assert len(report_on(*runs[:16]).figures["success"].chart["data"]) == 4 + 4
+
+
+def test_every_setting_is_named_once_in_every_figure_and_keeps_its_colour(bench, tmp_path):
+    runs = [
+        bench.make_run(tmp_path / f"{value}-{seed}", seed=seed, value=value, num_steps=6)
+        for value in (0.5, 0.9)
+        for seed in (0, 1)
+    ]
+    (runs[0] / "timing.jsonl").unlink()
+    (runs[1] / "timing.jsonl").unlink()
+    figures = report_on(*runs).figures
+    colors = {"A: value 0.5": PALETTE[0], "B: value 0.9": PALETTE[1]}
+    for slug, drawn in figures.items():
+        named = [trace for trace in drawn.chart["data"] if trace.get("showlegend", True)]
+        found = {trace["name"]: trace["line"]["color"] for trace in named}
+        assert len(found) == len(named)
+        assert found == ({"B: value 0.9": PALETTE[1]} if slug == "seconds" else colors)
+        assert drawn.chart["layout"]["showlegend"]
 
 
 def test_settings_are_named_by_the_options_in_which_they_differ(bench, tmp_path):
@@ -490,8 +513,7 @@ def test_settings_are_named_by_the_options_in_which_they_differ(bench, tmp_path)
     ]
     report = report_on(*runs)
     assert report.title == "4 runs of 2 settings"
-    legend = section(report, "Over the steps").legend
-    assert [entry.text for entry in legend] == ["A: value 0.5 (2 seeds)", "B: value 0.9 (2 seeds)"]
+    assert report.facts["settings"] == "A: value 0.5 (2 seeds); B: value 0.9 (2 seeds)"
     (options,) = section(report, "Options").grids.values()
     assert options.rows == (("filter.value", "0.5", "0.9"),)
     (ends,) = section(report, "Start and end").grids.values()
