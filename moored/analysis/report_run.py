@@ -39,6 +39,7 @@ from moored.analysis.report_data import RunData, read_run
 from moored.analysis.report_rollouts import MOST_PROMPTS, StepGroups
 from moored.analysis.report_scores import score_maps
 from moored.analysis.stored import early_share
+from moored.analysis.trend import no_progress
 from moored.names import DIVIDES_BY_STD
 
 TERMS = ("task", "kl", "entropy")
@@ -137,6 +138,8 @@ def _notes(run: RunData) -> Iterable[Finding]:
         yield Finding(f"Left out: {problem}", Kind.WARNING)
     if lost := lost_sentence(run.steps):
         yield Finding(lost, Kind.WARNING)
+    if stalled := no_progress(run.steps, run.num_steps or run.last_step):
+        yield Finding(f"{stalled[:1].upper()}{stalled[1:]}.", Kind.WARNING)
     yield from _turn_price(run.steps)
     if run.diagnosis is not None:
         yield from notes(run.diagnosis)

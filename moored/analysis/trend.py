@@ -1,11 +1,22 @@
-"""Is the signal of a run running out? Reward variance and kept groups over its steps."""
+"""Does a run still learn, and is its signal running out? Success, reward variance and kept groups
+over its steps."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from moored.diagnostics.resampling import wilson_interval
+
+NUM_PARTS = 6
+"""Parts of the planned steps whose success is compared."""
+TOP = 0.95
+"""Success that leaves little to learn."""
+WIDEST = 0.2
+"""Interval of success above which a part holds too few groups to tell progress."""
 MIN_TREND_STEPS = 5
 """Of fewer steps even a perfect order comes about by chance: of four, in 2 of 24 orders."""
 SIGNIFICANT = 0.05
@@ -76,3 +87,40 @@ def _ranks(values_S: np.ndarray) -> np.ndarray:
     ends = np.cumsum(counts)
     ranks = (ends - (counts - 1) / 2)[inverse]
     return ranks - ranks.mean()
+
+
+def no_progress(steps: Sequence[Mapping[str, Any]], num_steps: int) -> str | None:
+    """Since when success has not risen, where that is a third of the planned steps or more.
+
+    The steps are compared part by part: one has risen when its success lies above the 95 % interval
+    of the last that had. Nothing is said of a run whose success may be 0.95 by now, nor where a
+    part holds too few groups to tell.
+    """
+    names = ("rollout/success_rate", "filter/num_groups")
+    known = [record for record in steps if None not in map(record.get, names)]
+    size = num_steps // NUM_PARTS
+    if not size or len(known) < size:
+        return None
+    parts = [known[start : start + size] for start in range(0, len(known) - size + 1, size)]
+    risen = 0
+    for place, part in enumerate(parts):
+        risen = place if _rate(part) > _interval(parts[risen])[1] else risen
+    best, last = parts[risen], parts[-1]
+    (low, high), num_since = _interval(best), len(parts) - 1 - risen
+    if num_since < NUM_PARTS // 3 or high - low > WIDEST or _interval(last)[1] >= TOP:
+        return None
+    return (
+        f"no progress since step {best[-1]['step']}: success {_rate(best):.2f} in steps "
+        f"{best[0]['step']} to {best[-1]['step']} (95 % interval {low:.2f} to {high:.2f}), "
+        f"{_rate(last):.2f} in steps {last[0]['step']} to {last[-1]['step']}"
+    )
+
+
+def _interval(part: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    # Episodes of a group share their task, so that groups are the trials of the binomial.
+    trials = sum(record["filter/num_groups"] for record in part)
+    return wilson_interval(_rate(part) * trials, trials)
+
+
+def _rate(part: Sequence[Mapping[str, Any]]) -> float:
+    return float(np.mean([record["rollout/success_rate"] for record in part]))

@@ -193,8 +193,10 @@ def _run_name(presets: Sequence[str]) -> str:
 
 def _run_loop(run: Run, stop: StopRequest) -> None:
     """Train to the end or until asked to stop; say where the results are and how to go on."""
+    from moored.analysis.trend import no_progress
     from moored.cli.profiling import profiled
     from moored.cli.progress import StepProgress, header_lines
+    from moored.runlog.log import read_records
     from moored.train import train
 
     console = make_console()
@@ -225,6 +227,8 @@ def _run_loop(run: Run, stop: StopRequest) -> None:
         [] if is_cut else [f"model: {run.log.path / 'model'}"]
     )
     print_line(console, "\n".join([*lines, f"run directory: {run.log.path}"]))
+    if stalled := no_progress(read_records(run.log.path), run.config.num_steps):
+        print_line(console, stalled)
     if bar.has_collapsed:
         why = f"moored diagnose {quote(str(run.log.path))}"
         print_line(console, f"collapsed; since when, and what to do: {why}")

@@ -204,3 +204,10 @@ def test_a_run_that_stops_itself_says_so_in_its_last_line_and_by_its_exit_code(
         assert last.startswith("stopped early, after step 2 of 5: 2 steps in a row had no group")
     # In its last step there is nothing left to stop.
     finish(launch(tmp_path, "smoke", *words, "num_steps=2", "--run", "whole"))
+
+
+def test_a_run_without_progress_says_so_at_its_end(tmp_path, toy_folder):
+    words = [*TINY, f"model={toy_folder}", "env=bandit", "num_steps=6", "rollout.num_groups=16"]
+    words += ["collapse.every=0", "rollout.max_context=2048", "rollout.max_response_tokens=1"]
+    out, _ = finish(launch(tmp_path, "smoke", *words, "--run", "run", "--no-report"))
+    assert "\nno progress since step 1: success 0.00 in steps 1 to 1 " in out
