@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -81,6 +82,10 @@ class WatchedGRPOTrainer(GRPOTrainer):
 
     @shows_parameters_of(GRPOTrainer.__init__)
     def __init__(self, *args: Any, collapse: CollapseOptions | None = None, **kwargs: Any) -> None:
+        if args:
+            args = (_embedded(args[0]), *args[1:])
+        elif "model" in kwargs:
+            kwargs["model"] = _embedded(kwargs["model"])
         super().__init__(*args, **kwargs)
         self.collapse_options = collapse or CollapseOptions()
         self.collapse_monitor: CollapseMonitor | None = None
@@ -199,6 +204,14 @@ class WatchedGRPOTrainer(GRPOTrainer):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None and Path(checkpoint, STATE_FILE).exists():
             self._load_state(json.loads(Path(checkpoint, STATE_FILE).read_text(encoding="utf-8")))
+
+
+def _embedded(model: Any) -> Any:
+    """The folder of a model that ships with the package, by its name; else what was given."""
+    if not isinstance(model, str) or not model.isidentifier() or Path(model).exists():
+        return model
+    folder = files("moored.models") / model
+    return str(folder) if (folder / "config.json").is_file() else model
 
 
 class _Looks(TrainerCallback):

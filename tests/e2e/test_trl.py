@@ -171,6 +171,25 @@ def test_wrong_options_are_told_before_a_model_is_loaded(options, message):
         FilteredGRPOTrainer(model="there is no such model", reward_funcs=[], **options)
 
 
+@pytest.mark.parametrize("by_place", [True, False])
+def test_a_model_may_be_an_embedded_one_by_name(tmp_path, by_place):
+    from datasets import Dataset
+    from trl.trainer.grpo_config import GRPOConfig
+
+    from moored.integrations.trl import FilteredGRPOTrainer
+
+    options = {"use_cpu": True, "bf16": False, "report_to": "none", "num_generations": 4}
+    more: dict[str, Any] = {} if by_place else {"model": "nano"}
+    trainer = FilteredGRPOTrainer(
+        *(["nano"] if by_place else []),
+        reward_funcs=reward_length,
+        args=GRPOConfig(str(tmp_path), per_device_train_batch_size=4, **options),
+        train_dataset=Dataset.from_dict({"prompt": ["a"]}),
+        **more,
+    )
+    assert trainer.model.config.vocab_size == 1024
+
+
 def test_scores_are_those_of_a_plain_forward(tmp_path):
     from moored.integrations.trl import CollapseOptions
     from moored.types import Prompt, ScoreRequest
