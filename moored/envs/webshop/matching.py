@@ -1,8 +1,4 @@
-"""How WebShop compares words: fuzzy token sets, colours, and the nouns of a title.
-
-`token_set_ratio` equals rapidfuzz's (with its `default_process`), so that the shop needs no
-package; a test compares them.
-"""
+"""How WebShop compares words: fuzzy token sets, colours, and the nouns of a title."""
 
 from __future__ import annotations
 
@@ -11,6 +7,8 @@ import importlib.util
 import logging
 import re
 from collections.abc import Callable
+
+from rapidfuzz import fuzz
 
 logger = logging.getLogger(__name__)
 
@@ -49,34 +47,10 @@ def normalize_colour(text: str) -> str:
     return next((colour for colour in COLOURS if colour in text), text)
 
 
+@functools.lru_cache(maxsize=65536)
 def is_close(a: str, b: str) -> bool:
     """A token-set ratio above 85, rounded as in the package that WebShop uses."""
-    return round(token_set_ratio(a, b)) > 85
-
-
-@functools.lru_cache(maxsize=65536)
-def token_set_ratio(a: str, b: str) -> float:
-    """How alike two texts are as sets of words, from 0 to 100.
-
-    100 when the words of one are all in the other. Else the words in common are put before the rest
-    of each text, and the likeness of each two of the three texts is 1 - distance / length, where
-    the distance counts characters to remove and insert.
-    """
-    words_a, words_b = set(_clean(a).split()), set(_clean(b).split())
-    if not words_a or not words_b:
-        return 0.0
-    common = words_a & words_b
-    if common and common in (words_a, words_b):
-        return 100.0
-    rest_a, rest_b = (" ".join(sorted(words - common)) for words in (words_a, words_b))
-    len_common = len(" ".join(common))
-    space = 1 if common else 0
-    len_a, len_b = (len_common + space + len(rest) for rest in (rest_a, rest_b))
-    ratios = [_ratio(_indel_distance(rest_a, rest_b), len_a + len_b)]
-    if common:
-        ratios += [_ratio(space + len(rest_a), len_common + len_a)]
-        ratios += [_ratio(space + len(rest_b), len_common + len_b)]
-    return max(ratios)
+    return round(fuzz.token_set_ratio(_clean(a), _clean(b))) > 85
 
 
 def content_words(title: str) -> list[str]:
@@ -117,23 +91,3 @@ def _noun_finder() -> NounFinder:
 
 def _clean(text: str) -> str:
     return "".join(letter if letter.isalnum() else " " for letter in text.lower())
-
-
-def _ratio(distance: int, length: int) -> float:
-    return 100.0 - 100.0 * distance / length
-
-
-def _indel_distance(a: str, b: str) -> int:
-    """Characters to remove from `a` and to insert to get `b`: both lengths - 2 * LCS.
-
-    The LCS is found with one machine word per column, kept in a Python integer (Hyyrö, 2004).
-    """
-    places: dict[str, int] = {}
-    for index, letter in enumerate(a):
-        places[letter] = places.get(letter, 0) | 1 << index
-    ones = (1 << len(a)) - 1
-    column = ones
-    for letter in b:
-        matches = column & places.get(letter, 0)
-        column = (column + matches) | (column - matches)
-    return len(a) + len(b) - 2 * (len(a) - (column & ones).bit_count())
