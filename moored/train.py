@@ -186,7 +186,7 @@ def train_step(run: Run, step: int) -> StepRecord:
     with run.timed("advantages"):
         samples = select_samples(config, groups, selection)
         samples, gap = with_old_logprobs(config.algorithm, learner, samples)
-        advantages = estimate_advantages(config, run.algorithm, learner, groups, samples, selection)
+        advantages = estimate_advantages(config, run.algorithm, learner, groups, samples)
     with run.timed("update"):
         stats = update(config, run.algorithm, learner, samples, advantages, selection, step)
     _finish_ahead(run)

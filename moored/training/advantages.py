@@ -141,11 +141,11 @@ def _token_values(
 
 
 def whitened(
-    samples: Sequence[Sample], advantages: Sequence[TokenAdvantages], weights: np.ndarray
+    samples: Sequence[Sample], advantages: Sequence[TokenAdvantages]
 ) -> list[TokenAdvantages]:
     """Advantages with mean 0 and variance 1 over the loss tokens of samples that have a weight."""
     flat = np.concatenate([found.advantages_T for found in advantages])
-    kept = [s.loss_mask_T & (w != 0.0) for s, w in zip(samples, weights, strict=True)]
+    kept = [s.loss_mask_T & (s.weight != 0.0) for s in samples]
     stops = np.cumsum([len(sample.ids_T) for sample in samples])
     parts = np.split(algo.whiten(flat, np.concatenate(kept)), stops[:-1])
     return [

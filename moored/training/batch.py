@@ -39,6 +39,10 @@ class Sample:
     """Index of the trajectory in the batch; several samples may share one."""
     is_truncated: bool = False
     """The episode was cut off after the last token, by a limit of turns or of tokens."""
+    weight: float = 1.0
+    """Factor of the filter on the loss of its tokens."""
+    is_masked: bool = False
+    """The filter leaves it out of the update and of every mean; its weight is 0."""
 
     @property
     def num_loss_tokens(self) -> int:
@@ -169,14 +173,19 @@ def _sample(
 
 
 def token_weights(samples: Sequence[Sample], how: str, *, max_length: int) -> list[np.ndarray]:
-    """The share of every loss token in the loss of one update, as `algo.aggregate` defines it.
+    """The share of every loss token in the loss of one update, times the filter's weight.
 
-    Its rows are trajectories, whose tokens may be spread over several samples. The denominators are
-    of the whole update, so the result does not depend on how it is cut into micro-batches or spread
-    over devices.
+    Rows of the aggregation are trajectories, whose tokens may be spread over several samples. The
+    denominators are of the whole update, so the result does not depend on how it is cut into
+    micro-batches or spread over devices; masked samples do not count in them.
     """
-    rows = by_trajectory(samples)
-    counts = [sum(samples[index].num_loss_tokens for index in members) for members in rows]
-    shares = token_shares(np.array(counts, dtype=np.int64), how, max_length=max_length)
-    share_of = {i: share for members, share in zip(rows, shares, strict=True) for i in members}
-    return [np.where(s.loss_mask_T, share_of[index], 0.0) for index, s in enumerate(samples)]
+    counts: dict[int, int] = {}
+    for s in samples:
+        if not s.is_masked:
+            counts[s.trajectory] = counts.get(s.trajectory, 0) + s.num_loss_tokens
+    tokens = np.array([*counts.values()], dtype=np.int64)
+    shares = token_shares(tokens, how, max_length=max_length)
+    share_of = dict(zip(counts, shares, strict=True))
+    return [
+        np.where(s.loss_mask_T, share_of.get(s.trajectory, 0.0) * s.weight, 0.0) for s in samples
+    ]

@@ -89,7 +89,7 @@ def update_by_group(
     selection = score_groups(config.filter, groups)
     samples = select_samples(config, groups, selection)
     samples, _ = with_old_logprobs(config.algorithm, learner, samples)
-    advantages = estimate_advantages(config, algorithm, learner, groups, samples, selection)
+    advantages = estimate_advantages(config, algorithm, learner, groups, samples)
     longest = config.rollout.max_response_tokens
     weights = token_weights(samples, algorithm.aggregation, max_length=longest)
     means = token_weights(samples, "token_mean", max_length=longest)

@@ -11,7 +11,7 @@ from moored.algo import outcome_free_share, reward_variance
 from moored.config import FilterConfig
 from moored.training.advantages import TokenAdvantages
 from moored.training.batch import Sample
-from moored.training.selection import filter_rewards, group_ids, sample_weights
+from moored.training.selection import filter_rewards, group_ids
 from moored.types import Group, Selection, Trajectory
 
 
@@ -33,11 +33,10 @@ def step_metrics(
     trajectories = [t for group in groups for t in group.trajectories]
     turns = [turn for t in trajectories for turn in t.turns]
     generated = sum(len(turn.completion_ids) for turn in turns)
-    weights = sample_weights(options, samples, selection)
-    trained = sum(s.num_loss_tokens for s, w in zip(samples, weights, strict=True) if w)
+    trained = sum(s.num_loss_tokens for s in samples if s.weight)
     push = np.zeros(len(trajectories))
-    for sample, found, weight in zip(samples, advantages, weights, strict=True):
-        push[sample.trajectory] += weight * float(np.abs(found.advantages_T).sum())
+    for sample, found in zip(samples, advantages, strict=True):
+        push[sample.trajectory] += sample.weight * float(np.abs(found.advantages_T).sum())
     ended = [math.nan if t.stop.is_error else float(t.success) for t in trajectories]
     whole = [t for t in trajectories if not t.stop.is_error]
     rv = reward_variance([filter_rewards(group, options.reward) for group in groups])

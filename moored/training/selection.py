@@ -78,27 +78,28 @@ def _of_tokens(trajectory: Trajectory, quantity: Quantity) -> float:
 
 
 def select_samples(config: Config, groups: Sequence[Group], selection: Selection) -> list[Sample]:
-    """Samples of the groups and trajectories that go into the update, with shaped rewards."""
+    """Samples of the groups and trajectories that go into the update, with shaped rewards.
+
+    What `filter.action` means is decided here: dropped groups have no samples, masked ones are
+    marked, and under `soft` every sample has the weight of its group.
+    """
     if not len(selection.kept):
         return []
-    options = config.filter
-    kept = None if options.action in ("mask", "soft") else selection.group_mask
-    samples = build_samples(groups, kept, reward_of=partial(shaped_reward, config))
+    options, mask_P = config.filter, selection.group_mask
+    is_whole = options.action in ("mask", "soft")
+    samples = build_samples(
+        groups, None if is_whole else mask_P, reward_of=partial(shaped_reward, config)
+    )
+    if options.action == "soft":
+        weights = selection.weights.tolist()
+        samples = [replace(s, weight=weights[s.group]) for s in samples]
+    if options.action == "mask":
+        samples = [
+            s if mask_P[s.group] else replace(s, weight=0.0, is_masked=True) for s in samples
+        ]
     if options.best_and_worst:
         rewards = np.concatenate([filter_rewards(group, options.reward) for group in groups])
         count = options.best_and_worst
         is_chosen = select_trajectories(rewards, group_ids(groups), best=count, worst=count)
         samples = [s for s in samples if is_chosen[s.trajectory]]
     return samples
-
-
-def sample_weights(
-    options: FilterConfig, samples: Sequence[Sample], selection: Selection
-) -> np.ndarray:
-    """(B,) factor of the filter on each sample: 0 where it is masked, its share under `soft`."""
-    weights_P = np.ones(selection.num_groups)
-    if options.action == "mask":
-        weights_P = selection.group_mask.astype(float)
-    if options.action == "soft":
-        weights_P = selection.weights
-    return weights_P[[sample.group for sample in samples]]

@@ -11,7 +11,6 @@ from moored.algo import loss_scale, lr_factor
 from moored.config import AlgorithmConfig, Config
 from moored.engine.base import Learner
 from moored.errors import MooredError
-from moored.names import Aggregation
 from moored.training.advantages import (
     TokenAdvantages,
     TokenEstimator,
@@ -21,7 +20,7 @@ from moored.training.advantages import (
 )
 from moored.training.algorithms import Algorithm
 from moored.training.batch import LossSample, Sample, by_trajectory, token_weights
-from moored.training.selection import group_ids, sample_weights
+from moored.training.selection import group_ids
 from moored.training.shaping import shaped_rewards
 from moored.types import Group, ScoreRequest, Selection
 
@@ -101,7 +100,6 @@ def estimate_advantages(
     learner: Learner,
     groups: Sequence[Group],
     samples: Sequence[Sample],
-    selection: Selection,
 ) -> list[TokenAdvantages]:
     """Advantages of the tokens of each sample; a group's statistics are of all its trajectories."""
     if not samples:
@@ -115,7 +113,7 @@ def estimate_advantages(
         found = group_advantages(samples, rewards, group_ids(groups), estimator)
     if not (algorithm.whitens or isinstance(estimator, TokenEstimator)):
         return found
-    return whitened(samples, found, sample_weights(config.filter, samples, selection))
+    return whitened(samples, found)
 
 
 def update(
@@ -132,7 +130,7 @@ def update(
     A minibatch without a token to train on is skipped: an optimiser with momentum would move the
     weights without any gradient.
     """
-    planned = _minibatches(config, algorithm, samples, advantages, selection, step)
+    planned = _minibatches(config, algorithm, samples, advantages, step)
     minibatches = [part for part in planned if any(given.mean_weights_T.any() for given in part)]
     totals: dict[str, list[float]] = {}
     first: Mapping[str, float] = {}
@@ -177,7 +175,6 @@ def _minibatches(
     algorithm: Algorithm,
     samples: Sequence[Sample],
     advantages: Sequence[TokenAdvantages],
-    selection: Selection,
     step: int,
 ) -> list[list[LossSample]]:
     """The trajectories of a step, dealt out at random among the updates of every epoch.
@@ -185,6 +182,7 @@ def _minibatches(
     The samples of a trajectory stay together, so that it is one row of the update's means.
     """
     options, rng = config.optimizer, np.random.default_rng([config.seed, step])
+    longest = config.rollout.max_response_tokens
     rows = by_trajectory(samples)
     minibatches = []
     for _ in range(options.num_epochs if samples else 0):
@@ -192,8 +190,8 @@ def _minibatches(
         for part in np.array_split(order, min(options.num_minibatches, len(rows))):
             chosen = [index for row in part for index in rows[row]]
             own = [samples[index] for index in chosen]
-            weights = _weights(config, algorithm.aggregation, own, selection)
-            means = _weights(config, "token_mean", own, selection)
+            weights = token_weights(own, algorithm.aggregation, max_length=longest)
+            means = token_weights(own, "token_mean", max_length=longest)
             found = [advantages[index] for index in chosen]
             minibatches.append(loss_samples(own, found, weights, means))
     return minibatches
@@ -218,23 +216,4 @@ def loss_samples(
         for s, found, weights_T, mean_weights_T in zip(
             samples, advantages, weights, mean_weights, strict=True
         )
-    ]
-
-
-def _weights(
-    config: Config, how: Aggregation, samples: Sequence[Sample], selection: Selection
-) -> list[np.ndarray]:
-    """Token weights of one update: aggregation, and the filter's soft or mask action."""
-    factors = sample_weights(config.filter, samples, selection)
-    is_counted = factors != 0.0 if config.filter.action == "mask" else np.ones(len(samples), bool)
-    found = iter(
-        token_weights(
-            [sample for sample, counts in zip(samples, is_counted, strict=True) if counts],
-            how,
-            max_length=config.rollout.max_response_tokens,
-        )
-    )
-    return [
-        next(found) * factor if counts else np.zeros(len(sample.ids_T))
-        for sample, factor, counts in zip(samples, factors, is_counted, strict=True)
     ]

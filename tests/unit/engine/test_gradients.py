@@ -142,7 +142,7 @@ def test_terms_and_groups_add_up_to_the_gradient_that_an_update_applies(name, st
     config, algorithm = learner.config, load_algorithm(learner.config.algorithm)
     selection = score_groups(config.filter, groups_of())
     samples = select_samples(config, groups_of(), selection)
-    advantages = estimate_advantages(config, algorithm, learner, groups_of(), samples, selection)
+    advantages = estimate_advantages(config, algorithm, learner, groups_of(), samples)
     update(config, algorithm, learner, samples, advantages, selection, 1)
     (gradient,) = [flat(grads, learner._trained[0].weights) for grads in applied]
     assert found.terms == ("task", "kl", "entropy")

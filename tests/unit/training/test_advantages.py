@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -43,7 +45,7 @@ def test_only_an_episode_that_was_cut_off_takes_the_value_after_its_last_token()
     ]
     values = [np.array([0.5, 9.0, 0.25, 4.0])] * 2
     found = token_advantages(samples, values, GAE, AlgorithmConfig())
-    ended, cut = whitened(samples, found, np.ones(2))
+    ended, cut = whitened(samples, found)
     assert ended.returns_T is not None and cut.returns_T is not None
     assert ended.returns_T.tolist() == [1, 0, 1]
     assert cut.returns_T.tolist() == [5, 0, 5]
@@ -179,7 +181,8 @@ def test_reinforce_pp_needs_no_critic_and_credits_all_samples_of_a_trajectory():
 def test_whitening_uses_the_tokens_of_kept_samples_alone():
     samples = [*pieces(0), *pieces(0, trajectory=1), *pieces(0, trajectory=2)]
     advantages = [TokenAdvantages(advantages_T=np.full(2, x)) for x in (1.0, 3.0, 100.0)]
-    found = whitened(samples, advantages, np.array([1.0, 0.5, 0.0]))
+    weighed = [replace(s, weight=w) for s, w in zip(samples, (1.0, 0.5, 0.0), strict=True)]
+    found = whitened(weighed, advantages)
     # 1, 1, 3, 3 have mean 2 and variance 1.
     expected = [[-1, -1], [1, 1], [0, 0]]
     for given, values in zip(found, expected, strict=True):

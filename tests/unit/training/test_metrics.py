@@ -102,7 +102,7 @@ def share_of(members: Sequence[Sequence[Trajectory]], *overrides: str) -> float:
     selection, algorithm = score_groups(config.filter, groups), load_algorithm(config.algorithm)
     samples = select_samples(config, groups, selection)
     critic = cast(Learner, Critic())
-    advantages = estimate_advantages(config, algorithm, critic, groups, samples, selection)
+    advantages = estimate_advantages(config, algorithm, critic, groups, samples)
     metrics = step_metrics(config.filter, groups, selection, samples, advantages, {})
     return metrics["signal/outcome_free_share"]
 

@@ -10,7 +10,7 @@ import pytest
 
 from moored.config import Config, load_config
 from moored.training.advantages import TokenAdvantages
-from moored.training.batch import Sample
+from moored.training.batch import Sample, token_weights
 from moored.training.metrics import step_metrics
 from moored.training.selection import score_groups, select_samples
 from moored.types import Group, Prompt, StopReason, Trajectory, Turn
@@ -45,6 +45,29 @@ def test_soft_keeps_every_group_that_has_a_weight():
     samples = select_samples(config, three, selection)
     metrics = step_metrics(config.filter, three, selection, samples, untrained(samples), {})
     assert (metrics["filter/num_kept"], metrics["tokens/trained"]) == (2.0, 8.0)
+
+
+@pytest.mark.parametrize(
+    ("action", "expected"),
+    [
+        ("drop", {0: 1.0}),
+        ("refill", {0: 1.0}),
+        ("mask", {0: 1.0, 1: None, 2: None}),
+        # Variances 1/4, 1/16 and 0: as shares of the largest.
+        ("soft", {0: 1.0, 1: 0.25, 2: 0.0}),
+    ],
+)
+def test_what_an_action_makes_of_groups_that_the_rule_does_not_keep(action: str, expected: dict):
+    rewards = [(0.0, 1.0), (0.0, 0.5), (1.0, 1.0)]
+    three = [group(*map(played, own)) for own in rewards]
+    config = options(f"filter.action={action}", "filter.rule=top_k_count", "filter.value=1")
+    samples = select_samples(config, three, score_groups(config.filter, three))
+    assert {s.group: None if s.is_masked else s.weight for s in samples} == expected
+    # Four tokens a group; masked ones count in no mean, those of weight 0 do.
+    shares = token_weights(samples, "token_mean", max_length=2)
+    counted = 4 * sum(weight is not None for weight in expected.values())
+    for sample, found in zip(samples, shares, strict=True):
+        np.testing.assert_allclose(found, (expected[sample.group] or 0.0) / counted)
 
 
 def untrained(samples: Sequence[Sample]) -> list[TokenAdvantages]:

@@ -74,7 +74,7 @@ def train_on(
     algorithm, trained = load_algorithm(config.algorithm), cast(Learner, learner)
     selection = score_groups(config.filter, groups)
     samples = select_samples(config, groups, selection)
-    advantages = estimate_advantages(config, algorithm, trained, groups, samples, selection)
+    advantages = estimate_advantages(config, algorithm, trained, groups, samples)
     return update(config, algorithm, trained, samples, advantages, selection, step)
 
 
@@ -154,7 +154,7 @@ def test_masked_tokens_are_not_counted_as_trained():
     selection = score_groups(config.filter, TWO)
     samples = select_samples(config, TWO, selection)
     advantages = estimate_advantages(
-        config, load_algorithm(config.algorithm), cast(Learner, None), TWO, samples, selection
+        config, load_algorithm(config.algorithm), cast(Learner, None), TWO, samples
     )
     metrics = step_metrics(config.filter, TWO, selection, samples, advantages, {})
     assert (metrics["tokens/trained"], metrics["tokens/discarded"]) == (4.0, 4.0)
