@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import TypedDict, cast
 
@@ -111,8 +112,9 @@ class Ranking:
 Rule = Callable[[Ranking], slice | np.ndarray]
 
 
+@cache
 def load_rule(name: str) -> Rule:
-    """The rule of this name or `module:attribute`."""
+    """The rule of this name or `module:attribute`, looked up once in a process."""
     found = RULES.get_object(name)
     if not callable(found):
         raise MooredError(

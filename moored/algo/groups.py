@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, cast
 
 import numpy as np
@@ -221,8 +222,9 @@ ENTROPY = Score(mean, "entropy")
 ENTROPY_STD = Score(std, "entropy")
 
 
+@cache
 def load_score(name: str) -> Score:
-    """The score of this name or `module:attribute`."""
+    """The score of this name or `module:attribute`, looked up once in a process."""
     found = SCORES.get_object(name)
     if isinstance(found, Score):
         return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from moored import names
 from moored.algo import StreamingFilter, select, select_groups
 from moored.algo.filters import Ranking
 from moored.algo.groups import GroupMoments, Score, mean
@@ -92,3 +93,13 @@ def test_a_group_with_fewer_than_two_rewards_scores_zero_by_a_score_of_ones_own_
     # The range of no reward at all is not a number, and the mean of one reward would be 5.
     assert select_groups(rewards, score=f"{HERE}:reward_range").scores.tolist() == [1, 0, 0]
     assert select_groups(rewards, score=f"{HERE}:plain_mean").scores.tolist() == [0.5, 0, 0]
+
+
+def test_a_name_is_looked_up_once(monkeypatch):
+    found = []
+    monkeypatch.setattr(
+        names, "import_object", lambda path, **_: found.append(path) or (lambda ranking: slice(1))
+    )
+    for _ in range(3):
+        assert select([2.0, 1.0], rule="nowhere:of_one").tolist() == [0]
+    assert found == ["nowhere:of_one"]
