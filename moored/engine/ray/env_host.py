@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from moored.config import RolloutConfig
 from moored.engine.ray.cluster import find_modules_as_driver
 from moored.envs.base import Environment, check_available
-from moored.errors import EnvError, MooredError
+from moored.errors import EnvError, MooredError, describe_raised
 from moored.rollout.calls import Answer, Question
 from moored.rollout.pool import EnvPool
 
@@ -144,12 +144,15 @@ def to_bytes(found: Sequence[Found]) -> bytes:
 
 
 def _portable(answer: Answer) -> Answer:
+    if isinstance(answer, Exception) and not isinstance(answer, MooredError):
+        # In words: a pickle has no traceback, and so would lose the place.
+        return EnvError(f"it {describe_raised(answer)}")
     try:
         # Some errors can be written and not be read again.
         pickle.loads(pickle.dumps(answer, pickle.HIGHEST_PROTOCOL))
     except Exception as error:
         if isinstance(answer, Exception):
-            return EnvError(f"{type(answer).__name__}: {answer}")
+            return EnvError(f"it {describe_raised(answer)}")
         return EnvError(f"its answer cannot be sent to the driver: {type(error).__name__}: {error}")
     return answer
 
