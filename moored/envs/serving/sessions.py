@@ -197,6 +197,9 @@ class Sessions:
     @asynccontextmanager
     async def _room(self, uses: tuple[OpenResource, ...]) -> AsyncIterator[None]:
         """Wait until resources have room for one more call, and take it for the block."""
+        if not uses:
+            yield
+            return
         async with self._freed:
             await self._freed.wait_for(lambda: all(shared.has_room for shared in uses))
             for shared in uses:
@@ -233,14 +236,14 @@ class Sessions:
 
         threading.Thread(target=run, daemon=True, name="moored-session").start()
         limit_s = self.limits.call_timeout_s
-        try:
-            return await asyncio.wait_for(asyncio.shield(done), limit_s)
-        except TimeoutError:
-            self._num_reserved += 1
-            task = loop.create_task(self._end(done, left))
-            self._ending.add(task)
-            task.add_done_callback(self._ending.discard)
-            raise EnvTimeoutError(f"the call took over {limit_s:g} s and was given up") from None
+        finished, _ = await asyncio.wait([done], timeout=limit_s)
+        if finished:
+            return done.result()
+        self._num_reserved += 1
+        task = loop.create_task(self._end(done, left))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+        raise EnvTimeoutError(f"the call took over {limit_s:g} s and was given up")
 
     async def _end(
         self, done: asyncio.Future[Any], left: Callable[[Any], Environment | None] | None

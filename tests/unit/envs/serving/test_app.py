@@ -52,6 +52,8 @@ class Odd:
     def step(self, reply: str) -> StepResult:
         if reply == "raise":
             raise KeyError("lost")
+        if reply == "late":
+            raise TimeoutError("of its own")
         if reply == "exit":
             raise SystemExit(3)
         if reply == "tuple":
@@ -154,6 +156,7 @@ def test_a_step_after_the_end_is_refused_until_the_next_reset() -> None:
     ("reply", "status", "said"),
     [
         ("raise", 500, "KeyError: 'lost'"),
+        ("late", 500, "TimeoutError: of its own"),
         ("exit", 409, "it raised SystemExit: 3"),
         ("nan", 500, "ValueError"),
         ("tuple", 409, "step must return a StepResult, got tuple"),
