@@ -23,6 +23,8 @@ ONE_TURN = "one_turn"
 """View of looks at files: each reasoning of a turn under the prompts of the others."""
 FOREIGN_NATS = 4.0
 """H(Z|X) per token above which the scoring model cannot be the one that wrote the text."""
+FAR_STEPS = 10
+"""Weights that are further from a step than this may be of another mind: runs fall in ten steps."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -53,6 +55,8 @@ class Look:
     """What dependence earns; None where rewards do not vary inside prompts, or are not known."""
     model: str = ""
     """What scored it."""
+    steps_away: int = 0
+    """Steps between the last one and the weights that scored it."""
 
     @property
     def step(self) -> int | None:
@@ -63,6 +67,11 @@ class Look:
     def label(self) -> str:
         """The steps in words: "5", or "1–8"."""
         return label_of(self.steps)
+
+    @property
+    def is_stale(self) -> bool:
+        """Other weights than those that scored it have written its replies."""
+        return self.steps_away > FAR_STEPS
 
     @property
     def report(self) -> CollapseReport:
@@ -96,6 +105,7 @@ class Look:
             "rewards": None if self.rewards is None else asdict(self.rewards),
             "worth": None if self.worth is None else self.worth.to_dict(),
             "model": self.model,
+            "steps_away": self.steps_away,
             "report": self.report.to_dict(),
         }
 
@@ -148,11 +158,27 @@ class Series:
         return self.view == ONE_TURN and entropy > FOREIGN_NATS
 
     @property
+    def doubt(self) -> str:
+        """Why the figures of the last look decide nothing; empty where they do."""
+        last = self.looks[-1]
+        if self.is_foreign:
+            return (
+                f"H(Z|X) is {last.report.conditional_entropy_est:.1f} nats per token: this model "
+                f"would not have written these reasonings. Score with the one that did."
+            )
+        if last.is_stale:
+            return (
+                f"The weights that score step {last.label} ({last.model}) are {last.steps_away} "
+                f"steps away from those that wrote it. Score with a checkpoint of that time."
+            )
+        return ""
+
+    @property
     def verdict(self) -> Verdict:
         """That of the last look; health that could not be measured to the end cannot be told."""
         found = self.looks[-1].verdict
         is_open = self.unmeasured_since is not None and found is Verdict.HEALTHY
-        return Verdict.CANNOT_TELL if is_open else found
+        return Verdict.CANNOT_TELL if is_open or self.doubt else found
 
     @property
     def collapsed_at(self) -> Look | None:
@@ -174,7 +200,7 @@ class Series:
             "env": self.env,
             "view": self.view,
             "verdict": self.verdict,
-            "why": self.looks[-1].why,
+            "why": self.doubt or self.looks[-1].why,
             "is_foreign": self.is_foreign,
             "looks": [look.to_dict() for look in self.looks],
             "unmeasured_since": self.unmeasured_since,

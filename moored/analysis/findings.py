@@ -117,7 +117,7 @@ def _lower(text: str) -> str:
 def _state(series: Series) -> str:
     """Of one environment, in a few words."""
     since, alarm = series.collapsed_at, series.alarm
-    if series.verdict is not series.looks[-1].verdict:
+    if series.verdict is not series.looks[-1].verdict and not series.doubt:
         return f"Not measured since step {series.unmeasured_since}, healthy before"
     if series.verdict is Verdict.CANNOT_TELL:
         return "Cannot tell"
@@ -135,8 +135,8 @@ def explanation(diagnosis: Diagnosis) -> list[Finding]:
     found = []
     for series in diagnosis.series:
         env = "" if diagnosis.is_of_one else f"{series.name}: "
-        text = f"{env}{_why(series)} {_remedy(series, diagnosis)}".strip()
-        found.append(Finding(text, KINDS[series.verdict]))
+        text = series.doubt or f"{_why(series)} {_remedy(series, diagnosis)}".strip()
+        found.append(Finding(env + text, Kind.BAD if series.doubt else KINDS[series.verdict]))
     lines = [f"{env}: no look was measured: {why}" for env, why in diagnosis.unmeasured.items()]
     return found + [Finding(line, Kind.WARNING) for line in lines]
 
@@ -152,11 +152,6 @@ def _why(series: Series) -> str:
 
 def _remedy(series: Series, diagnosis: Diagnosis) -> str:
     last = series.looks[-1]
-    if series.is_foreign:
-        return (
-            f"But H(Z|X) is {last.report.conditional_entropy_est:.1f} nats per token: this model "
-            f"would not have written these reasonings. Score with the one that did."
-        )
     if last.regime is None:
         return ""
     meaning = MEANINGS.get(last.regime, "")
@@ -211,7 +206,7 @@ def push_findings(share: float | None, *, divides: bool) -> list[Finding]:
 def _series_notes(series: Series) -> list[Finding]:
     last = series.looks[-1]
     rewards, share = last.rewards, last.valid_thinking_rate
-    found = [_sizes(last), *_views(series)]
+    found = [*_stale(series), _sizes(last), *_views(series)]
     if share is not None:
         of = "" if last.num_rows is None else f" of {last.num_rows}"
         found.append(Finding(f"replies with reasoning: {share:.1%}{of}"))
@@ -228,6 +223,19 @@ def _series_notes(series: Series) -> list[Finding]:
     lines = [f"step {steps} not measured: {why}" for steps, why in series.skipped.items()]
     lines += [f"turn {turn} not measured: {why}" for turn, why in series.skipped_turns.items()]
     return found + [Finding(line) for line in lines]
+
+
+def _stale(series: Series) -> list[Finding]:
+    """Which looks other weights have scored than those that wrote them."""
+    stale = [look for look in series.looks if look.is_stale]
+    if not stale:
+        return []
+    labels, far = ", ".join(look.label for look in stale), max(look.steps_away for look in stale)
+    text = (
+        f"stale weights score step {labels}: other weights, up to {far} steps away, wrote the "
+        f"replies; keep more checkpoints, or see what training measured"
+    )
+    return [Finding(text, Kind.BAD)]
 
 
 def _worth(series: Series) -> list[Finding]:

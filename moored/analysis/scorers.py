@@ -89,6 +89,12 @@ class Scorers:
             self._loaded[place] = self.load(place)
         return self._loaded[place]
 
+    def steps_away(self, step: int | None) -> int:
+        """Steps between a look that ends with `step` and the weights that score it."""
+        if step is None or not self.steps:
+            return 0
+        return abs(step - nearest_step(self.steps, step))
+
 
 def nearest_step(steps: Sequence[int], step: int | None) -> int:
     """The last of `steps` that is not after `step`, else the first; of no step, the last."""

@@ -290,6 +290,7 @@ def _measure_series(
                 rewards=look.draw.rewards(),
                 worth=worth_of(look.pairs, logp_MN, [p.group_id for p in look.pairs.pairs]),
                 model=scorer.name,
+                steps_away=scorers.steps_away(look.draw.step),
             )
         )
         if look in (planned.looks[0], planned.looks[-1]):

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from moored.analysis.diagnosis import Diagnosis, Look, Series
-from moored.analysis.findings import Kind, explanation, headline, interval_of, notes
+from moored.analysis.diagnosis import FAR_STEPS, Diagnosis, Look, Series
+from moored.analysis.findings import Finding, Kind, explanation, headline, interval_of, notes
 from moored.diagnostics.alarm import Alarm
 from moored.diagnostics.information import information
 from moored.diagnostics.report import Regime, Verdict
@@ -106,12 +106,36 @@ def test_a_model_that_did_not_write_the_texts_is_told_instead_of_a_remedy():
     scored, strange = series("hc"), replace(REPORT, conditional_entropy_est=5.0)
     watched = replace(scored.looks[-1].watched, report=strange)
     scored = replace(scored, looks=(scored.looks[0], replace(scored.looks[1], watched=watched)))
+    assert headline(diagnosis(scored)).text == "Cannot tell"
+    assert diagnosis(scored).verdict is scored.verdict is Verdict.CANNOT_TELL
     (line,) = explanation(diagnosis(scored))
-    assert "But H(Z|X) is 5.0 nats per token: this model would not have written" in line.text
+    assert line.kind is Kind.BAD
+    assert line.text.startswith("H(Z|X) is 5.0 nats per token: this model would not have written")
+    assert scored.to_dict()["why"] == line.text
     assert [series("hc").to_dict()["is_foreign"], scored.to_dict()["is_foreign"]] == [False, True]
     # In training the model wrote them itself, however high its entropy is.
     (line,) = explanation(diagnosis(replace(scored, view="first_turn")))
     assert "Go back to a checkpoint" in line.text and "nats per token" not in line.text
+
+
+@pytest.mark.parametrize("letters", ["hc", "hh"])
+def test_weights_far_from_the_last_step_decide_nothing(letters):
+    def scored_from(*steps_away: int):
+        found = series(letters)
+        pairs = zip(found.looks, steps_away, strict=True)
+        return replace(found, looks=tuple(replace(look, steps_away=n) for look, n in pairs))
+
+    stale = diagnosis(scored_from(0, FAR_STEPS + 1))
+    assert stale.verdict is Verdict.CANNOT_TELL
+    assert headline(stale) == Finding("Cannot tell", Kind.WARNING)
+    (line,) = explanation(stale)
+    assert line.kind is Kind.BAD and "11 steps away" in line.text
+    for away, told in (((0, FAR_STEPS + 1), "step 20:"), ((FAR_STEPS + 1, 0), "step 10:")):
+        (note,) = (x for x in notes(diagnosis(scored_from(*away))) if "stale" in x.text)
+        assert note.kind is Kind.BAD and told in note.text
+    # An early look alone does not decide, and weights may be a few steps old.
+    for away in ((FAR_STEPS + 1, 0), (0, FAR_STEPS)):
+        assert scored_from(*away).verdict is series(letters).verdict
 
 
 def test_a_run_that_began_without_information_is_told_that_it_had_nothing_to_lose():

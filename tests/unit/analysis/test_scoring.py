@@ -274,3 +274,14 @@ def test_replies_to_a_prompt_in_two_pooled_steps_are_not_compared():
     rows = [paid(p, (9, p)[step], step, step) for step in (0, 1) for p in (0, 1) for _ in range(3)]
     found = look_at(rows, window=2, scorer=replace(SCORER, score=score_own_or_any))
     assert found.worst.looks[0].label == "0–1" and worth_notes(found) == []
+
+
+def test_a_look_knows_how_far_the_weights_are_that_scored_it():
+    rows = [record(k % 8, k % 8, 200, 10 * k, step) for step in (1, 5, 30) for k in range(32)]
+    drawn = draw(rows, num_prompts=8, num_pairs=32, seed=0).pooled(1)
+    scorers = Scorers("toy", 1.0, lambda _: SCORER, (4, 10))
+    plan = make_plan(drawn, SCORER, Size(num_prompts=8, num_pairs=32))
+    found = diagnose(plan, drawn, scorers, draws=20)
+    assert [look.steps_away for look in found.worst.looks] == [3, 1, 20]
+    assert found.verdict is Verdict.CANNOT_TELL
+    assert look_at(rows, 8).verdict is Verdict.HEALTHY
