@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from moored.envs import StepResult, format_reply
 from moored.envs.base import SPLIT_SEEDS, split_of_content
 from moored.envs.mix import open_env
 from moored.envs.webshop.env import WebShop
+from moored.envs.webshop.generate import generate_goals, generate_products
 from moored.envs.webshop.goods import DEPARTMENTS
 from moored.envs.webshop.oracle import earns_full_score
 from moored.envs.webshop.shop import Catalogue
@@ -315,3 +317,9 @@ def test_before_reset_there_is_nothing_to_do() -> None:
     for call in (env.oracle, lambda: env.goal, lambda: env.step("x")):
         with pytest.raises(EnvError, match="call reset"):
             call()
+
+
+def test_products_and_goals_of_a_seed_are_those_of_every_release() -> None:
+    products = generate_products(1000, seed=0)
+    text = repr((products, generate_goals(products, seed=0))).encode()
+    assert hashlib.sha256(text).hexdigest()[:16] == "42aad69f565ac0a5"
