@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from moored.analysis.axis import CutAxis, cut_axis
+from moored.analysis.study_table import Mean
 from moored.analysis.svg import Cuts
 from moored.diagnostics.report import Regime
 
@@ -29,6 +30,8 @@ GRID = "rgba(128,138,152,0.25)"
 CLEAR = "rgba(0,0,0,0)"
 HEIGHT = 270
 """Without the legend, whose height whoever draws the figure adds."""
+ROWS_HEIGHT, ROW_HEIGHT = 80, 24
+"""Of a figure with a row for each arm."""
 LEGEND_HEIGHT = 140
 """More names are scrolled."""
 ENTROPY = "H(Z|X) per token, nats"
@@ -122,7 +125,7 @@ def line_chart(
     layout["showlegend"] = len(named) > 1 if show_names is None else show_names
     heights = [value for curve in curves for value in curve.y]
     edges = [edge for band in bands.values() for side in band for edge in side]
-    _fit_axis(layout, [*heights, *([level[1]] if level else [])], edges, alarm_step)
+    _fit_axis(layout, "yaxis", [*heights, *([level[1]] if level else [])], edges, alarm_step)
     if level is not None:
         _add_level(layout, *level)
     if alarm_step is not None:
@@ -200,8 +203,6 @@ def bar_chart(
     """Bars side by side in each category, with error bars where an interval is known."""
     data = []
     for number, each in enumerate(bars):
-        up = [_gap(high, value) for high, value in zip(each.high, each.values, strict=True)]
-        down = [_gap(value, low) for low, value in zip(each.low, each.values, strict=True)]
         data.append(
             {
                 "type": "bar",
@@ -209,20 +210,47 @@ def bar_chart(
                 "x": list(categories),
                 "y": short(each.values),
                 "marker": {"color": PALETTE[number % len(PALETTE)]},
-                "error_y": {
-                    "type": "data",
-                    "symmetric": False,
-                    "array": up,
-                    "arrayminus": down,
-                    "color": SOFT,
-                    "thickness": 1.2,
-                    "width": 3,
-                },
+                "error_y": _error(each.values, each.low, each.high),
             }
         )
     layout = base_layout(x_title, y_title)
     layout |= {"barmode": "group", "showlegend": True}
     layout["xaxis"] |= {"type": "category"}
+    return {"data": data, "layout": layout}
+
+
+def arm_chart(arms: Mapping[str, Mean], styles: Mapping[str, int], *, x_title: str) -> Chart:
+    """A row for each arm: its seeds, and their mean with its interval."""
+    least, most = LIMITS.get(x_title, UNLIMITED)
+    data, values, edges = [], [], []
+    for name, mean in arms.items():
+        color, seeds, half = color_of(styles[name]), mean.by_seed, mean.half_width or 0.0
+        low, high = max(mean.mean - half, least), min(mean.mean + half, most)
+        values, edges = [*values, *seeds.values()], [*edges, low, high]
+        dots = {"name": name, "type": "scatter", "mode": "markers", "cliponaxis": False}
+        interval = _error([mean.mean], [low], [high]) | {"color": color, "thickness": 1.8}
+        data += [
+            {
+                **dots,
+                "x": short([mean.mean]),
+                "y": [name],
+                "marker": {"color": color, "size": 10, "symbol": "diamond"},
+                "error_x": interval,
+                "hovertemplate": "mean: %{x:.4g}",
+            },
+            {
+                **dots,
+                "x": short(list(seeds.values())),
+                "y": [name] * len(seeds),
+                "text": [f"seed {seed}" for seed in seeds],
+                "marker": {"color": color, "size": 7, "opacity": 0.5},
+                "hovertemplate": "%{text}: %{x:.4g}",
+            },
+        ]
+    layout = base_layout(x_title, "", height=ROWS_HEIGHT + ROW_HEIGHT * len(arms))
+    layout |= {"hovermode": "closest", "showlegend": False}
+    layout["yaxis"] |= {"type": "category", "range": [len(arms) - 0.5, -0.5]}
+    _fit_axis(layout, "xaxis", values, edges)
     return {"data": data, "layout": layout}
 
 
@@ -275,9 +303,9 @@ def _band(curve: Curve, low: np.ndarray, high: np.ndarray) -> Chart:
 
 
 def _fit_axis(
-    layout: Chart, values: Numbers, edges: Numbers, alarm_step: int | None = None
+    layout: Chart, axis: str, values: Numbers, edges: Numbers, alarm_step: int | None = None
 ) -> None:
-    """The range of the y axis: room around what is drawn, but none where no figure can be."""
+    """The range of an axis: room around what is drawn, but none where no figure can be."""
     drawn = [value for value in (*values, *edges) if math.isfinite(value)]
     if not drawn:
         return
@@ -285,7 +313,7 @@ def _fit_axis(
     size = max(abs(bottom), abs(top)) or 1.0
     is_flat = top - bottom < FLAT * size
     height = size if is_flat else top - bottom
-    least, most = LIMITS.get(layout["yaxis"]["title"]["text"], UNLIMITED)
+    least, most = LIMITS.get(layout[axis]["title"]["text"], UNLIMITED)
     if cut := cut_axis(values, edges):
         low, high = cut.low, cut.high
         _add_cut(layout, cut, alarm_step)
@@ -295,7 +323,7 @@ def _fit_axis(
         high = top + height * (1 if is_flat or top + height >= most else ROOM)
     low, high = max(low, min(least, bottom)), min(high, max(most, top))
     edge = EDGE * (high - low)
-    layout["yaxis"]["range"] = [float(f"{end:.{DIGITS}g}") for end in (low - edge, high + edge)]
+    layout[axis]["range"] = [float(f"{end:.{DIGITS}g}") for end in (low - edge, high + edge)]
 
 
 def _path_traces(path: PlanePath) -> list[Chart]:
@@ -312,7 +340,11 @@ def _path_traces(path: PlanePath) -> list[Chart]:
             "y": short(path.mi),
             "text": list(path.texts),
             "hovertemplate": "%{text}<extra></extra>",
-            "line": {"width": 1, "color": SOFT if is_judged else color},
+            "line": {
+                "width": 1,
+                "color": SOFT if is_judged else color,
+                "dash": dash_of(path.style),
+            },
             "marker": {
                 "color": colors,
                 "symbol": ["circle-open" if k == 0 else "circle" for k in range(last + 1)],
@@ -429,6 +461,20 @@ def _padded(values: Numbers) -> list[float]:
     low, high = min(values), max(values)
     room = 0.08 * (high - low) or 0.1
     return [low - room, high + room]
+
+
+def _error(
+    values: Sequence[float | None], low: Sequence[float | None], high: Sequence[float | None]
+) -> Chart:
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [_gap(top, value) for top, value in zip(high, values, strict=True)],
+        "arrayminus": [_gap(value, bottom) for bottom, value in zip(low, values, strict=True)],
+        "color": SOFT,
+        "thickness": 1.2,
+        "width": 3,
+    }
 
 
 def _gap(high: float | None, low: float | None) -> float:

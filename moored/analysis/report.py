@@ -16,6 +16,9 @@ from moored.analysis.report_rollouts import ShownTrajectory
 from moored.errors import ConfigError, MooredError
 from moored.runlog.machine import PACKAGES, installed_versions, system_name
 
+STUDY_FILE = "study.json"
+"""What tells the folder of a study from that of a run."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
@@ -90,11 +93,12 @@ def build_report(
 ) -> Report:
     """Read the runs; those that cannot be shown are named in the report.
 
-    One run is shown in full, several are compared. `until` ignores later steps when comparing;
-    `on_run` is called after each run that was read.
+    One run or the folder of a study is shown in full, several runs are compared. `until` ignores
+    later steps when comparing; `on_run` is called after each run that was read.
     """
     from moored.analysis.report_run import report_of_run
     from moored.analysis.report_runs import report_of_runs
+    from moored.analysis.report_study import report_of_study
 
     paths = list(dict.fromkeys(runs))
     check_folders(paths)
@@ -104,6 +108,8 @@ def build_report(
     if until is not None:
         raise ConfigError("--until is for comparing several runs; one is shown in full")
     try:
+        if (paths[0] / STUDY_FILE).is_file():
+            return report_of_study(paths[0], about, on_run)
         return report_of_run(paths[0], about)
     except (MooredError, OSError) as error:
         return empty_report({str(paths[0]): str(error)}, about)

@@ -169,7 +169,7 @@ def _verdict_line(found: Comparison) -> list[str]:
     return [f"Verdicts at the end: {counts}. Runs with an alarm: {alarms} of {len(runs)}."]
 
 
-def read_curves(path: Path, until: int | None) -> Curves:
+def read_curves(path: Path, until: int | None = None) -> Curves:
     """Every curve of a run that the comparison shows."""
     streams: tuple[Stream, ...] = ("metrics", "collapse", "timing")
     steps, looks, timing = (_up_to(read_records(path, stream), until) for stream in streams)

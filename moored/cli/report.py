@@ -1,4 +1,4 @@
-"""`moored report`: one run, or several compared, as a page that works offline."""
+"""`moored report`: a run, a study, or several runs compared, as a page that works offline."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ Until = Annotated[
 
 
 def report_command(
-    runs: Annotated[list[Path], typer.Argument(help="Run directories.")],
+    runs: Annotated[list[Path], typer.Argument(help="Run directories, or the folder of a study.")],
     out: Out = None,
     png: Png = None,
     markdown: AsMarkdown = False,
     until: Until = None,
 ) -> None:
-    """Show a run, or compare several, on one HTML page.
+    """Show a run or a study, or compare several runs, on one HTML page.
 
     It has the verdict, curves, rewards and trajectories, holds everything it needs and opens
     offline. Nothing is measured again, so no model is needed. Runs that cannot be read are named on
@@ -55,6 +55,7 @@ def report_command(
     from moored.analysis.report import check_folders
     from moored.analysis.report_page import check_can_draw, write_report
 
+    runs = _without_files(runs)
     check_folders(runs)
     file = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
     _check_can_write(file)
@@ -83,6 +84,17 @@ def report_command(
         print_line(make_console(stderr=True), f"left out: {path}: {reason}")
     if report.left_out:
         raise typer.Exit(1)
+
+
+def _without_files(paths: Sequence[Path]) -> list[Path]:
+    """The paths without the files that lie beside runs, such as logs: `seed-*` names them too."""
+    folders = {path.parent for path in paths if path.is_dir()}
+    files = [path for path in paths if path.is_file() and path.parent in folders]
+    if files:
+        said = f"passed over, as no run directory: {files[0]}"
+        more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+        print_line(make_console(stderr=True), f"{said}{more}")
+    return [path for path in paths if path not in files]
 
 
 def write_or_explain(runs: Sequence[Path], file: Path, command: str) -> None:

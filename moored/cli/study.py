@@ -334,11 +334,9 @@ def _finish(
     write_atomically(folder.path / "results.md", page)
     show_table(console, study, table)
     print_line(console, f"table: {folder.path / 'results.md'}, {folder.path / 'results.json'}")
-    ended = [run.path for row in table.rows for run in row.runs]
-    if ended:
-        file = folder.path / "report.html"
-        again = join(["moored", "report", *map(str, ended), "-o", str(file)])
-        write_or_explain(ended, file, again)
+    if any(row.runs for row in table.rows):
+        again = join(["moored", "report", str(folder.path)])
+        write_or_explain([folder.path], folder.path / "report.html", again)
     if failed:
         stderr = make_console(stderr=True)
         print_line(stderr, f"{len(failed)} of {len(runs)} runs failed:")

@@ -104,6 +104,7 @@ class StudyFolder:
             "study": study.name,
             "is_shipped": study.is_shipped,
             "question": study.question,
+            "paper": study.paper,
             "base": [word.text for word in study.base],
             "factors": {
                 factor.name: {arm.name: [word.text for word in arm.words] for arm in factor.arms}
@@ -111,6 +112,8 @@ class StudyFolder:
             },
             "overrides": list(overrides),
             "seeds": list(study.seeds),
+            "report": list(study.report),
+            "against": study.against,
             **about_folder(self.path),
             **provenance(),
         }

@@ -13,6 +13,7 @@ from moored.analysis.figures import (
     Bars,
     Curve,
     PlanePath,
+    arm_chart,
     bar_chart,
     color_of,
     dash_of,
@@ -21,6 +22,7 @@ from moored.analysis.figures import (
     plane_chart,
     variance_histogram,
 )
+from moored.analysis.study_table import Mean
 from moored.analysis.svg import Cuts
 
 
@@ -36,6 +38,11 @@ def charts() -> dict[str, dict]:
         "plane": plane_chart([path], Cuts(entropy=0.7, mi=0.2)),
         "phases": phase_chart([1, 2], {"rollout": [1.0, 2.0], "update": [0.5, 0.5]}, 2),
         "histogram": variance_histogram(np.array([0.2]), np.array([0.0, 0.0])),
+        "arms": arm_chart(
+            {"none": Mean(mean=0.5, half_width=None, by_seed={0: 0.5})},
+            {"none": 0},
+            x_title="share",
+        ),
         "bars": bar_chart(
             ["1"],
             [Bars(name="task", values=[2.0], low=[1.5], high=[3.0])],

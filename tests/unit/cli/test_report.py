@@ -53,7 +53,42 @@ def test_a_run_that_cannot_be_read_is_on_the_page_and_the_exit_code_is_1(
     assert f"Left out: {tmp_path / 'empty'}: " in (tmp_path / "page.html").read_text()
 
 
-def test_the_folder_of_a_study_is_refused_and_its_own_report_stays(run, report, tmp_path, capsys):
+def test_files_that_a_glob_names_beside_runs_are_passed_over(run, report, tmp_path, capsys):
+    pytest.importorskip("plotly")
+    log = run.with_name("one.log")
+    log.write_text("step 1\n")
+    run.with_name("two.log").write_text("step 1\n")
+    assert report(*sorted(run.parent.glob("*")), "-o", tmp_path / "page.html") == 0
+    out, err = capsys.readouterr()
+    assert err == f"passed over, as no run directory: {log} and 1 more\n" and "report: " in out
+    # Alone, or far from every run, a file is a mistake.
+    assert report(log) == 2
+    assert f"no folder {str(log)!r}" in capsys.readouterr().err
+    (tmp_path / "far.txt").write_text("")
+    assert report(run, tmp_path / "far.txt") == 2
+
+
+def test_the_folder_of_a_study_becomes_one_page_of_its_arms(run, report, tmp_path, capsys):
+    pytest.importorskip("plotly")
+    study = tmp_path / "study"
+    (study / "none").mkdir(parents=True)
+    run.rename(study / "none" / "seed-0")
+    declared = {"study": "mine", "question": "Why?", "paper": "12 %", "base": ["smoke"]}
+    declared |= {"factors": {"filter": {"none": []}}, "seeds": [0, 1], "overrides": []}
+    (study / "study.json").write_text(json.dumps(declared))
+    assert report(study) == 0
+    assert capsys.readouterr().out == (
+        f"mine: 1 of 2 runs, 1 arm\nreport: {study / 'report.html'}\n"
+    )
+    assert report(study, "--until", "1") == 2
+    (study / "study.json").write_text('{"study": "correlation"}')
+    assert report(study) == 2
+    assert "is an analysis" in capsys.readouterr().err
+
+
+def test_a_folder_of_runs_that_is_no_study_is_refused_and_its_page_stays(
+    run, report, tmp_path, capsys
+):
     pytest.importorskip("plotly")
     study = tmp_path / "runs"
     (study / "report.html").write_text("all runs of the study")

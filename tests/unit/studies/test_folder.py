@@ -67,6 +67,13 @@ def test_how_runs_ended_is_remembered_and_their_seconds_add_up(tmp_path, study, 
     assert folder.exit_code(runs[1]) == 2
 
 
+def test_the_folder_keeps_what_its_report_shows(tmp_path, study):
+    start(tmp_path / "a", study)
+    noted = json.loads((tmp_path / "a" / "study.json").read_text())
+    assert noted["paper"] == study.paper and noted["report"] == list(study.report)
+    assert noted["against"] == ["filter", "none"]
+
+
 def test_a_finished_run_whose_folder_was_deleted_is_run_again(tmp_path, study, runs):
     folder = StudyFolder(tmp_path / "a", study)
     begin(folder.path, runs[0])
