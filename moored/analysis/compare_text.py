@@ -60,7 +60,9 @@ def explanation(found: Comparison) -> list[str]:
     lost = {arm.label: sum(run.num_lost for run in arm.runs) for arm in found.arms}
     if any(lost.values()):
         each = ", ".join(f"{label} {num}" for label, num in lost.items())
-        lines.append(f"Episodes that ended in an error, which count in no figure: {each}.")
+        lines.append(
+            f"Episodes that ended in an error, and count in neither success nor reward: {each}."
+        )
     return lines
 
 

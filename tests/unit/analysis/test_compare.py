@@ -73,7 +73,7 @@ def test_episodes_that_were_lost_are_counted_where_a_run_has_any(tmp_path, capsy
     with (bad / "metrics.jsonl").open("a") as file:
         file.write('{"schema": 1, "step": 5, "rollout/error_count": 3.0}\n')
     compare_command([good, bad])
-    assert "ended in an error, which count in no figure: A 0, B 3." in capsys.readouterr().out
+    assert "neither success nor reward: A 0, B 3." in capsys.readouterr().out
     compare_command([good, bad], as_json=True)
     arms = json.loads(capsys.readouterr().out)["arms"]
     assert [arm["lost_episodes"] for arm in arms] == [[0], [3]]
