@@ -62,6 +62,29 @@ def test_every_extra_has_a_user_and_every_hint_an_extra():
     assert hinted | set(SINKS) | {"dev"} == extras
 
 
+def test_what_readme_says_reads_runs_without_torch_has_what_that_needs():
+    (extra,) = re.findall(
+        r"`pip install '\.\[(\w+)\]'` does without torch", (ROOT / "README.md").read_text()
+    )
+    assert packages_of(extra) == {"pyarrow", "plotly"}
+    assert "torch" in packages_of("train")
+
+
+def packages_of(extra: str) -> set[str]:
+    """What an extra installs, with the extras in it."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    found = set()
+    for requirement in extras[extra]:
+        name, more = re.match(r"([\w-]+)(?:\[([\w,]+)\])?", requirement).groups()  # pyright: ignore
+        if name == "moored":
+            found |= set().union(*map(packages_of, more.split(",")))
+        else:
+            found.add(name)
+    return found
+
+
 WALK = """
 import contextlib, io, json, sys, traceback
 packages, commands = json.loads(sys.argv[1])

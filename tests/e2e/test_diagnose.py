@@ -67,6 +67,17 @@ def test_a_run_is_diagnosed_by_what_training_measured_without_torch(run):
     assert f"measured by training (collapse.jsonl), at temperature {TEMPERATURE}" in shown
 
 
+def test_the_extra_for_reports_is_enough_to_read_a_run(run, tmp_path):
+    code = "import sys; from moored.errors import EXTRA_OF_PACKAGE\n"
+    code += "hidden = EXTRA_OF_PACKAGE.keys() - {'pyarrow', 'plotly'}\n"
+    code += "sys.modules.update(dict.fromkeys(hidden))\n"
+    code += "from moored.cli.main import main; main()"
+    for words in (["advise", run], ["diagnose", run], ["report", run, "-o", tmp_path / "r.html"]):
+        done = run_warm(words, code=code, slim=True)
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "r.html").stat().st_size > 10_000
+
+
 @dataclass(frozen=True)
 class Rescored:
     """What `--rescore` printed and wrote."""
