@@ -48,7 +48,8 @@ from moored.engine.passes import OutOfMemoryError
 from moored.models.find import embedded_models
 from moored.models.known import KNOWN, Facts
 from moored.models.load import LoadedModel
-from moored.plan import GPUS, Lengths, Plan, plan, shape_from_config
+from moored.models.shapes import shape_from_config
+from moored.plan import GPUS, Lengths, Plan, known_gpu, plan
 from moored.plan.gpus import GIB
 from moored.training.batch import LossSample, Sample
 from moored.types import Prompt, ScoreRequest
@@ -314,7 +315,8 @@ def run_case(arguments: argparse.Namespace, size: str, algorithm: str) -> dict[s
         turns=arguments.turns,
         observation=arguments.observation_tokens,
     )
-    gpu = present_gpu(config.engine.device) or GPUS["h200"]
+    here = present_gpu(config.engine.device)
+    gpu = (here and known_gpu(here[0])) or GPUS["h200"]
     found = plan(config, shape_from_config(asdict(facts), size), gpu, lengths)
     case: dict[str, object] = {"size": size, "algorithm": algorithm, "plan": found.record()}
     try:

@@ -6,12 +6,12 @@ import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 
-from moored.config import Config
+from moored.config import AlgorithmConfig, Config
 from moored.engine.fsdp.whole import WHOLE_SHARE
 from moored.engine.local.batches import MICRO_BATCH_TOKENS
 from moored.errors import MooredError
 from moored.models.shapes import ModelShape, shape_from_config
-from moored.training.algorithms import load_algorithm
+from moored.names import ALGORITHMS, ESTIMATORS
 
 DRIVERS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 """Where there is none of these, torch need not be asked, which takes seconds."""
@@ -99,7 +99,7 @@ def _state_bytes(
 ) -> float:
     """All that an update has on a GPU beside activations."""
     engine, optimizer, rollout = config.engine, config.optimizer, config.rollout
-    models = 1 + load_algorithm(config.algorithm).needs_critic
+    models = 1 + has_critic(config.algorithm)
     whole, lora = shape.num_parameters, optimizer.lora_rank
     states = 0 if optimizer.states == "host" else STATE_BYTES[optimizer.kind]
     trained = models * (shape.adapter_parameters(lora) if lora else whole)
@@ -126,6 +126,16 @@ def _state_bytes(
         cache = slots * rollout.max_context * shape.cache_bytes(WEIGHT_BYTES)
         taken += min(cache, CACHE_SHARE * max(0.0, memory_bytes - taken))
     return taken
+
+
+def has_critic(options: AlgorithmConfig) -> bool:
+    """Whether a critic is trained beside the policy; of known names this asks no torch."""
+    name = options.advantage or ("gae" if options.name == "ppo" else "grpo")
+    if options.name in ALGORITHMS and name in ESTIMATORS:
+        return name in ("gae", "bilevel_gae")
+    from moored.training.algorithms import load_algorithm
+
+    return load_algorithm(options).needs_critic
 
 
 def _token_bytes(config: Config, shape: ModelShape, checkpointing: bool) -> int:

@@ -9,12 +9,6 @@ from dataclasses import dataclass, replace
 from moored.errors import MooredError
 
 GIB = 2**30
-FIGURES = {
-    "memory_gib": ("--memory-gib", 0.1, 10_000.0),
-    "tflops": ("--tflops", 0.1, 1_000_000.0),
-    "bandwidth_tbs": ("--bandwidth", 0.001, 10_000.0),
-}
-"""The option that sets a figure of a GPU, and the least and most that it may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +50,10 @@ GPUS: dict[str, Gpu] = {
 ALIASES = {
     "a100": "a100-80",
     "a100-sxm4-80gb": "a100-80",
-    "a100-80gb": "a100-80",
     "a100-80gb-pcie": "a100-80",
-    "a100-pcie-80gb": "a100-80",
     "a100-sxm4-40gb": "a100-40",
-    "a100-40gb": "a100-40",
     "a100-pcie-40gb": "a100-40",
     "h100-80gb-hbm3": "h100",
-    "h100-sxm": "h100",
     "gh200-480gb": "gh200",
     "rtx-a6000": "a6000",
     "4090": "rtx-4090",
@@ -81,37 +71,13 @@ def known_gpu(name: str) -> Gpu | None:
     return GPUS.get(ALIASES.get(short, short))
 
 
-def find_gpu(
-    name: str,
-    *,
-    memory_gib: float | None = None,
-    tflops: float | None = None,
-    bandwidth_tbs: float | None = None,
-) -> Gpu:
-    """A GPU by name; given figures replace those of the table, or describe one it does not have."""
-    given = {"memory_gib": memory_gib, "tflops": tflops, "bandwidth_tbs": bandwidth_tbs}
-    for what, value in given.items():
-        if value is not None:
-            check_figure(*FIGURES[what], value)
+def find_gpu(name: str, memory_gib: float | None = None) -> Gpu:
+    """A GPU by name; with `memory_gib` instead of the table's, or of one that it does not have."""
     known = known_gpu(name)
-    if known is not None:
-        return replace(known, **{key: value for key, value in given.items() if value is not None})
-    if memory_gib is None or tflops is None or bandwidth_tbs is None:
-        raise MooredError(
-            f"GPU {name!r} is not in the table ({_name_hint(name.lower())}); give its "
-            f"--memory-gib, --tflops (dense bfloat16) and --bandwidth (TB/s)"
-        )
-    return Gpu(name, memory_gib, tflops, bandwidth_tbs)
-
-
-def check_figure(option: str, least: float, most: float, value: float) -> None:
-    """Raise where no GPU and no cluster can have this; `option` is how it was given."""
-    if not least <= value <= most:
-        raise MooredError(f"{option} must be from {least:,g} to {most:,.15g}, got {value:,.15g}")
-
-
-def _name_hint(name: str) -> str:
-    """What was meant by a typo; v100 is none of h100, so the first letter counts."""
-    alike = [known for known in GPUS if known[:1] == name[:1]]
-    close = difflib.get_close_matches(name, alike, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(sorted(GPUS))}"
+    if known is None and memory_gib is None:
+        close = difflib.get_close_matches(name.lower(), GPUS, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(GPUS)}"
+        raise MooredError(f"GPU {name!r} is not in the table ({hint}); or give its --memory-gib")
+    if known is None:
+        known = Gpu(name, 0.0)
+    return known if memory_gib is None else replace(known, memory_gib=memory_gib)

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from moored.cores import num_cores
 from moored.errors import ConfigError
-from moored.plan.advice import plan_if_known
-from moored.plan.gpus import Gpu
+from moored.plan import Gpu, plan_if_known
 from moored.studies.grid import PlannedRun
 
 RUNS_PER_GPU = 8

@@ -10,10 +10,19 @@ import pytest
 
 from moored.config import Config, load_config
 from moored.engine import gpu
-from moored.engine.gpu import BATCH_SIZES, GIB, first_batch, fit_to_gpu, present_gpu
+from moored.engine.gpu import (
+    BATCH_SIZES,
+    GIB,
+    first_batch,
+    fit_to_gpu,
+    has_critic,
+    present_gpu,
+)
 from moored.errors import MooredError
 from moored.models.find import embedded_models
 from moored.models.known import KNOWN
+from moored.names import ALGORITHMS, ESTIMATORS
+from moored.training.algorithms import load_algorithm
 from tests.unit.plan.tiny import tiny
 
 torch = pytest.importorskip("torch")
@@ -135,6 +144,13 @@ def test_memory_that_others_take_leaves_smaller_micro_batches():
     assert chosen(host, "Qwen/Qwen2.5-3B") > alone
     adapters = load_config({}, [*words, "optimizer.lora_rank=64"])
     assert chosen(adapters, "Qwen/Qwen2.5-3B") == (24576, False)
+
+
+@pytest.mark.parametrize("advantage", [None, *ESTIMATORS])
+@pytest.mark.parametrize("name", list(ALGORITHMS))
+def test_who_has_a_critic_is_known_by_name(name, advantage):
+    options = load_config({"algorithm": {"name": name, "advantage": advantage}}).algorithm
+    assert has_critic(options) == load_algorithm(options).needs_critic
 
 
 def test_a_model_of_unknown_shape_is_left_to_the_defaults():

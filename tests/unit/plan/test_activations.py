@@ -5,18 +5,16 @@ from __future__ import annotations
 import pytest
 
 from moored.models.shapes import shape_from_config, shape_of
+from moored.plan import activations
 from moored.plan.activations import (
-    LayerKind,
-    backward_bytes,
     backward_work_bytes,
     forward_bytes,
     layer_bytes,
-    outer_bytes,
     prefill_bytes,
     saved_bytes,
 )
-from moored.plan.coefficients import MemoryCoefficients
 from moored.plan.gpus import GIB
+from moored.plan.setup import LayerKind
 from tests.tiny_model import tiny_config
 from tests.unit.plan.tiny import tiny
 
@@ -31,7 +29,7 @@ def test_a_layer_of_a_tiny_model_by_hand():
     # In float32 the three share one output of the norm: 2 x (48 + 4), q 16, k 8, v 8, out 16.
     assert layer_bytes(tiny(), "float32") == 2 * (48 + 4) + 16 + 8 + 8 + 16 + 8 + 128
     # Adapters of rank 3: no normed inputs (32 less), and 7 inputs of 6 bytes.
-    assert layer_bytes(tiny(), "bfloat16", lora_rank=3) == 208 - 32 + 42
+    assert layer_bytes(tiny(), "bfloat16", rank=3) == 208 - 32 + 42
 
 
 def test_a_fused_layer_of_a_tiny_model_by_hand():
@@ -40,13 +38,19 @@ def test_a_fused_layer_of_a_tiny_model_by_hand():
     assert layer_bytes(tiny(), "fused") == 2 * 20 + 16 + 8 + 4 + 4 + 8 + 8 + 48
     # Inputs of the norms of queries and keys 8 + 4, and roots of 2 + 1 heads.
     assert layer_bytes(tiny(qk_norm="head"), "fused") == 136 + 12 + 3 * 4
-    assert layer_bytes(tiny(), "fused", lora_rank=3) == 136 + 42
+    assert layer_bytes(tiny(), "fused", rank=3) == 136 + 42
+
+
+def outer(shape, kind: LayerKind, rank: int) -> int:
+    """What is kept for a token beside the layers."""
+    saved = saved_bytes(shape, 1, kind, checkpointing=False, rank=rank)
+    return saved - shape.layers * layer_bytes(shape, kind, rank)
 
 
 def test_what_lies_outside_of_the_layers_by_hand():
     # Ids 8, two angles for 2 numbers of a head 16, last norm 16 + 16 + 4, hidden states 16.
-    assert outer_bytes(tiny()) == 8 + 16 + 36 + 16
-    assert outer_bytes(tiny(), lora_rank=3) == 16 + 20 + 16
+    assert outer(tiny(), "fused", 0) == 8 + 16 + 36 + 16
+    assert outer(tiny(), "fused", 3) == 16 + 20 + 16
 
 
 def test_passes_without_gradients_by_hand():
@@ -57,8 +61,6 @@ def test_passes_without_gradients_by_hand():
     assert forward_bytes(tiny(), "float32") == 3 * 16 + 16 + 3 * 32 + 16
     # Stream 16, input 8, q, k and v 8 + 4 + 4, mixed 8, output 8, three of the inner width.
     assert prefill_bytes(tiny(), bf16=True) == 16 + 8 + 16 + 8 + 8 + 3 * 16
-    assert backward_bytes(tiny(), "fused") == 2 * 16 + 16
-    assert backward_bytes(tiny(), "bfloat16") == 2 * 16 + 16
 
 
 def test_checkpointing_keeps_only_the_inputs_of_layers():
@@ -66,23 +68,23 @@ def test_checkpointing_keeps_only_the_inputs_of_layers():
     assert saved_bytes(tiny(), 10, "bfloat16", checkpointing=True) == 10 * (2 * 16 + 76)
 
 
-def test_the_backward_pass_needs_most_at_the_head_or_in_a_layer():
-    def work(given, checkpointing=False, lora_rank=0, **changes):
-        options = {"checkpointing": checkpointing, "lora_rank": lora_rank}
-        return backward_work_bytes(tiny(**changes), 10, given, "bfloat16", **options)
+def test_the_backward_pass_needs_most_at_the_head_or_in_a_layer(monkeypatch):
+    def work(logits, checkpointing=False, rank=0, **changes):
+        monkeypatch.setattr(activations, "LOGITS_PER_CHUNK", logits)
+        options = {"checkpointing": checkpointing, "rank": rank}
+        return backward_work_bytes(tiny(**changes), 10, "bfloat16", **options)
 
     # 10 tokens, 30 of 100 logits at a time: 4 bytes, derivatives of 2 bytes twice; the gradient of
     # 40 weights of the head in float32, that of the hidden states.
-    narrow = MemoryCoefficients(logits_per_chunk=30)
+    narrow = 30
     assert work(narrow) == 8 * 30 + 4 * 40 + 10 * 16
     # With few logits at a time most is needed when the head's gradient is rounded.
-    few = MemoryCoefficients(logits_per_chunk=10)
-    assert work(few) == 2 * 10 + (4 + 2) * 40 + 10 * 16
+    assert work(10) == 2 * 10 + (4 + 2) * 40 + 10 * 16
     # No more than there are.
-    wide = MemoryCoefficients(logits_per_chunk=1000)
+    wide = 1000
     assert work(wide) == 8 * 100 + 4 * 40 + 10 * 16
     # Adapters: no gradient of the head.
-    assert work(wide, lora_rank=3) == 8 * 100 + 10 * 16
+    assert work(wide, rank=3) == 8 * 100 + 10 * 16
     # A layer that is computed again keeps all but its input for a while, and needs 48 bytes; what
     # lay behind the layers (32 + 4 + 16) is gone. The tied head waits for the embedding.
     again = 10 * (208 - 16 + 48 - 52)
@@ -101,9 +103,9 @@ def test_the_backward_pass_needs_most_at_the_head_or_in_a_layer():
 )
 def test_updates_on_an_h200_are_within_1_percent_of_the_tables(model, tokens, kind, measured_gib):
     """benchmarks/results/sizes_h200.json; `tokens` are those of its largest micro-batch."""
-    shape, given = shape_of(model), MemoryCoefficients()
+    shape = shape_of(model)
     kept = saved_bytes(shape, tokens, kind, checkpointing=False)
-    kept += backward_work_bytes(shape, tokens, given, kind, checkpointing=False)
+    kept += backward_work_bytes(shape, tokens, kind, checkpointing=False)
     # Weights of 2 bytes, the optimiser's 12, gradients of 4.
     found = (18 * shape.num_parameters + kept) / GIB
     assert found == pytest.approx(measured_gib, rel=0.01)
@@ -115,7 +117,7 @@ def test_updates_on_an_h200_are_within_1_percent_of_the_tables(model, tokens, ki
     [("fused", 0), ("fused", 8), ("bfloat16", 0), ("bfloat16", 8), ("float32", 0)],
 )
 def test_autograd_keeps_what_the_tables_say(family, kind, rank, monkeypatch):
-    """One layer more keeps `layer_bytes` more; without layers, `outer_bytes` is left."""
+    """One layer more keeps `layer_bytes` more; without layers, what is outside them is left."""
     pytest.importorskip("transformers")
     from tests.unit.engine.fast.plain_kernels import use_plain_kernels
 
@@ -128,10 +130,10 @@ def test_autograd_keeps_what_the_tables_say(family, kind, rank, monkeypatch):
     ]
     one, two = (saved_for_backward(config, kind, rank, monkeypatch) for config in configs)
     shape = shape_from_config(configs[0].to_dict(), family)
-    assert two - one == TOKENS * layer_bytes(shape, kind, lora_rank=rank)
+    assert two - one == TOKENS * layer_bytes(shape, kind, rank=rank)
     # The hidden states of the head are kept by the head itself.
-    outer = outer_bytes(shape, lora_rank=rank) - 4 * shape.width
-    assert 2 * one - two == TOKENS * outer
+    kept = outer(shape, kind, rank) - 4 * shape.width
+    assert 2 * one - two == TOKENS * kept
 
 
 def saved_for_backward(config, kind: LayerKind, rank: int, monkeypatch) -> int:

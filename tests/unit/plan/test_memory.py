@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
+from moored.engine.fsdp.whole import Whole
 from moored.models.shapes import shape_of
 from moored.plan import memory
-from moored.plan.coefficients import FORWARD_TOKENS, MEASURED, MemoryCoefficients
-from moored.plan.gpus import GIB, Gpu
+from moored.plan.activations import backward_work_bytes, layer_bytes, saved_bytes
+from moored.plan.gpus import GIB
 from moored.plan.memory import Memory, plan_memory
-from moored.plan.setup import setup_of
-from tests.unit.plan.tiny import BARE, config, tiny
+from moored.plan.setup import Lengths, Setup
+from tests.unit.plan.tiny import config, tiny
 
-LARGE = Gpu("large", 1.0)
+LARGE = GIB
 
 
-def memory_of(
-    *options: str,
-    gpu: Gpu = LARGE,
-    tokens: int = 10,
-    given: MemoryCoefficients = BARE.memory,
-    **changes,
-) -> Memory:
-    setup = setup_of(config(*options), tiny(**changes))
-    return plan_memory(setup, gpu, given, tokens=tokens, checkpointing=False)
+@pytest.fixture(autouse=True)
+def bare(monkeypatch):
+    """Nothing but what follows from shapes, as for large models."""
+
+    def use(kept_below: int = 0, recorded_to: int = 0) -> None:
+        monkeypatch.setattr("moored.plan.setup.CACHE_KEPT_BELOW", kept_below)
+        monkeypatch.setattr("moored.plan.setup.RECORDED_TO", recorded_to)
+        monkeypatch.setattr(memory, "RECORDED_TOKENS", 0)
+        monkeypatch.setattr(memory, "RESERVE_SHARE", 0.0)
+        monkeypatch.setattr(memory, "CUDA_BYTES", 0)
+
+    use()
+    return use
+
+
+def memory_of(*options: str, size: int = LARGE, tokens: int = 10, **changes) -> Memory:
+    setup = Setup(config(*options), tiny(**changes))
+    return plan_memory(setup, size, tokens=tokens, checkpointing=False)
 
 
 def test_bfloat16_weights_are_held_once_and_the_optimiser_has_float32_masters():
@@ -59,17 +67,18 @@ def test_a_critic_is_a_trunk_of_its_own():
 KL = "algorithm.kl_coef=0.1"
 
 
-def test_a_reference_is_bfloat16_weights_alone():
-    found = memory_of(KL, given=replace(BARE.memory, released_from=349))
+def test_a_reference_is_bfloat16_weights_alone(bare):
+    bare(kept_below=349)
+    found = memory_of(KL)
     assert list(found.phases) == ["rollout", "scoring", "update"]
     for parts in found.phases.values():
         assert parts["reference weights"] == 2 * 348
-    assert found.host_bytes == 0
+    assert not found.host
 
 
-def test_the_reference_of_a_large_model_is_on_the_gpu_only_while_it_scores():
-    given = replace(BARE.memory, released_from=348, recorded_tokens=8)
-    found, alone = memory_of(KL, given=given), memory_of(given=given)
+def test_the_reference_of_a_large_model_is_on_the_gpu_only_while_it_scores(monkeypatch):
+    monkeypatch.setattr(memory, "RECORDED_TOKENS", 8)
+    found, alone = memory_of(KL), memory_of()
     assert list(found.phases) == ["rollout", "scoring", "reference", "update"]
     assert {phase: found.phases[phase] for phase in alone.phases} == alone.phases
     # Weights of 2 bytes, and passes of 40 tokens without gradients: 128 bytes for each, 4 for each
@@ -83,30 +92,16 @@ def test_the_reference_of_a_large_model_is_on_the_gpu_only_while_it_scores():
     assert (found.host, alone.host) == ({"reference": 1024}, {})
 
 
-def test_while_a_reference_scores_other_samplers_keep_what_is_theirs():
-    plain = memory_of(KL, "engine.sampler=plain").phases["reference"]
-    assert plain["sampler weights"] == 2 * 348
-    assert {"keys and values", "recorded steps"}.isdisjoint(plain)
-    share = ("engine.sampler=vllm", "engine.vllm.memory_share=0.1")
-    assert memory_of(KL, *share, gpu=Gpu("small", 20_000 / GIB)).phases["reference"]["vLLM"] == 2000
-
-
-@pytest.mark.parametrize(("model", "gib"), [("0.5B", None), ("1.5B", 4), ("3B", 8), ("7B", 16)])
-def test_references_from_a_billion_parameters_on_wait_in_main_memory(model, gib):
-    def planned(*words: str) -> Memory:
-        setup = setup_of(config(KL, *words), shape_of(f"Qwen/Qwen2.5-{model}"))
-        return plan_memory(setup, LARGE, MEASURED.memory, tokens=4096, checkpointing=True)
-
-    found, adapters = planned(), planned("optimizer.lora_rank=8")
-    # Pinned memory is a power of two: of 3.1, 6.2 and 15.2 GB.
-    assert found.host == ({} if gib is None else {"reference": gib * GIB})
-    waits = [phase for phase, parts in found.phases.items() if "reference weights" in parts]
-    assert waits == (["rollout", "scoring", "update"] if gib is None else ["reference"])
-    assert adapters.host == {}
-    assert list(adapters.phases) == ["rollout", "scoring", "update"]
-    assert not any("reference weights" in parts for parts in adapters.phases.values())
-    both = planned("optimizer.states=host")
-    assert both.host_bytes == both.host["optimiser"] + found.host_bytes
+def test_vllm_takes_its_share_at_the_start_and_holds_weights_keys_and_values_in_it():
+    found = memory_of("engine.sampler=vllm", "engine.vllm.memory_share=0.1", size=20_000)
+    for parts in found.phases.values():
+        assert parts["vLLM"] == 2_000
+        assert {"sampler weights", "keys and values"}.isdisjoint(parts)
+    assert "activations" not in found.phases["rollout"]
+    # An episode of 16 tokens has 256 bytes of keys and values: 2,000 - 2 x 348 hold five of eight.
+    assert found.rows == 5
+    server = "engine.vllm.server=http://127.0.0.1:8000"
+    assert "vLLM" not in memory_of("engine.sampler=vllm", server).phases["update"]
 
 
 def test_the_plain_sampler_has_a_copy_in_bfloat16_only():
@@ -114,17 +109,6 @@ def test_the_plain_sampler_has_a_copy_in_bfloat16_only():
     assert memory_of(plain).phases["scoring"]["sampler weights"] == 2 * 348
     assert memory_of(is_fast=False).phases["scoring"]["sampler weights"] == 2 * 348
     assert "sampler weights" not in memory_of(plain, "engine.dtype=float32").phases["scoring"]
-
-
-def test_vllm_takes_its_share_at_the_start_and_holds_weights_keys_and_values_in_it():
-    gpu = Gpu("small", 20_000 / GIB)
-    found = memory_of("engine.sampler=vllm", "engine.vllm.memory_share=0.1", gpu=gpu)
-    for parts in found.phases.values():
-        assert parts["vLLM"] == 2_000
-        assert {"sampler weights", "keys and values"}.isdisjoint(parts)
-    assert "activations" not in found.phases["rollout"]
-    # An episode of 16 tokens has 256 bytes of keys and values: 2,000 - 2 x 348 hold five of eight.
-    assert found.rows == 5
 
 
 def test_lora_trains_adapters_over_one_base_of_policy_critic_and_reference():
@@ -147,9 +131,9 @@ def test_lora_trains_adapters_over_one_base_of_policy_critic_and_reference():
 def test_states_on_the_host_leave_the_gpu():
     found = memory_of("optimizer.states=host")
     assert found.phases["update"]["policy optimiser"] == 0
-    assert found.host_bytes == 12 * 348
+    assert found.host == {"optimiser": 12 * 348}
     # There float32 weights have masters too.
-    assert memory_of("optimizer.states=host", "engine.dtype=float32").host_bytes == 12 * 348
+    assert memory_of("optimizer.states=host", "engine.dtype=float32").host == found.host
 
 
 def test_8_bit_moments_are_two_bytes_and_their_scales():
@@ -178,8 +162,7 @@ def test_a_gpu_with_little_memory_writes_fewer_rows_at_a_time():
     # Beside 14 bytes for each parameter, room for 20 slots of 256 bytes in 60 % of the rest.
     size = 14 * 348 + int(20 * 256 / 0.6) + 1
     # 20 slots are those of 15 rows: 20 x 4 / 5 - 1.
-    found = memory_of("rollout.num_groups=8", gpu=Gpu("small", size / GIB))
-    assert found.rows == 15
+    assert memory_of("rollout.num_groups=8", size=size).rows == 15
 
 
 def test_an_evaluation_is_written_with_more_rows():
@@ -212,20 +195,20 @@ def test_a_micro_batch_is_not_larger_than_what_there_is():
     assert found["update"]["activations"] == 32 * (2 * 136 + 76)
 
 
-def test_keys_and_values_are_released_before_updates_of_large_models():
+def test_keys_and_values_are_released_before_updates_of_large_models(bare):
     found = memory_of().phases
     assert "keys and values" in found["scoring"]
     assert "keys and values" not in found["update"]
-    kept = replace(BARE.memory, released_from=349)
-    assert "keys and values" in memory_of(given=kept).phases["update"]
+    bare(kept_below=349)
+    assert "keys and values" in memory_of().phases["update"]
     # The plain sampler forgets its sessions when they end.
-    plain = memory_of("engine.sampler=plain", given=kept).phases
+    plain = memory_of("engine.sampler=plain").phases
     assert [phase for phase in plain if "keys and values" in plain[phase]] == ["rollout"]
 
 
-def test_recorded_passes_keep_their_memory_and_gradients():
-    recorded = replace(BARE.memory, recorded_to=348)
-    found = memory_of(given=recorded)
+def test_recorded_passes_keep_their_memory_and_gradients(bare):
+    bare(recorded_to=348)
+    found = memory_of()
     update = found.phases["update"]
     passes = update["activations"] + update["backward pass"]
     for phase in ("rollout", "scoring"):
@@ -236,20 +219,29 @@ def test_recorded_passes_keep_their_memory_and_gradients():
     whole = sum(found.phases["rollout"].values())
     assert found.allocated_bytes("rollout") == whole - passes
     # Only with the fast learner.
-    plain = memory_of("engine.learner=plain", given=recorded).phases["rollout"]
-    assert "recorded passes" not in plain
+    assert "recorded passes" not in memory_of("engine.learner=plain").phases["rollout"]
 
 
-def test_peak_and_allocated_bytes_are_sums():
-    measured = replace(MEASURED.memory, recorded_to=0, released_from=0, recorded_tokens=8)
-    found = memory_of(given=measured)
+def test_recorded_models_score_all_at_once_where_that_keeps_the_gpu_busy(bare, monkeypatch):
+    # 8 episodes of 16 tokens and 348 parameters; four times the tokens of an update at most.
+    bare(recorded_to=348)
+
+    def scored(busy_work: float, tokens: int) -> int:
+        monkeypatch.setattr(memory, "BUSY_WORK", busy_work)
+        return memory_of(tokens=tokens).phases["scoring"]["activations"]
+
+    assert scored(8 * 16 * 348, 30) == 4 * 30 * 128
+    assert scored(8 * 16 * 348, 40) == 8 * 16 * 128
+    assert scored(8 * 16 * 348 + 1, 30) == 30 * 128
+
+
+def test_peak_and_allocated_bytes_are_sums(monkeypatch):
+    monkeypatch.setattr(memory, "RESERVE_SHARE", 0.04)
+    monkeypatch.setattr(memory, "CUDA_BYTES", 1000)
+    found = memory_of()
     update = found.phases["update"]
-    # 8 tokens of 104 bytes, as counted for prefill.
-    assert update["recorded steps"] == 8 * 104
-    # 0.6 GiB for the context and 0.25 GiB of workspace.
-    assert update["CUDA"] == int(0.6 * GIB) + GIB // 4
     own = update["gradients"] + update["activations"] + update["backward pass"]
-    assert update["reserve"] == int(0.04 * (own + update["recorded steps"]))
+    assert (update["CUDA"], update["reserve"]) == (1000, int(0.04 * own))
     assert found.allocated_bytes("update") == own + 14 * 348
     assert found.peak_phase == "rollout"
     assert found.peak_bytes == sum(found.phases["rollout"].values())
@@ -259,8 +251,8 @@ def test_ppo_on_3_billion_parameters_with_critic_and_kl_by_hand():
     words = ["algorithm.name=ppo", "algorithm.kl_coef=0.001", "rollout.num_groups=8"]
     words += ["rollout.group_size=16", "rollout.max_context=4096"]
     shape = shape_of("Qwen/Qwen2.5-3B-Instruct")
-    setup = setup_of(config(*words), shape)
-    found = plan_memory(setup, Gpu("h200", 139.8), BARE.memory, tokens=24576, checkpointing=True)
+    setup, h200 = Setup(config(*words), shape), int(139.8 * GIB)
+    found = plan_memory(setup, h200, tokens=24576, checkpointing=True)
     n = 3_085_938_688  # the head is tied, so that the critic's trunk has as many
     # Policy and critic 14 bytes: 28 bytes a parameter, 80.5 GiB.
     resident = 28 * n
@@ -299,35 +291,28 @@ def test_ppo_on_3_billion_parameters_is_planned_within_1_percent_of_the_measured
     The reference was on the GPU in every phase, with 2 bytes a parameter.
     """
     words = ["algorithm.name=ppo", "algorithm.kl_coef=0.001", "engine.learner=plain"]
-    setup = setup_of(config("rollout.max_context=8192", *words), shape_of("Qwen/Qwen2.5-3B"))
-    gpu = Gpu("h200", 139.8)
-    found = plan_memory(setup, gpu, MEASURED.memory, tokens=7774, checkpointing=True)
+    setup = Setup(config("rollout.max_context=8192", *words), shape_of("Qwen/Qwen2.5-3B"))
+    found = plan_memory(setup, int(139.8 * GIB), tokens=7774, checkpointing=True)
     with_reference = found.allocated_bytes("update") + 2 * setup.shape.num_parameters
     assert with_reference / GIB == pytest.approx(115.1, rel=0.01)
 
 
-def test_coefficients_are_those_of_the_engine():
+def test_constants_are_those_of_the_engine():
     pytest.importorskip("transformers")
     from moored.engine.fast import graphs, rows, sampler, slots, stream
-    from moored.engine.local.batches import FORWARD_TIMES, MICRO_BATCH_TOKENS
+    from moored.engine.gpu import CACHE_KEPT_BELOW, CACHE_SHARE
     from moored.engine.local.parking import RELEASED_FROM
     from moored.engine.passes import LOGITS_PER_CHUNK
+    from moored.plan import activations
 
-    given = MEASURED.memory
-    assert given.logits_per_chunk == LOGITS_PER_CHUNK["cuda"]
-    assert (given.recorded_to, given.busy_work) == (graphs.MAX_RECORDED, graphs.BUSY_WORK)
-    assert given.released_from == RELEASED_FROM
-    assert given.prefill_tokens == stream.PREFILL_TOKENS
-    assert given.recorded_tokens == rows.MAX_RECORDED_TOKENS
-    assert (given.forward_times, FORWARD_TOKENS) == (FORWARD_TIMES, MICRO_BATCH_TOKENS[1])
-    padding = memory.MOST_PADDING, memory.MIN_PROMPT_TOKENS, memory.MIN_CONTINUATION_TOKENS
-    assert padding == (
-        graphs.MOST_PADDING,
-        graphs.MIN_PROMPT_TOKENS,
-        graphs.MIN_CONTINUATION_TOKENS,
-    )
-    assert given.min_sharers == slots.MIN_SHARERS
-    assert (given.cache_share, given.min_rows) == (sampler.CACHE_SHARE, sampler.MIN_ROWS)
+    assert LOGITS_PER_CHUNK["cuda"] == activations.LOGITS_PER_CHUNK
+    assert RELEASED_FROM == CACHE_KEPT_BELOW
+    assert memory.PREFILL_TOKENS == stream.PREFILL_TOKENS
+    assert rows.MAX_RECORDED_TOKENS == 8192
+    for name in ("BUSY_WORK", "MOST_PADDING", "MIN_PROMPT_TOKENS", "MIN_CONTINUATION_TOKENS"):
+        assert getattr(memory, name) == getattr(graphs, name)
+    assert memory.MIN_SHARERS == slots.MIN_SHARERS
+    assert (CACHE_SHARE, memory.MIN_ROWS) == (sampler.CACHE_SHARE, sampler.MIN_ROWS)
 
 
 def test_slots_are_as_many_as_the_sampler_makes():
@@ -337,17 +322,6 @@ def test_slots_are_as_many_as_the_sampler_makes():
     for rows in (8, 12, 96, 128):
         found = memory_of("rollout.num_groups=1", f"rollout.group_size={rows}")
         assert found.phases["rollout"]["keys and values"] == (Slots(rows).idle + 1) * 256
-
-
-def test_recorded_models_score_all_at_once_where_that_keeps_the_gpu_busy():
-    # 8 episodes of 16 tokens and 348 parameters; four times the tokens of an update at most.
-    def scored(busy_work, tokens):
-        given = replace(BARE.memory, recorded_to=348, busy_work=busy_work)
-        return memory_of(given=given, tokens=tokens).phases["scoring"]["activations"]
-
-    assert scored(8 * 16 * 348, 30) == 4 * 30 * 128
-    assert scored(8 * 16 * 348, 40) == 8 * 16 * 128
-    assert scored(8 * 16 * 348 + 1, 30) == 30 * 128
 
 
 @pytest.mark.parametrize("tokens", [3072, 12288, 24576])
@@ -373,3 +347,108 @@ def test_padded_batches_are_as_large_as_planned_at_most(tokens):
         _, shape = pad(TokenBatch(packed))
         largest = max(largest, shape.prompt_tokens + shape.continuation_tokens)
     assert 0.8 * memory._padded(tokens) <= largest <= memory._padded(tokens)
+
+
+LENGTHS = Lengths(prompt=3, reply=13)
+
+
+def two_updates(*options: str) -> Setup:
+    """8 episodes of two prompts, of up to 16 tokens each, in two updates."""
+    return Setup(config("optimizer.num_minibatches=2", *options), tiny())
+
+
+def test_without_lengths_an_update_is_as_long_as_may_be_and_shares_nothing():
+    # 4 episodes of 16 tokens.
+    assert memory._micro_batches(two_updates(), 64, None) == (64, 0)
+    assert memory._micro_batches(two_updates(), 100, None) == (64, 0)
+    assert memory._micro_batches(two_updates(), 63, None) == (63, 63)
+
+
+def test_with_lengths_an_update_has_each_prompt_once():
+    # 2 prompts of 3 tokens and 4 replies of 13: 58 tokens, a row of 29 for each prompt.
+    assert memory._micro_batches(two_updates(), 58, LENGTHS) == (58, 0)
+    # The row that does not fit goes to the second one: 57 tokens leave 1, and it has 29 more.
+    assert memory._micro_batches(two_updates(), 57, LENGTHS) == (57, 30)
+    assert memory._micro_batches(two_updates(), 20, LENGTHS) == (20, 20)
+    # The model's own code may share no prompts.
+    assert memory._micro_batches(two_updates("engine.learner=plain"), 58, LENGTHS) == (58, 58)
+
+
+def update_of(first: int, later: int, *options: str) -> dict[str, int]:
+    whole = Whole(weights=False, gradients=False)
+    return memory._update(two_updates(*options), (first, later), whole, False)
+
+
+def parts_at(tokens: int, gradients: int) -> dict[str, int]:
+    kind = two_updates().layer_kind
+    work = backward_work_bytes(tiny(), tokens, kind, checkpointing=False)
+    saved = saved_bytes(tiny(), tokens, kind, checkpointing=False)
+    return {"gradients": 4 * gradients, "activations": saved, "backward pass": work}
+
+
+def test_the_first_micro_batch_has_no_gradients_beside_it_and_the_second_has_all(bare):
+    # A token has 348 bytes of activations and 96 in the backward pass; gradients have 1,392, which
+    # is more than three tokens and less than four.
+    assert update_of(57, 54) == parts_at(54, 348)
+    expected = parts_at(57, 0)
+    del expected["gradients"]
+    assert update_of(57, 53) == expected
+    # At the end of a backward pass one layer is left beside all gradients.
+    layer = 2 * layer_bytes(tiny(), two_updates().layer_kind)
+    assert update_of(2, 0) == parts_at(2, 348) | {"activations": layer}
+    # The passes of a critic begin when the policy has gradients.
+    assert update_of(57, 0, "algorithm.name=ppo") == parts_at(57, 348)
+    # Those of recorded passes are there from the start.
+    bare(recorded_to=348)
+    assert update_of(57, 0) == parts_at(57, 348)
+
+
+ALL, LAYER, OUTER = 348, 152, 44
+"""Parameters: of the tiny model, of a layer, and of embedding and last norm."""
+
+
+def rank_of(*options: str, size: int = 100, ranks: int = 4) -> Memory:
+    """On 100 bytes nothing is whole during an update."""
+    setup = Setup(config(*options), tiny(), ranks)
+    return plan_memory(setup, size, tokens=10, checkpointing=False)
+
+
+def test_a_rank_keeps_its_share_of_weights_moments_and_gradients():
+    update = rank_of().phases["update"]
+    # float32 weights and two moments: 12 bytes of each parameter over 4 ranks.
+    assert "policy weights" not in update
+    assert update["policy optimiser"] == 12 * ALL // 4
+    assert update["gradients"] == 4 * ALL // 4
+    # Whole in bfloat16: two layers, and embedding with norm; and the sampler's own.
+    assert update["gathered weights"] == 2 * (2 * LAYER + OUTER)
+    assert update["gathered gradients"] == 6 * LAYER
+    assert update["sampler weights"] == 2 * ALL
+
+
+def test_what_is_whole_during_an_update_is_counted_on_every_rank():
+    # Rounded weights, float32 gradients and a copy of these are 10 bytes of each parameter, of a
+    # tenth of the memory.
+    update = rank_of(size=100 * ALL).phases["update"]
+    assert update["gradients"] == 4 * ALL
+    assert update["gathered weights"] == update["gathered gradients"] == 2 * ALL
+    # Gradients alone leave weights in layers.
+    update = rank_of(size=50 * ALL).phases["update"]
+    assert update["gradients"] == 4 * ALL
+    assert update["gathered gradients"] == 6 * LAYER
+
+
+def test_critic_reference_and_the_base_of_adapters_are_sharded_too():
+    update = rank_of("algorithm.name=ppo", KL, ranks=2).phases["update"]
+    assert update["critic optimiser"] == 12 * ALL // 2
+    assert update["reference weights"] == 2 * ALL // 2
+    assert update["gradients"] == 4 * 2 * ALL // 2
+    adapters = tiny().adapter_parameters(2)
+    update = rank_of("optimizer.lora_rank=2", ranks=2).phases["update"]
+    assert update["policy weights"] == (2 * ALL + 2 * adapters) // 2
+    assert update["policy optimiser"] == 12 * adapters // 2
+    assert update["gathered gradients"] == 0
+
+
+def test_more_ranks_need_less_of_a_gpu_each():
+    peaks = [rank_of("rollout.num_groups=8", ranks=n).peak_bytes for n in (2, 4, 8)]
+    assert peaks == sorted(peaks, reverse=True) and len(set(peaks)) == 3

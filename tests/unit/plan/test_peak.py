@@ -16,14 +16,14 @@ import pytest
 
 from moored.models.known import KNOWN
 from moored.models.shapes import ModelShape, shape_from_config
+from moored.plan import activations
 from moored.plan.activations import (
-    LayerKind,
     backward_work_bytes,
     forward_bytes,
     prefill_bytes,
     saved_bytes,
 )
-from moored.plan.coefficients import MemoryCoefficients
+from moored.plan.setup import LayerKind
 from tests.unit.plan.test_activations import use_bare_attention
 
 torch = pytest.importorskip("torch")
@@ -91,6 +91,7 @@ def head_of_a_gpu(monkeypatch):
     monkeypatch.setattr(passes, "float_logits", float_logits)
     monkeypatch.setattr(passes, "_add_product", lambda total, left, right: None)
     monkeypatch.setattr(passes, "LOGITS_PER_CHUNK", {"cpu": CHUNK, "cuda": CHUNK})
+    monkeypatch.setattr(activations, "LOGITS_PER_CHUNK", CHUNK)
 
 
 @pytest.fixture(autouse=True)
@@ -190,8 +191,7 @@ def test_the_peak_of_an_update_is_as_planned(name, tokens, checkpointing, kind, 
         model = make_model(config, kind, monkeypatch)
         forward, peak = update_peak(model, tokens, checkpointing=checkpointing)
     saved = saved_bytes(shape, tokens, kind, checkpointing=checkpointing)
-    given = MemoryCoefficients(logits_per_chunk=CHUNK)
-    work = backward_work_bytes(shape, tokens, given, kind, checkpointing=checkpointing)
+    work = backward_work_bytes(shape, tokens, kind, checkpointing=checkpointing)
     # Three numbers for each token of the loss are left out.
     assert forward == pytest.approx(saved, rel=1e-3)
     assert peak == pytest.approx(saved + work, rel=MOST_OFF)

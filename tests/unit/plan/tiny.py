@@ -6,7 +6,6 @@ from typing import Any
 
 from moored.config import Config, load_config
 from moored.models.shapes import ModelShape
-from moored.plan.coefficients import Coefficients, MemoryCoefficients
 
 
 def tiny(**changes: Any) -> ModelShape:
@@ -31,17 +30,3 @@ def config(*options: str) -> Config:
     few += ["algorithm.name=grpo", "algorithm.kl_coef=0", "rollout.max_response_tokens=4"]
     few += ["engine.micro_batch_tokens=100", "engine.gradient_checkpointing=false"]
     return load_config({}, [*few, *options])
-
-
-BARE = Coefficients(
-    memory=MemoryCoefficients(
-        context_bytes=0,
-        workspace_bytes=0,
-        reserve_share=0.0,
-        filled_share=1.0,
-        recorded_to=0,
-        released_from=0,
-        recorded_tokens=0,
-    )
-)
-"""Nothing but what follows from shapes, as for large models."""

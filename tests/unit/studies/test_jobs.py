@@ -7,8 +7,7 @@ import math
 import pytest
 
 from moored.errors import ConfigError
-from moored.plan.advice import plan_if_known
-from moored.plan.gpus import Gpu
+from moored.plan import Gpu, plan_if_known
 from moored.studies import jobs
 from moored.studies.declaration import read_study
 from moored.studies.grid import plan_runs
