@@ -1,18 +1,21 @@
 """Policy, KL, entropy and value losses on flat token streams.
 
 Every token carries its weights in the update, so losses are weighted sums. `Algorithm.loss` is one
-of the functions of a `TokenStream` below, or one like them. S tokens.
+of the functions of a `TokenStream` below, or one like them. They use methods of tensors alone:
+processes that only prepare samples import this file, and need no torch. S tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-
-import torch
+from typing import TYPE_CHECKING
 
 from moored.config import AlgorithmConfig
 from moored.names import KLEstimator
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -32,7 +35,7 @@ class TokenStream:
     """Number of the sequence each token belongs to."""
 
 
-Loss = Callable[[TokenStream, AlgorithmConfig], tuple[torch.Tensor, torch.Tensor]]
+Loss = Callable[[TokenStream, AlgorithmConfig], "tuple[torch.Tensor, torch.Tensor]"]
 """The loss of each token (S,), and which tokens it clips (S,), for `learner/clip_fraction`."""
 
 
@@ -41,12 +44,11 @@ def ppo_clip(stream: TokenStream, options: AlgorithmConfig) -> tuple[torch.Tenso
 
     Without the dual clip one huge ratio could dominate an update.
     """
-    advantages, ratio = stream.advantages, torch.exp(stream.logp - stream.old_logp)
+    advantages, ratio = stream.advantages, (stream.logp - stream.old_logp).exp()
     low, high = 1.0 - options.clip_low, 1.0 + options.clip_high
-    loss = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(low, high))
+    loss = (-advantages * ratio).maximum(-advantages * ratio.clamp(low, high))
     if options.dual_clip is not None:
-        bounded = torch.minimum(loss, -advantages * options.dual_clip)
-        loss = torch.where(advantages < 0.0, bounded, loss)
+        loss = loss.minimum(-advantages * options.dual_clip).where(advantages < 0.0, loss)
     return loss, (ratio < low) | (ratio > high)
 
 
@@ -61,13 +63,13 @@ def cispo(stream: TokenStream, options: AlgorithmConfig) -> tuple[torch.Tensor, 
 
     MiniMax-M1 (2506.13585), which sets no lower bound on the weight.
     """
-    ratio, most = torch.exp(stream.logp - stream.old_logp).detach(), 1.0 + options.clip_high
+    ratio, most = (stream.logp - stream.old_logp).detach().exp(), 1.0 + options.clip_high
     return -ratio.clamp(max=most) * stream.advantages * stream.logp, ratio > most
 
 
 def imitation(stream: TokenStream, _: AlgorithmConfig) -> tuple[torch.Tensor, torch.Tensor]:
     """-A log pi; with advantages of 1, supervised learning."""
-    return -stream.advantages * stream.logp, torch.zeros_like(stream.logp, dtype=torch.bool)
+    return -stream.advantages * stream.logp, stream.logp.new_zeros(stream.logp.shape).bool()
 
 
 def policy_loss(
@@ -96,7 +98,6 @@ def _counts(stream: TokenStream) -> torch.Tensor:
     return (stream.mean_weights != 0.0).float()
 
 
-@torch.no_grad()
 def _sums(stream: TokenStream, is_clipped: torch.Tensor) -> dict[str, torch.Tensor]:
     """Over the loss tokens: entropy, and how far the policy is from the one that wrote them."""
     counts, log_ratio = _counts(stream), stream.logp.detach() - stream.old_logp
@@ -135,7 +136,7 @@ def kl_estimate(logp: torch.Tensor, ref_logp: torch.Tensor, kind: KLEstimator) -
     d = logp - ref_logp
     if kind == "k1":
         return d
-    return d**2 / 2.0 if kind == "k2" else torch.expm1(-d) + d
+    return d**2 / 2.0 if kind == "k2" else (-d).expm1() + d
 
 
 def value_loss(
@@ -148,13 +149,14 @@ def value_loss(
     error = (values - returns) ** 2
     if clip is not None:
         near = old_values + (values - old_values).clamp(-clip, clip)
-        error = torch.maximum(error, (near - returns) ** 2)
+        error = error.maximum((near - returns) ** 2)
     return error / 2.0
 
 
 def _mean_by(values: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
     """Each value replaced by the mean of its group."""
     # There are at most as many groups as values; counting them would wait for the device.
-    sums = torch.zeros_like(values).index_add(0, groups, values)
-    counts = torch.zeros_like(values).index_add(0, groups, torch.ones_like(values))
+    zeros = values.new_zeros(values.shape)
+    sums = zeros.index_add(0, groups, values)
+    counts = zeros.index_add(0, groups, zeros + 1.0)
     return (sums / counts.clamp(min=1.0))[groups]
