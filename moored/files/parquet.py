@@ -95,7 +95,7 @@ def _check(file: Path, unpacked: int, most: int) -> None:
     if unpacked > most:
         raise MooredError(
             f"{str(file)!r} has {file.stat().st_size:,} bytes and unpacks to more than "
-            f"{most / 1e9:.1f} GB, which no rollouts do; give a smaller file, or JSON lines"
+            f"{most / 1e6:,.0f} MB, as no rollouts do; if they are yours, write them as JSON lines"
         )
 
 
