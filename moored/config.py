@@ -90,7 +90,7 @@ class AlgorithmConfig(Section):
     advantage: typing.Annotated[str, AfterValidator(ESTIMATORS.check)] | None = None
     """How rewards become advantages: `gae`, `bilevel_gae` (over turns first, then over tokens),
     `grpo`, `dr_grpo`, `rloo`, `reinforce_pp`, or `module:attribute`, a function as in
-    `moored.training.advantages`; null takes the algorithm's own."""
+    `moored.training.algorithms`; null takes the algorithm's own."""
     gamma: float = Field(default=1.0, ge=0.0, le=1.0)
     """Discount from token to token."""
     lam: float = Field(default=1.0, ge=0.0, le=1.0)

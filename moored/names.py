@@ -137,12 +137,12 @@ ALGORITHMS = Registry(
 ESTIMATORS = Registry(
     "advantage estimator",
     {
-        "gae": "moored.training.advantages:GAE",
-        "bilevel_gae": "moored.training.advantages:BILEVEL_GAE",
+        "gae": "moored.training.algorithms:GAE",
+        "bilevel_gae": "moored.training.algorithms:BILEVEL_GAE",
         "grpo": "moored.algo:grpo",
         "dr_grpo": "moored.algo:dr_grpo",
         "rloo": "moored.algo:rloo",
-        "reinforce_pp": "moored.training.advantages:REINFORCE_PP",
+        "reinforce_pp": "moored.training.algorithms:REWARDS_TO_GO",
     },
 )
 SCORES = Registry(

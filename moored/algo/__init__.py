@@ -10,15 +10,6 @@ from moored.algo.filters import (
     select_groups,
     select_trajectories,
 )
-from moored.algo.objectives import (
-    aggregate,
-    clip_loss,
-    kl_estimate,
-    lr_factor,
-    sequence_logp,
-    token_shares,
-    value_loss,
-)
 from moored.algo.snr import advise, outcome_free_share, reward_variance
 from moored.algo.streaming import StreamingFilter
 from moored.types import Selection
@@ -27,16 +18,12 @@ __all__ = [
     "Selection",
     "StreamingFilter",
     "advise",
-    "aggregate",
     "bilevel_gae",
     "check_filter",
-    "clip_loss",
     "dr_grpo",
     "gae",
     "grpo",
-    "kl_estimate",
     "loss_scale",
-    "lr_factor",
     "outcome_free_share",
     "preset",
     "reinforce_pp",
@@ -45,9 +32,6 @@ __all__ = [
     "select",
     "select_groups",
     "select_trajectories",
-    "sequence_logp",
-    "token_shares",
     "triage",
-    "value_loss",
     "whiten",
 ]

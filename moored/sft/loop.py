@@ -17,7 +17,6 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from moored.algo import lr_factor
 from moored.engine.base import Engine
 from moored.engine.build import build_engine
 from moored.engine.checkpoint import load_checkpoint, save_checkpoint
@@ -50,6 +49,7 @@ from moored.sft.samples import (
     weighted,
 )
 from moored.sft.source import Source, open_source
+from moored.training.update import lr_factor
 from moored.types import ScoreRequest
 
 LOGGED = ("entropy", "grad_norm", "lr")

@@ -1,18 +1,21 @@
 """Groups to training samples.
 
 A sample is one prompt and what followed it: sampled tokens (trained) and observation tokens (not).
-`engine.packing` lays samples out as tensors. Shape legend: T tokens of a continuation.
+Its rewards are those of the environment, less what an overlong reply costs. `engine.packing` lays
+samples out as tensors. Shape legend: B rows, T tokens of a continuation.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
 import numpy as np
 
-from moored.algo import token_shares
+from moored.config import Config
+from moored.names import AGGREGATIONS, check_name
 from moored.types import Group, Prompt, Trajectory, Turn
 
 
@@ -47,6 +50,17 @@ class Sample:
     @property
     def num_loss_tokens(self) -> int:
         return int(self.loss_mask_T.sum())
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class TokenAdvantages:
+    """The advantage of every token of a sample, zero where it is not trained."""
+
+    advantages_T: np.ndarray
+    returns_T: np.ndarray | None = None
+    """What the critic should have predicted; None without a critic, like the next."""
+    old_values_T: np.ndarray | None = None
+    """What the critic predicted."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -172,6 +186,29 @@ def _sample(
     )
 
 
+def shaped_reward(config: Config, turn: Turn) -> float:
+    """The reward of a turn, less the penalty for an overlong reply."""
+    longest, buffer = config.rollout.max_response_tokens, config.algorithm.overlong_buffer
+    return turn.reward + overlong_penalty(len(turn.completion_ids), longest, buffer)
+
+
+def shaped_rewards(config: Config, group: Group) -> np.ndarray:
+    """(G,) shaped rewards of the trajectories; NaN where one ended in an error."""
+    return np.array(
+        [
+            math.nan if t.stop.is_error else math.fsum(shaped_reward(config, x) for x in t.turns)
+            for t in group.trajectories
+        ]
+    )
+
+
+def overlong_penalty(length: int, max_length: int, buffer: int) -> float:
+    """DAPO's soft punishment: 0 up to max - buffer, then linearly down to -1 at max."""
+    if buffer <= 0:
+        return 0.0
+    return float(np.clip((max_length - buffer - length) / buffer, -1.0, 0.0))
+
+
 def token_weights(samples: Sequence[Sample], how: str, *, max_length: int) -> list[np.ndarray]:
     """The share of every loss token in the loss of one update, times the filter's weight.
 
@@ -189,3 +226,21 @@ def token_weights(samples: Sequence[Sample], how: str, *, max_length: int) -> li
     return [
         np.where(s.loss_mask_T, share_of.get(s.trajectory, 0.0) * s.weight, 0.0) for s in samples
     ]
+
+
+def token_shares(tokens_B: np.ndarray, how: str, *, max_length: int) -> np.ndarray:
+    """(B,) share of each token of a row in the loss, from the number of tokens of each row.
+
+    `token_mean`: 1 / tokens. `seq_mean_token_mean` (GRPO): mean over rows of the row's mean.
+    `seq_mean_token_sum`: mean over rows of the row's sum. `constant` (Dr. GRPO): 1 / (rows *
+    max_length). Rows without tokens are left out of every mean.
+    """
+    check_name("aggregation", how, AGGREGATIONS)
+    num_rows, same_B = np.count_nonzero(tokens_B), np.ones_like(tokens_B)
+    divisors_B = {
+        "token_mean": same_B * tokens_B.sum(),
+        "seq_mean_token_mean": num_rows * tokens_B,
+        "seq_mean_token_sum": same_B * num_rows,
+        "constant": same_B * num_rows * max_length,
+    }[how]
+    return 1.0 / np.maximum(divisors_B, 1)

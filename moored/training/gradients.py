@@ -17,9 +17,8 @@ from moored.config import Config, FilterConfig, GradientsConfig
 from moored.engine.base import GradientLearner, Learner
 from moored.errors import MooredError
 from moored.training.algorithms import Algorithm
-from moored.training.batch import LossSample, token_weights
+from moored.training.batch import LossSample, shaped_rewards, token_weights
 from moored.training.selection import score_groups, select_samples
-from moored.training.shaping import shaped_rewards
 from moored.training.update import estimate_advantages, loss_samples, with_old_logprobs
 from moored.types import Group
 

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from moored.algo import loss_scale, lr_factor
+from moored import algo
+from moored.algo import loss_scale
 from moored.config import AlgorithmConfig, Config
 from moored.engine.base import Learner
 from moored.errors import MooredError
-from moored.training.advantages import (
+from moored.names import SCHEDULES, check_name
+from moored.training.algorithms import Algorithm, GroupEstimator, TokenEstimator, TokenValues
+from moored.training.batch import (
+    LossSample,
+    Sample,
     TokenAdvantages,
-    TokenEstimator,
-    group_advantages,
-    token_advantages,
-    whitened,
+    by_trajectory,
+    shaped_rewards,
+    token_weights,
 )
-from moored.training.algorithms import Algorithm
-from moored.training.batch import LossSample, Sample, by_trajectory, token_weights
 from moored.training.selection import group_ids
-from moored.training.shaping import shaped_rewards
 from moored.types import Group, ScoreRequest, Selection
 
 MISMATCH = ("logp_gap_mean", "logp_gap_max", "effective_share")
@@ -116,6 +118,91 @@ def estimate_advantages(
     return whitened(samples, found)
 
 
+def group_advantages(
+    samples: Sequence[Sample], rewards: np.ndarray, groups: np.ndarray, estimator: GroupEstimator
+) -> list[TokenAdvantages]:
+    """One advantage per trajectory, the same for each of its sampled tokens."""
+    advantages = np.asarray(estimator(rewards, groups))
+    if advantages.shape != rewards.shape:
+        raise MooredError(
+            f"an advantage estimator must return one number for each of {len(rewards)} "
+            f"trajectories, got shape {advantages.shape}"
+        )
+    return [
+        TokenAdvantages(advantages_T=np.where(s.loss_mask_T, advantages[s.trajectory], 0.0))
+        for s in samples
+    ]
+
+
+def token_advantages(
+    samples: Sequence[Sample],
+    values: Sequence[np.ndarray] | None,
+    estimator: TokenEstimator,
+    options: AlgorithmConfig,
+) -> list[TokenAdvantages]:
+    """Advantages over the sampled tokens of each trajectory, through all of its samples.
+
+    `values` are the critic's before each token and after the last one, (T + 1,); None: no critic.
+    """
+    known = values or [np.zeros(len(sample.ids_T) + 1) for sample in samples]
+    rows = by_trajectory(samples)
+    tokens = _token_values(samples, known, rows)
+    if not options.bootstrap_truncated:
+        tokens = replace(tokens, bootstrap_B=np.zeros(len(rows)))
+    found = estimator.function(tokens, options)
+    result: dict[int, TokenAdvantages] = {}
+    for row, members in enumerate(rows):
+        stop = 0
+        for index in members:
+            start, stop = stop, stop + len(samples[index].ids_T)
+            old = np.where(samples[index].loss_mask_T, known[index][:-1], 0.0)
+            result[index] = TokenAdvantages(
+                advantages_T=found.advantages[row, start:stop],
+                returns_T=None if values is None else found.returns[row, start:stop],
+                old_values_T=None if values is None else old,
+            )
+    return [result[index] for index in range(len(samples))]
+
+
+def _token_values(
+    samples: Sequence[Sample], values: Sequence[np.ndarray], rows: Sequence[Sequence[int]]
+) -> TokenValues:
+    """The samples of each row one after another; only its last may have been cut off."""
+
+    def joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
+        return _padded([np.concatenate([arrays[index] for index in members]) for members in rows])
+
+    last = [members[-1] for members in rows]
+    return TokenValues(
+        rewards_BT=joined([s.rewards_T for s in samples]),
+        values_BT=joined([values_T1[:-1] for values_T1 in values]),
+        mask_BT=joined([s.loss_mask_T for s in samples]),
+        turn_ends_BT=joined([s.turn_ends_T for s in samples]),
+        bootstrap_B=np.array([values[i][-1] if samples[i].is_truncated else 0.0 for i in last]),
+    )
+
+
+def whitened(
+    samples: Sequence[Sample], advantages: Sequence[TokenAdvantages]
+) -> list[TokenAdvantages]:
+    """Advantages with mean 0 and variance 1 over the loss tokens of samples that have a weight."""
+    flat = np.concatenate([found.advantages_T for found in advantages])
+    kept = [s.loss_mask_T & (s.weight != 0.0) for s in samples]
+    stops = np.cumsum([len(sample.ids_T) for sample in samples])
+    parts = np.split(algo.whiten(flat, np.concatenate(kept)), stops[:-1])
+    return [
+        replace(found, advantages_T=part) for found, part in zip(advantages, parts, strict=True)
+    ]
+
+
+def _padded(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """(B, T), filled up with zeros."""
+    padded = np.zeros((len(arrays), max(map(len, arrays))), dtype=np.result_type(*arrays))
+    for row, array in zip(padded, arrays, strict=True):
+        row[: len(array)] = array
+    return padded
+
+
 def update(
     config: Config,
     algorithm: Algorithm,
@@ -168,6 +255,32 @@ def _rate_factor(config: Config, selection: Selection, step: int) -> float:
     batch = max(min(selection.num_groups, config.rollout.num_groups), 1)
     kept_share = min(len(selection.kept) / batch, 1.0)
     return factor * loss_scale(kept_share, config.filter.loss_scale)
+
+
+def lr_factor(
+    step: int,
+    num_steps: int,
+    *,
+    schedule: str = "constant",
+    warmup_steps: int = 0,
+    min_ratio: float = 0.0,
+) -> float:
+    """Factor on the learning rate of training step `step`, counted from 1; nothing is stored.
+
+    Rises as step / warmup_steps to 1, then stays there (`constant`) or falls along a line or half
+    a cosine towards `min_ratio`, reached one step after the last: with `min_ratio` 0 the last
+    step still learns.
+    """
+    check_name("schedule", schedule, SCHEDULES)
+    if step < 1:
+        raise MooredError(f"steps are counted from 1, got {step}")
+    if step <= warmup_steps:
+        return step / warmup_steps
+    if schedule == "constant":
+        return 1.0
+    done = min((step - 1 - warmup_steps) / max(num_steps - warmup_steps, 1), 1.0)
+    left = 1.0 - done if schedule == "linear" else (1.0 + math.cos(math.pi * done)) / 2.0
+    return min_ratio + (1.0 - min_ratio) * left
 
 
 def _minibatches(

@@ -7,7 +7,7 @@ import inspect
 import pytest
 import yaml
 
-from moored.algo import bilevel_gae, clip_loss, kl_estimate, loss_scale, select_groups, value_loss
+from moored.algo import bilevel_gae, loss_scale, select_groups
 from moored.config import Config, FilterConfig, dump_config, load_config
 from moored.config_text import read_yaml
 from moored.diagnostics import ZScoreEMA, first_turn_pairs, information
@@ -33,10 +33,7 @@ def test_defaults_load_and_match_the_method():
     [
         ("filter", select_groups, {}),
         ("filter", loss_scale, {"mode": "loss_scale"}),
-        ("algorithm", clip_loss, {}),
         ("algorithm", bilevel_gae, {"lam_turn": None}),
-        ("algorithm", kl_estimate, {"kind": "kl_estimator"}),
-        ("algorithm", value_loss, {"clip": "value_clip"}),
         ("collapse", information, {"ks": None, "seed": None, "prompt_keys": None}),
         ("collapse", first_turn_pairs, {"seed": None}),
         ("collapse", ZScoreEMA, {"decay": "ema_decay"}),

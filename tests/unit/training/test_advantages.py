@@ -9,17 +9,9 @@ import pytest
 
 from moored.config import AlgorithmConfig
 from moored.errors import MooredError
-from moored.training.advantages import (
-    BILEVEL_GAE,
-    GAE,
-    REINFORCE_PP,
-    TokenAdvantages,
-    TokenEstimator,
-    group_advantages,
-    token_advantages,
-    whitened,
-)
-from moored.training.batch import Sample, build_samples, token_weights
+from moored.training.algorithms import BILEVEL_GAE, GAE, REWARDS_TO_GO, TokenEstimator
+from moored.training.batch import Sample, TokenAdvantages, build_samples, token_weights
+from moored.training.update import group_advantages, token_advantages, whitened
 from moored.types import Group, Prompt, StopReason, Trajectory, Turn
 
 
@@ -173,7 +165,7 @@ def test_trajectories_do_not_credit_each_other():
 
 def test_reinforce_pp_needs_no_critic_and_credits_all_samples_of_a_trajectory():
     samples = [*pieces(0, 1), *pieces(0, 3, trajectory=1)]
-    found = token_advantages(samples, None, REINFORCE_PP, AlgorithmConfig())
+    found = token_advantages(samples, None, REWARDS_TO_GO, AlgorithmConfig())
     assert [given.advantages_T.tolist() for given in found] == [[1, 1], [1, 1], [3, 3], [3, 3]]
     assert all(given.returns_T is None and given.old_values_T is None for given in found)
 

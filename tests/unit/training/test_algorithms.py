@@ -9,8 +9,14 @@ from moored import algo
 from moored.config import AlgorithmConfig, load_config
 from moored.errors import MooredError
 from moored.names import ALGORITHMS, ESTIMATORS
-from moored.training.advantages import BILEVEL_GAE, TokenEstimator, load_estimator
-from moored.training.algorithms import GRPO, PPO, load_algorithm
+from moored.training.algorithms import (
+    BILEVEL_GAE,
+    GRPO,
+    PPO,
+    TokenEstimator,
+    load_algorithm,
+    load_estimator,
+)
 from moored.training.losses import ppo_clip
 from tests.warm import run_warm
 

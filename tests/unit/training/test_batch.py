@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 
-from moored.training.batch import Sample, build_samples
+from moored.errors import MooredError
+from moored.training.batch import Sample, build_samples, token_shares
 from moored.types import Group, Prompt, StopReason, Trajectory, Turn
 
 
@@ -45,3 +47,21 @@ def test_no_token_gets_the_reward_of_an_empty_reply_that_came_first():
     (sample,) = samples_of(turn([1], [], -0.25), turn([1, 9], [5], 2.0))
     assert sample.prompt == Prompt(np.array([1, 9])) and sample.rewards_T.tolist() == [2]
     assert samples_of(turn([1], [], -0.25)) == []
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ("token_mean", [1 / 6, 1 / 6, 1 / 6]),
+        ("seq_mean_token_mean", [1 / 4, 1, 1 / 8]),  # a row without tokens has no token to weigh
+        ("seq_mean_token_sum", [1 / 2, 1 / 2, 1 / 2]),
+        ("constant", [1 / 20, 1 / 20, 1 / 20]),
+    ],
+)
+def test_a_token_weighs_by_the_tokens_and_rows_of_the_whole_update(how, expected):
+    assert token_shares(np.array([2, 0, 4]), how, max_length=10).tolist() == expected
+
+
+def test_an_aggregation_of_ones_own_algorithm_is_checked():
+    with pytest.raises(MooredError, match="token_mean"):
+        token_shares(np.array([1]), "tokenmean", max_length=1)

@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from moored.config import AlgorithmConfig
-from moored.names import AGGREGATIONS, Aggregation
+from moored.names import AGGREGATIONS, Aggregation, KLEstimator
 from moored.training.batch import Sample, token_weights
 from moored.training.losses import (
     TokenStream,
     cispo,
     gspo,
     imitation,
+    kl_estimate,
     policy_loss,
     ppo_clip,
     update_figures,
@@ -123,6 +124,77 @@ def test_the_clip_fraction_of_gspo_counts_the_ratio_that_is_clipped():
     assert update_figures(numbers(parts))["clip_fraction"] == 0.0
     _, parts = policy_loss(stream(logp=logp), options())
     assert update_figures(numbers(parts))["clip_fraction"] == pytest.approx(0.75)
+
+
+def one_loss(ratio: float, advantage: float, **replaced: object) -> float:
+    """PPO's loss of a token of this ratio and advantage."""
+    logp, advantages = torch.full((4,), math.log(ratio) - 1.0), torch.full((4,), advantage)
+    loss, _ = ppo_clip(stream(logp=logp, advantages=advantages), options(**replaced))
+    return float(loss[0])
+
+
+def test_ppo_inside_the_clip_range_is_minus_ratio_times_advantage():
+    assert one_loss(1.1, 2.0) == pytest.approx(-2.2)
+    assert one_loss(0.9, -2.0) == pytest.approx(1.8)
+
+
+def test_ppo_stops_gains_beyond_the_clip_range():
+    assert one_loss(1.5, 1.0) == pytest.approx(-1.28)
+    assert one_loss(0.5, -1.0) == pytest.approx(0.8)
+
+
+def test_ppo_keeps_losses_beyond_the_clip_range():
+    assert one_loss(0.5, 1.0) == pytest.approx(-0.5)
+    assert one_loss(1.5, -1.0) == pytest.approx(1.5)
+
+
+def test_dual_clip_bounds_the_loss_of_a_negative_advantage():
+    assert one_loss(10.0, -1.0) == pytest.approx(3.0)
+    assert one_loss(10.0, -1.0, dual_clip=None) == pytest.approx(10.0)
+    assert one_loss(10.0, 1.0) == pytest.approx(-1.28)
+
+
+def test_losses_equal_a_loop_over_tokens():
+    rng = np.random.default_rng(7)
+    new, old, advantages, values, before, target = rng.normal(size=(6, 45))
+    given = stream(
+        logp=torch.from_numpy(new),
+        old_logp=torch.from_numpy(old),
+        advantages=torch.from_numpy(advantages),
+    )
+    policy, is_clipped = ppo_clip(given, options(clip_low=0.1, clip_high=0.3, dual_clip=2.0))
+    near, far, aim = (torch.from_numpy(x) for x in (values, before, target))
+    critic = value_loss(near, far, aim, 0.4)
+    for t in range(45):
+        ratio, a = math.exp(new[t] - old[t]), advantages[t]
+        gain = min(ratio * a, min(max(ratio, 0.9), 1.3) * a)
+        assert float(policy[t]) == pytest.approx(-max(gain, 2.0 * a) if a < 0 else -gain)
+        assert bool(is_clipped[t]) == (not 0.9 <= ratio <= 1.3)
+        kept = before[t] + min(max(values[t] - before[t], -0.4), 0.4)
+        errors = (values[t] - target[t]) ** 2, (kept - target[t]) ** 2
+        assert float(critic[t]) == pytest.approx(max(errors) / 2)
+
+
+def test_gspo_has_one_ratio_for_a_sequence():
+    # Log-ratios 0.1 of the one, and 0.1, 0.2 and 0.3 of the other: mean 0.2.
+    logp = torch.tensor([0.1, 0.1, 0.2, 0.3]) - 1.0
+    loss, _ = gspo(stream(logp=logp, advantages=-torch.ones(4)), options())
+    np.testing.assert_allclose(loss.tolist(), np.exp([0.1, 0.2, 0.2, 0.2]), rtol=1e-6)
+
+
+def test_kl_estimators_by_hand():
+    # p = 1/2, q = 1/4 at the sampled token: d = log 2
+    d, pair = math.log(2), (torch.tensor(math.log(0.5)), torch.tensor(math.log(0.25)))
+    assert float(kl_estimate(*pair, "k1")) == pytest.approx(d)
+    assert float(kl_estimate(*pair, "k2")) == pytest.approx(d * d / 2)
+    assert float(kl_estimate(*pair, "k3")) == pytest.approx(0.5 - 1 + d)
+
+
+@pytest.mark.parametrize("kind", ["k1", "k3"])
+def test_k1_and_k3_have_the_exact_kl_as_expectation(kind: KLEstimator):
+    p, q = torch.tensor([0.7, 0.2, 0.1]), torch.tensor([0.2, 0.5, 0.3])
+    exact = float((p * torch.log(p / q)).sum())
+    assert float((p * kl_estimate(p.log(), q.log(), kind)).sum()) == pytest.approx(exact)
 
 
 # Ratios 6, 1.1, 0.5 and 2 of tokens with advantages 1, 2, -1 and -0.5; log pi is log r - 1.

@@ -13,8 +13,7 @@ from moored.config import FilterConfig, load_config
 from moored.engine.base import Learner
 from moored.training.algorithms import load_algorithm
 from moored.training.batch import Sample
-from moored.training.metrics import step_metrics
-from moored.training.selection import score_groups, select_samples
+from moored.training.selection import score_groups, select_samples, step_metrics
 from moored.training.update import estimate_advantages
 from moored.types import Group, Prompt, StopReason, Trajectory, Turn
 

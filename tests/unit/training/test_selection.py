@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 
 from moored.config import Config, load_config
-from moored.training.advantages import TokenAdvantages
-from moored.training.batch import Sample, token_weights
-from moored.training.metrics import step_metrics
-from moored.training.selection import score_groups, select_samples
+from moored.training.batch import Sample, TokenAdvantages, token_weights
+from moored.training.selection import score_groups, select_samples, step_metrics
 from moored.types import Group, Prompt, StopReason, Trajectory, Turn
 
 

@@ -11,17 +11,16 @@ import pytest
 
 from moored.config import AlgorithmConfig, Config, load_config
 from moored.engine.base import Learner
-from moored.errors import ConfigError
+from moored.errors import ConfigError, MooredError
 from moored.names import ALGORITHMS
-from moored.training.advantages import TokenAdvantages
 from moored.training.algorithms import load_algorithm
-from moored.training.batch import LossSample, Sample
-from moored.training.metrics import step_metrics
-from moored.training.selection import score_groups, select_samples
+from moored.training.batch import LossSample, Sample, TokenAdvantages
+from moored.training.selection import score_groups, select_samples, step_metrics
 from moored.training.update import (
     NotFiniteError,
     estimate_advantages,
     loss_samples,
+    lr_factor,
     update,
     with_old_logprobs,
 )
@@ -393,3 +392,40 @@ def test_importance_weighs_the_policy_loss_and_not_the_means_of_entropy_and_kl()
 def test_a_cap_without_log_probs_of_the_learner_is_refused():
     with pytest.raises(ConfigError, match=r"set algorithm\.old_logprobs=learner, or leave the cap"):
         load_config({}, ["algorithm.importance_cap=2"])
+
+
+def factors(num_steps: int, **options) -> list[float]:
+    return [lr_factor(step, num_steps, **options) for step in range(1, num_steps + 1)]
+
+
+def test_constant_is_one_after_a_straight_warmup():
+    assert factors(3) == [1, 1, 1]
+    assert factors(6, warmup_steps=4) == [0.25, 0.5, 0.75, 1, 1, 1]
+
+
+def test_linear_falls_in_equal_steps_and_the_last_step_still_learns():
+    assert factors(4, schedule="linear") == [1, 0.75, 0.5, 0.25]
+    assert factors(6, schedule="linear", warmup_steps=2, min_ratio=0.2) == pytest.approx(
+        [0.5, 1.0, 1.0, 0.8, 0.6, 0.4]
+    )
+
+
+def test_cosine_is_slow_at_both_ends_and_half_in_the_middle():
+    # (1 + cos(k pi / 4)) / 2 for k = 0, 1, 2, 3
+    assert factors(4, schedule="cosine") == pytest.approx([1, 0.853553, 0.5, 0.146447], abs=1e-6)
+    assert lr_factor(3, 4, schedule="cosine", min_ratio=0.1) == pytest.approx(0.55)
+
+
+def test_steps_after_the_last_stay_at_the_smallest_rate():
+    assert lr_factor(9, 4, schedule="linear", min_ratio=0.1) == pytest.approx(0.1)
+
+
+def test_a_warmup_longer_than_the_run_never_ends():
+    assert factors(2, schedule="cosine", warmup_steps=10) == [0.1, 0.2]
+
+
+def test_unknown_schedules_and_step_zero_are_refused():
+    with pytest.raises(MooredError, match="did you mean 'cosine'"):
+        lr_factor(1, 4, schedule="cosin")
+    with pytest.raises(MooredError, match="counted from 1"):
+        lr_factor(0, 4)
