@@ -99,7 +99,7 @@ def test_the_stored_advice_is_that_of_the_stored_curves_and_stands_on_its_page(b
         for name, (runs, none, top_p) in found.items()
     }
     assert [json.loads(json.dumps(asdict(each))) for each in studies.values()] == stored["studies"]
-    for study in studies.values():
-        assert bench.row_of(study) in page
-    for kind, told in stored["tells_collapse"].items():
-        assert bench.collapse_row(kind, told) in page
+    for advice, found in stored["outcomes"].items():
+        counts = [len(found), *map(found.count, ("gain", "no difference", "loss"))]
+        row = " | ".join([advice.replace("_", " "), *map(str, counts)])
+        assert f"| {row} |" in page

@@ -223,27 +223,6 @@ def test_the_page_of_smollm2_has_what_the_stored_curves_say(script):
             assert curves.paired_line(runs, "top_p", "none")[2] in page
 
 
-STREAMS = {
-    "rewards 0 and 1, steady": "success or not, steady",
-    "from hard to easy tasks": "success or not, slow",
-    "graded rewards, steady": "graded, steady",
-    "variance falls to a fiftieth": "graded, slow",
-    "the same in one jump": "graded, jump",
-}
-
-
-def test_the_page_on_filtering_has_the_stored_figures_of_streams():
-    page = (ROOT / "docs" / "filtering.md").read_text()
-    figures = json.loads((RESULTS / "streaming.json").read_text())["figures"]
-    for stream, name in STREAMS.items():
-        cells = []
-        for window in ("16", "64", "512", "batch"):
-            found = figures[name][window]
-            agreement = f"{found['precision']:.2f} {found['recall']:.2f}"
-            cells.append(f"{agreement}, {found['kept_mass']:.2f}")
-        assert f"| {' | '.join([stream, *cells])} |" in page
-
-
 def test_ends_of_a_curve_are_means_over_ten_steps_or_single_looks(script):
     curves = script("curves")
     curve = [(step, float(step)) for step in range(1, 10)] + [(s, 0.0) for s in range(10, 21)]
