@@ -109,55 +109,34 @@ def _from_rows(values: ArrayLike, group_ids: GroupIds | None) -> Grouped:
     rows = [np.asarray(row) for row in values]  # pyright: ignore[reportGeneralTypeIssues]
     if group_ids is not None or any(row.ndim != 1 or row.dtype.kind in "SU" for row in rows):
         raise MooredError("values must be numbers: (P, G), a list of rows, or flat with group_ids")
-    lengths = np.array([len(row) for row in rows])
-    group_of = np.repeat(np.arange(len(rows)), lengths)
-    col = np.arange(len(group_of)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    return Grouped(
-        values_PG=_padded(np.concatenate(rows).astype(np.float64), group_of, col, len(rows)),
-        labels=np.arange(len(rows)),
-        rounding=max(rounding_of(row) for row in rows),
-        row=group_of,
-        col=col,
-    )
+    labels = np.arange(len(rows))
+    group_of = np.repeat(labels, [len(row) for row in rows])
+    flat = np.concatenate(rows).astype(np.float64)
+    return _padded(flat, group_of, labels, max(rounding_of(row) for row in rows))
 
 
 def _from_flat(flat: np.ndarray, ids: np.ndarray, rounding: float) -> Grouped:
+    """Groups are numbered by first appearance."""
     if flat.shape != ids.shape or flat.ndim != 1:
         raise MooredError(
             f"group_ids must be flat with one id per value, got {flat.shape} values and "
             f"{ids.shape} ids"
         )
-    row, starts, counts, order = _runs(ids)
-    col = np.empty(len(ids), dtype=np.intp)
-    col[order] = np.arange(len(ids)) - np.repeat(np.cumsum(counts) - counts, counts)
-    values_PG = _padded(flat, row, col, len(counts))
-    return Grouped(values_PG=values_PG, labels=ids[starts], rounding=rounding, row=row, col=col)
-
-
-def _padded(flat: np.ndarray, row: np.ndarray, col: np.ndarray, num_groups: int) -> np.ndarray:
-    values_PG = np.full((num_groups, int(col.max(initial=-1)) + 1), np.nan)
-    values_PG[row, col] = flat
-    return values_PG
-
-
-def _runs(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Group index per entry, first entry and size per group, and entries sorted by group.
-
-    Groups are numbered by first appearance. Contiguous groups, the usual case, need no sort.
-    """
-    if len(ids) == 0:
-        empty = np.zeros(0, dtype=np.intp)
-        return empty, empty, empty, empty
-    starts = np.flatnonzero(np.concatenate([[True], ids[1:] != ids[:-1]]))
-    run_ids = ids[starts].tolist()
     index: dict[object, int] = {}
-    run_group = np.array([index.setdefault(label, len(index)) for label in run_ids])
-    row = np.repeat(run_group, np.diff(np.append(starts, len(ids))))
-    counts = np.bincount(row, minlength=len(index))
-    if len(index) == len(run_ids):
-        return row, starts, counts, np.arange(len(ids))
-    firsts = starts[np.unique(run_group, return_index=True)[1]]
-    return row, firsts, counts, np.argsort(row, kind="stable")
+    group_of = np.array([index.setdefault(label, len(index)) for label in ids.tolist()], np.intp)
+    labels = ids[np.unique(group_of, return_index=True)[1]]
+    return _padded(flat, group_of, labels, rounding)
+
+
+def _padded(flat: np.ndarray, row: np.ndarray, labels: np.ndarray, rounding: float) -> Grouped:
+    """Entries in the row of their group, in the order in which they were given."""
+    counts = np.bincount(row, minlength=len(labels))
+    col = np.empty(len(row), dtype=np.intp)
+    starts = np.cumsum(counts) - counts
+    col[np.argsort(row, kind="stable")] = np.arange(len(row)) - np.repeat(starts, counts)
+    values_PG = np.full((len(labels), counts.max(initial=0)), np.nan)
+    values_PG[row, col] = flat
+    return Grouped(values_PG=values_PG, labels=labels, rounding=rounding, row=row, col=col)
 
 
 def moments(grouped: Grouped) -> GroupMoments:
