@@ -255,7 +255,10 @@ class LocalLearner:
                 self._take_in(None)
                 if not self._halve():
                     raise
-            # Only now is the error gone, which held what was computed so far.
+            # Only now is the error gone, which held what was computed so far. A recording cannot
+            # use what the allocator keeps for later.
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
             batches = again()
 
     def _halve(self) -> bool:
