@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -23,6 +24,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore, distributed_c10d  # pyright: ignore
 from torch.nn.functional import pad
 
+from moored.engine.ray.cluster import LOOPBACK
 from moored.engine.ray.weights import SENDER, Meeting
 from moored.engine.workers.team import WorkerLost
 from moored.errors import MooredError
@@ -173,11 +175,23 @@ class Circle:
                 self._group.abort()
 
 
+def listening_fd(host: str, port: int) -> int | None:
+    """A socket for a store that only this machine should reach: by itself it listens everywhere."""
+    return socket.create_server((host, port)).detach() if host == LOOPBACK else None
+
+
 class Sender:
     """The learner's rank 0, which all circles meet at."""
 
     def __init__(self, host: str) -> None:
-        self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=PATIENCE)
+        self._store = TCPStore(
+            host,
+            0,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=PATIENCE,
+            master_listen_fd=listening_fd(host, 0),
+        )
         self.address = host, self._store.port
         self._circle: Circle | None = None
 

@@ -19,6 +19,7 @@ from moored.config import Config
 from moored.config_engine import RayConfig
 from moored.errors import ConfigError, require_packages
 
+LOOPBACK = "127.0.0.1"
 CONNECT_TIMEOUT_S = 5.0
 FREE_TIMEOUT_S = 20.0
 """How long the actors of a driver that was killed may hold on to what they used."""
@@ -109,6 +110,7 @@ class Cluster:
             check_reachable(options.address)
         how: dict[str, Any] = {
             "address": "local",
+            "_node_ip_address": LOOPBACK,
             "include_dashboard": False,
             "num_cpus": num_cpus_here(),
             "object_store_memory": _store_bytes(),
@@ -117,7 +119,7 @@ class Cluster:
             how = {"address": options.address}
         variables = {"PYTHONPATH": os.pathsep.join(_own_paths())}
         try:
-            with _own_signals():
+            with _own_signals(), _loopback_allowed():
                 self.ray.init(
                     log_to_driver=False,
                     logging_level=logging.CRITICAL,
@@ -310,6 +312,22 @@ def _no_cluster(address: str, error: Exception) -> ConfigError:
         f"no Ray cluster answers at {address!r} ({why}); start one with `ray start --head`, or "
         f"leave out engine.ray.address"
     )
+
+
+@contextmanager
+def _loopback_allowed() -> Iterator[None]:
+    """Keep Ray from replacing a loopback address by one that other machines reach.
+
+    It does so wherever clusters are possible, and then listens on all addresses.
+    """
+    from ray._private import ray_constants
+
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
 
 
 @contextmanager

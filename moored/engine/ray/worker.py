@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # pyright: ignore
 
 from moored.config import Config
+from moored.engine.ray.circle import listening_fd
 from moored.engine.workers.ranks import Rank
 from moored.engine.workers.worker import RankWorker
 
@@ -31,9 +33,17 @@ def make_worker(
 ) -> LearnerWorker:
     """Meet the other ranks at an address of rank 0, then build this one's shard."""
     is_cpu = config.engine.device == "cpu"
+    is_first = rank.rank == 0
+    store = TCPStore(
+        *address,
+        rank.size,
+        is_first,
+        timeout=dist.default_pg_timeout,
+        master_listen_fd=listening_fd(*address) if is_first else None,
+    )
     dist.init_process_group(
         "gloo" if is_cpu else "cpu:gloo,cuda:nccl",
-        init_method=f"tcp://{address[0]}:{address[1]}",
+        store=store,
         rank=rank.rank,
         world_size=rank.size,
     )

@@ -57,6 +57,16 @@ def check_same(found: dict[str, torch.Tensor], given: list[tuple[str, Any]]) -> 
         assert torch.equal(found[name], expected)
 
 
+def test_a_store_of_this_machine_alone_listens_nowhere_else(sender: Sender) -> None:
+    psutil = pytest.importorskip("psutil")
+    found = [
+        each.laddr.ip
+        for each in psutil.Process().net_connections("inet")
+        if each.status == psutil.CONN_LISTEN and each.laddr.port == sender.address[1]
+    ]
+    assert found == ["127.0.0.1"]
+
+
 def never() -> None:
     """Nobody is lost."""
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from moored.config import load_config
@@ -88,6 +91,32 @@ def test_too_few_cpus_or_gpus_are_told_in_numbers_and_the_cluster_is_left(ray_cl
     )
     assert "2 CPUs and 1 GPUs" in refusal(address=address, replica_gpus=1)
     assert not ray.is_initialized()
+
+
+LISTENERS = """
+import psutil
+from moored.config import load_config
+from moored.engine.ray.cluster import Cluster
+
+config = load_config({"engine": {"kind": "ray", "ray": {"learner_cpus": 0.5, "replica_cpus": 0.5}}})
+cluster = Cluster(config, num_learners=1)
+me = psutil.Process()
+for process in [me, *me.children(recursive=True)]:
+    for found in process.net_connections("inet"):
+        if found.status == psutil.CONN_LISTEN:
+            print(found.laddr.ip)
+cluster.close()
+"""
+
+
+def test_a_ray_that_is_started_here_is_reached_from_this_machine_only():
+    pytest.importorskip("ray")
+    pytest.importorskip("psutil")
+    shown = subprocess.run(
+        [sys.executable, "-c", LISTENERS], capture_output=True, text=True, check=True
+    )
+    addresses = shown.stdout.split()
+    assert len(addresses) > 3 and set(addresses) <= {"127.0.0.1", "::ffff:127.0.0.1"}
 
 
 def test_a_gpu_that_no_node_has_is_told_instead_of_computing_on_a_cpu(ray_cluster):
