@@ -37,7 +37,7 @@ from moored.engine.device import pick_device, uses_bf16
 from moored.engine.local.learner import LocalLearner
 from moored.models.load import load_model
 from moored.train import build_run
-from moored.training.batch import LossSample, Sample, build_samples, token_weights
+from moored.training.samples import LossSample, Sample, build_samples, token_weights
 from moored.types import ScoreRequest
 
 UNCHANGED = ["optimizer.grad_clip=1e9", "optimizer.lora_rank=0", "engine.sampler=auto"]

@@ -21,7 +21,7 @@ from moored.envs.mix import EnvMix
 from moored.models.load import load_model
 from moored.rollout.render import Renderer
 from moored.sft.demonstrations import play
-from moored.training.batch import LossSample, Sample
+from moored.training.samples import LossSample, Sample
 from moored.types import Completion, FinishReason, ScoreRequest
 
 NUM_REPLIES = 2048

@@ -51,7 +51,7 @@ from moored.models.load import LoadedModel
 from moored.models.shapes import shape_from_config
 from moored.plan import GPUS, Lengths, Plan, known_gpu, plan
 from moored.plan.gpus import GIB
-from moored.training.batch import LossSample, Sample
+from moored.training.samples import LossSample, Sample
 from moored.types import Prompt, ScoreRequest
 
 SIZES: dict[str, Facts] = {

@@ -44,7 +44,7 @@ from moored.config import load_config
 from moored.engine.base import Request, SamplingParams, write_replies
 from moored.engine.local.engine import make_sampler
 from moored.engine.local.learner import LocalLearner
-from moored.training.batch import LossSample, Sample
+from moored.training.samples import LossSample, Sample
 from moored.types import Prompt, ScoreRequest
 
 

@@ -27,7 +27,7 @@ from moored.engine.ray.engine import Parts, RayEngine
 from moored.engine.workers.ranks import Rank
 from moored.models.load import load_tokenizer
 from moored.rollout.render import Renderer
-from moored.training.batch import LossSample, Sample
+from moored.training.samples import LossSample, Sample
 from moored.types import Completion, FinishReason, ScoreRequest
 
 NUM_WORDS = 9

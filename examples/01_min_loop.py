@@ -17,7 +17,7 @@ from moored.diagnostics import cross_score, first_turn_pairs, information
 from moored.engine.build import build_engine
 from moored.envs.mix import make_env
 from moored.rollout.episodes import Task, roll_out
-from moored.training.batch import LossSample, build_samples, token_weights
+from moored.training.samples import LossSample, build_samples, token_weights
 
 arguments = argparse.ArgumentParser(description=__doc__)
 arguments.add_argument("--steps", type=int, default=3)

@@ -43,7 +43,7 @@ from moored.runlog.sinks import RunInfo, Sinks, require_sinks
 from moored.training.algorithms import Algorithm, load_algorithm
 from moored.training.failures import keep_failure
 from moored.training.gradients import check_measures_gradients, measure_gradients
-from moored.training.selection import score_groups, select_samples, step_metrics
+from moored.training.samples import score_groups, select_samples, step_metrics
 from moored.training.stopping import LoopState, outcome_free_warning, stop_reason, take_step
 from moored.training.update import estimate_advantages, update, with_old_logprobs
 from moored.types import Group, Selection

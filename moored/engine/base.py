@@ -21,7 +21,7 @@ from moored.types import Completion, Message, Prompt, ScoreRequest
 if TYPE_CHECKING:
     from moored.rollout.calls import EnvCalls
     from moored.rollout.episodes import DialogueRenderer
-    from moored.training.batch import LossSample, Sample
+    from moored.training.samples import LossSample, Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from moored.errors import MooredError
-from moored.training.batch import LossSample, Sample
+from moored.training.samples import LossSample, Sample
 from moored.types import Prompt
 
 WIDTH_MULTIPLE = 16

@@ -17,14 +17,14 @@ from moored.errors import MooredError
 from moored.rollout.episodes import DialogueRenderer
 from moored.sft.source import Source
 from moored.training.algorithms import Algorithm
-from moored.training.batch import (
+from moored.training.losses import imitation
+from moored.training.samples import (
     LossSample,
     Sample,
     TokenAdvantages,
     build_samples,
     token_weights,
 )
-from moored.training.losses import imitation
 from moored.training.update import loss_samples
 from moored.types import Group, Message, Prompt, StopReason, Trajectory, Turn
 

@@ -18,7 +18,7 @@ from moored.engine.base import Learner
 from moored.errors import MooredError, RunLogError
 from moored.rollout.episodes import Task
 from moored.runlog.log import written_whole
-from moored.training.batch import LossSample, Sample
+from moored.training.samples import LossSample, Sample
 from moored.training.update import NotFiniteError
 
 

@@ -17,8 +17,13 @@ from moored.config import Config, FilterConfig, GradientsConfig
 from moored.engine.base import GradientLearner, Learner
 from moored.errors import MooredError
 from moored.training.algorithms import Algorithm
-from moored.training.batch import LossSample, shaped_rewards, token_weights
-from moored.training.selection import score_groups, select_samples
+from moored.training.samples import (
+    LossSample,
+    score_groups,
+    select_samples,
+    shaped_rewards,
+    token_weights,
+)
 from moored.training.update import estimate_advantages, loss_samples, with_old_logprobs
 from moored.types import Group
 

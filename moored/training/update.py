@@ -15,15 +15,15 @@ from moored.engine.base import Learner
 from moored.errors import MooredError
 from moored.names import SCHEDULES, check_name
 from moored.training.algorithms import Algorithm, GroupEstimator, TokenEstimator, TokenValues
-from moored.training.batch import (
+from moored.training.samples import (
     LossSample,
     Sample,
     TokenAdvantages,
     by_trajectory,
+    group_ids,
     shaped_rewards,
     token_weights,
 )
-from moored.training.selection import group_ids
 from moored.types import Group, ScoreRequest, Selection
 
 MISMATCH = ("logp_gap_mean", "logp_gap_max", "effective_share")

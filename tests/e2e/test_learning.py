@@ -10,7 +10,7 @@ from moored.names import ALGORITHMS
 from moored.runlog.log import read_records
 from moored.runlog.rollouts import read_groups
 from moored.train import build_run, resume, start, train
-from moored.training.batch import build_samples, overlong_penalty
+from moored.training.samples import build_samples, overlong_penalty
 from tests.e2e.toys import rates_until_solved, success_rates, toy_config, weights_of
 
 QUICKLY = ["rollout.num_groups=4", "optimizer.lr=4e-3"]

@@ -16,7 +16,7 @@ from moored.engine.local.learner import LocalLearner
 from moored.presets import read_presets
 from moored.runlog.log import read_records
 from moored.train import Run, build_run, resume, start, train
-from moored.training.batch import LossSample, overlong_penalty
+from moored.training.samples import LossSample, overlong_penalty
 from tests.e2e.toys import Logged, toy_config, weights_of
 
 HERE = "tests.e2e.toys"

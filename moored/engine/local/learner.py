@@ -59,8 +59,8 @@ from moored.engine.passes import (
 )
 from moored.errors import MooredError
 from moored.models.rates import rates_of
-from moored.training.batch import LossSample, Sample
 from moored.training.losses import Loss, policy_loss, ppo_clip, update_figures
+from moored.training.samples import LossSample, Sample
 from moored.types import Prompt, ScoreRequest
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from moored.training.batch import LossSample, Sample
+from moored.training.samples import LossSample, Sample
 
 ReferenceOf = Callable[[Sequence[Sample]], list[np.ndarray]]
 """Log-probabilities of samples under the reference model."""

@@ -10,7 +10,7 @@ import numpy as np
 from moored.engine.workers.split import deal, gather, split_by_tokens, split_requests
 from moored.engine.workers.team import Team
 from moored.errors import MooredError
-from moored.training.batch import LossSample, Sample
+from moored.training.samples import LossSample, Sample
 from moored.types import ScoreRequest
 
 

@@ -36,7 +36,7 @@ from moored.engine.workers.ranks import Rank, check_gpus, ranks_text
 from moored.models.lengths import exact_limit, position_limit, sliding_window, usual_length
 from moored.models.load import load_tokenizer
 from moored.training.algorithms import load_algorithm
-from moored.training.batch import LossSample, Sample
+from moored.training.samples import LossSample, Sample
 from moored.types import Completion, ScoreRequest
 
 

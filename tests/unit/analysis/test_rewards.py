@@ -159,7 +159,7 @@ def test_own_rollouts_are_one_trajectory_an_episode(tmp_path):
 def test_rewards_of_own_rollouts_are_those_that_the_filter_of_the_run_scores(tmp_path):
     pytest.importorskip("pyarrow")
     from moored.runlog.rollouts import write_groups
-    from moored.training.selection import filter_rewards
+    from moored.training.samples import filter_rewards
     from moored.types import Group, Prompt, StopReason, Trajectory, Turn
 
     def turn(reward: float, penalty: float = 0.0) -> Turn:

@@ -21,7 +21,7 @@ from moored.engine.passes import compute_layers_twice, evaluation_mode
 from moored.errors import MooredError
 from moored.training.algorithms import load_algorithm
 from moored.training.gradients import measure_gradients, projection_error, update_by_group
-from moored.training.selection import score_groups, select_samples
+from moored.training.samples import score_groups, select_samples
 from moored.training.update import estimate_advantages, update
 from moored.types import Group, Prompt, StopReason, Trajectory, Turn
 from tests.tiny_model import tiny_model

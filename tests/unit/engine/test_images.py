@@ -20,7 +20,7 @@ from moored.engine.packing import micro_batches, pack, to_line, to_tensors
 from moored.engine.passes import hidden_states, trunk_of
 from moored.errors import MooredError
 from moored.rollout.render import Renderer
-from moored.training.batch import Sample, build_samples
+from moored.training.samples import Sample, build_samples
 from moored.training.update import with_old_logprobs
 from moored.types import (
     Content,

@@ -29,7 +29,7 @@ pytest.importorskip("transformers")
 from moored.rollout.episodes import Task, roll_out
 from moored.rollout.pool import EnvPool
 from moored.rollout.render import Renderer
-from moored.training.batch import build_samples
+from moored.training.samples import build_samples
 
 PARAMS = SamplingParams(max_tokens=64)
 ROOM = 100_000

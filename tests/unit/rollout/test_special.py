@@ -18,7 +18,7 @@ from moored.models.find import embedded_models
 from moored.reply import TAGS, format_reply
 from moored.rollout.render import Renderer
 from moored.rollout.special import HIDDEN, SpecialTokens
-from moored.training.batch import build_samples
+from moored.training.samples import build_samples
 from moored.types import Group, StopReason
 from tests.unit.rollout.kinds import KINDS
 

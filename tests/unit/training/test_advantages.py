@@ -10,7 +10,7 @@ import pytest
 from moored.config import AlgorithmConfig
 from moored.errors import MooredError
 from moored.training.algorithms import BILEVEL_GAE, GAE, REWARDS_TO_GO, TokenEstimator
-from moored.training.batch import Sample, TokenAdvantages, build_samples, token_weights
+from moored.training.samples import Sample, TokenAdvantages, build_samples, token_weights
 from moored.training.update import group_advantages, token_advantages, whitened
 from moored.types import Group, Prompt, StopReason, Trajectory, Turn
 

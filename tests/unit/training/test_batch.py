@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from moored.errors import MooredError
-from moored.training.batch import Sample, build_samples, token_shares
+from moored.training.samples import Sample, build_samples, token_shares
 from moored.types import Group, Prompt, StopReason, Trajectory, Turn
 
 

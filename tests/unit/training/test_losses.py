@@ -11,7 +11,6 @@ import torch
 
 from moored.config import AlgorithmConfig
 from moored.names import AGGREGATIONS, Aggregation, KLEstimator
-from moored.training.batch import Sample, token_weights
 from moored.training.losses import (
     TokenStream,
     cispo,
@@ -23,6 +22,7 @@ from moored.training.losses import (
     update_figures,
     value_loss,
 )
+from moored.training.samples import Sample, token_weights
 from moored.types import Prompt
 
 ONE_AND_THREE = torch.tensor([0, 1, 1, 1])

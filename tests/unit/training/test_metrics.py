@@ -12,8 +12,7 @@ import pytest
 from moored.config import FilterConfig, load_config
 from moored.engine.base import Learner
 from moored.training.algorithms import load_algorithm
-from moored.training.batch import Sample
-from moored.training.selection import score_groups, select_samples, step_metrics
+from moored.training.samples import Sample, score_groups, select_samples, step_metrics
 from moored.training.update import estimate_advantages
 from moored.types import Group, Prompt, StopReason, Trajectory, Turn
 

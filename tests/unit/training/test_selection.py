@@ -9,8 +9,14 @@ import numpy as np
 import pytest
 
 from moored.config import Config, load_config
-from moored.training.batch import Sample, TokenAdvantages, token_weights
-from moored.training.selection import score_groups, select_samples, step_metrics
+from moored.training.samples import (
+    Sample,
+    TokenAdvantages,
+    score_groups,
+    select_samples,
+    step_metrics,
+    token_weights,
+)
 from moored.types import Group, Prompt, StopReason, Trajectory, Turn
 
 

@@ -14,8 +14,14 @@ from moored.engine.base import Learner
 from moored.errors import ConfigError, MooredError
 from moored.names import ALGORITHMS
 from moored.training.algorithms import load_algorithm
-from moored.training.batch import LossSample, Sample, TokenAdvantages
-from moored.training.selection import score_groups, select_samples, step_metrics
+from moored.training.samples import (
+    LossSample,
+    Sample,
+    TokenAdvantages,
+    score_groups,
+    select_samples,
+    step_metrics,
+)
 from moored.training.update import (
     NotFiniteError,
     estimate_advantages,

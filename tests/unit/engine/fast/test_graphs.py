@@ -14,8 +14,8 @@ from moored.engine.fast.capture import HostBuffers
 from moored.engine.fast.graphs import ALIGNMENT_BYTES, DeviceBatch, _tensors, _with_bounds, pad
 from moored.engine.local.learner import LocalLearner
 from moored.engine.packing import loss_batch, micro_batches, pack, to_line
-from moored.training.batch import LossSample, Sample
 from moored.training.losses import cispo, gspo, imitation, ppo_clip
+from moored.training.samples import LossSample, Sample
 from moored.types import Prompt, ScoreRequest
 from tests.tiny_model import tiny_model
 

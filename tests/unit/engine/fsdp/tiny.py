@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM
 from moored.config import Config, load_config
 from moored.engine.local.learner import LocalLearner
 from moored.engine.lora import add_lora
-from moored.training.batch import LossSample, Sample
+from moored.training.samples import LossSample, Sample
 from moored.types import Prompt, ScoreRequest
 from tests.tiny_model import tiny_model
 

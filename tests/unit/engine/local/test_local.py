@@ -17,8 +17,8 @@ from moored.engine.local.sampler import LocalSampler
 from moored.engine.packing import micro_batches, pack
 from moored.engine.passes import OutOfMemoryError, compute_layers_twice
 from moored.errors import MooredError
-from moored.training.batch import LossSample, build_samples, token_weights
 from moored.training.losses import gspo
+from moored.training.samples import LossSample, build_samples, token_weights
 from moored.types import Group, Prompt, ScoreRequest, StopReason, Trajectory, Turn
 from tests.tiny_model import tiny_model
 

@@ -15,7 +15,7 @@ from moored.config import load_config
 from moored.engine.fast.sampler import SlotSampler
 from moored.engine.local.learner import LocalLearner
 from moored.engine.local.precision import compute_in_bfloat16
-from moored.training.batch import LossSample, Sample
+from moored.training.samples import LossSample, Sample
 from moored.types import Prompt
 from tests.tiny_model import tiny_model
 
