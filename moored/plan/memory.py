@@ -14,7 +14,7 @@ from itertools import pairwise
 from moored.engine.fast.buckets import bucket, tile_bucket
 from moored.engine.fsdp.whole import SUM_BYTES, Whole
 from moored.engine.gpu import CACHE_SHARE, GIB
-from moored.engine.local.batches import FORWARD_TIMES, MICRO_BATCH_TOKENS
+from moored.engine.local.batches import forward_tokens
 from moored.plan.activations import (
     backward_work_bytes,
     forward_bytes,
@@ -204,14 +204,9 @@ def _rollout(setup: Setup, memory_bytes: int, free: int) -> tuple[int, Parts, Pa
 def _asked_tokens(setup: Setup, tokens: int, padded: int, *, is_recorded: bool) -> int:
     """Most tokens of a pass without gradients."""
     step = setup.num_episodes * setup.config.rollout.max_context
-    bound = MICRO_BATCH_TOKENS[1]
-    if not is_recorded:
-        asked = max(padded, min(FORWARD_TIMES * padded, bound))
-    elif step * setup.shape.num_parameters < BUSY_WORK:
-        asked = padded
-    else:
-        asked = max(tokens, FORWARD_TIMES * min(tokens, bound))
-    return min(asked, step)
+    if is_recorded and step * setup.shape.num_parameters < BUSY_WORK:
+        return min(padded, step)
+    return min(forward_tokens(tokens, "cuda", can_record=is_recorded), step)
 
 
 def _scoring(setup: Setup, tokens: int, whole: Whole) -> Parts:
@@ -263,9 +258,9 @@ def _update(
         }
 
     if setup.ranks > 1:
-        sums = {**moment(trained, first), **_sums(setup, whole)}
         parameters = shape.num_parameters + setup.critic_trained
-        return {**sums, **_gathered(setup, parameters, whole)}
+        gathered = _gathered(setup, parameters, whole)
+        return {**moment(trained, first), **_sums(setup, whole), **gathered}
     if setup.records_passes(checkpointing):
         return moment(trained, first)
     # The critic's pass comes after the policy's backward pass.

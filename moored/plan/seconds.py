@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from moored.engine.local.batches import FORWARD_TIMES, MICRO_BATCH_TOKENS
+from moored.engine.local.batches import forward_tokens
 from moored.plan.gpus import Gpu
 from moored.plan.setup import Lengths, Setup
 
@@ -147,7 +147,8 @@ class Work:
         setup = self.setup
         scores_old = setup.config.algorithm.old_logprobs == "learner"
         flop = setup.has_critic * self.trunk_flop + scores_old * self.policy_flop
-        launched = (setup.has_critic + scores_old) * self._step_launches(tokens)
+        launched = self._scoring_launches(self.step_tokens, tokens)
+        launched *= setup.has_critic + scores_old
         return max(self._forward(flop, self.step_tokens), launched)
 
     def update(self, tokens: int, checkpointing: bool) -> float:
@@ -166,20 +167,21 @@ class Work:
         if setup.parks_reference:
             copied = setup.weight_bytes / HOST_COPY_BYTES_S
             scored = copied + self._forward(self.policy_flop, self.step_tokens)
-            return max(computed, launched) + max(scored, self._step_launches(tokens))
+            launches = self._scoring_launches(self.step_tokens, tokens)
+            return max(computed, launched) + max(scored, launches)
         if setup.config.algorithm.kl_coef > 0.0:
             computed += self._forward(self.policy_flop, self.epoch_tokens * self.epochs)
-            passes = self._num_passes(self.epoch_tokens, _forward_tokens(tokens))
-            launched += self.epochs * passes * self.launch_s
+            launched += self.epochs * self._scoring_launches(self.epoch_tokens, tokens)
         if setup.records_passes(checkpointing):
             return computed / RECORDED_TIMES
         if setup.ranks > 1 and not setup.held_whole(self.memory_bytes).weights:
             computed *= LAYERWISE_TIMES
         return max(computed, launched)
 
-    def _step_launches(self, tokens: int) -> float:
-        """Of a model that scores all samples of a step at once."""
-        return self._num_passes(self.step_tokens, _forward_tokens(tokens)) * self.launch_s
+    def _scoring_launches(self, whole: int, tokens: int) -> float:
+        """Of a model that scores all samples, `whole` tokens."""
+        asked = forward_tokens(tokens, "cuda", can_record=False)
+        return self._num_passes(whole, asked) * self.launch_s
 
     def _num_passes(self, whole: int, tokens: int) -> int:
         """Of `tokens` at most, over the `whole` of all episodes; none is split."""
@@ -203,8 +205,3 @@ class Work:
         setup = self.setup
         shares = setup.has_fast_sampler and not setup.lora_rank and setup.ranks == 1
         return 0.0 if shares else 2 * setup.weight_bytes / self.bandwidth
-
-
-def _forward_tokens(tokens: int) -> int:
-    """Most tokens of a pass without gradients, where passes with them have `tokens`."""
-    return max(tokens, min(FORWARD_TIMES * tokens, MICRO_BATCH_TOKENS[1]))
