@@ -154,7 +154,7 @@ class EngineConfig(Section):
     """Precision of the computation; `auto` is bfloat16 on a GPU."""
     micro_batch_tokens: int | None = Field(default=None, ge=1)
     """Bound on the tokens of a pass with gradients; without, a GPU takes up to four times as many.
-    null: what fits the memory of a GPU, 4,096 on a CPU."""
+    null: what fits the memory of a GPU, 4,096 on a CPU. Halved where that memory runs out."""
     row_tokens: int = Field(default=2048, ge=1)
     """Bound on one packed row where attention needs a mask."""
     gradient_checkpointing: bool | typing.Literal["auto"] = "auto"

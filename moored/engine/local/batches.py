@@ -5,8 +5,8 @@ from __future__ import annotations
 MICRO_BATCH_TOKENS = (4096, 24576)
 """On a CPU, where activations should stay near the cores; on a GPU."""
 FORWARD_TIMES = 4
-"""Passes without gradients keep no activations: on a GPU they have so many times the tokens, up to
-the size above, and of models that are small enough to be recorded so many times that."""
+"""Passes without gradients keep no activations: on a GPU they have this many times the tokens, up
+to the size above, or to this many times that size for models small enough to be recorded."""
 
 
 def default_tokens(device: str) -> int:
