@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from moored.plan import Gpu, Lengths, Plan
 
 NAME_WIDTH, NUMBER_WIDTH = 18, 10
-COLUMNS = {"prefill": "rollout", "decode": "rollout", "advantages": "scoring", "update": "update"}
-"""Where the seconds of a phase stand in the table."""
 LEFT_OUT = "not counted: environments, looks at collapse, evaluations, logging"
 REMEDY = (
     "what helps, from what costs least: a smaller engine.micro_batch_tokens, "
@@ -188,12 +186,16 @@ def _table(found: Plan) -> list[str]:
     if found.seconds is None:
         why = why_untimed(found.setup, found.gpu) or "planned only for what fits"
         return [*lines, f"seconds: {why}"]
-    cells = dict.fromkeys(phases, 0.0)
-    for phase, seconds in found.seconds.items():
-        cells[COLUMNS.get(phase, "update")] += seconds
-    shown = [f"{s:.2f}" if s else "" for s in cells.values()]
+    of = found.seconds
+    cells = {
+        "rollout": of.get("prefill", 0.0) + of.get("decode", 0.0),
+        "scoring": of["advantages"],
+        "update": of["update"] + of["publish"],
+    }
+    shown = [f"{cells[phase]:.2f}" if cells.get(phase) else "" for phase in phases]
     whole = "" if found.step_s is None else f"a step: {found.step_s:.2f} s; "
-    return [*lines, _line("seconds", shown), f"{whole}{LEFT_OUT}"]
+    ranks = ", what ranks send each other" if found.setup.ranks > 1 else ""
+    return [*lines, _line("seconds", shown), f"{whole}{LEFT_OUT}{ranks}"]
 
 
 def _line(name: str, cells: list[str]) -> str:
