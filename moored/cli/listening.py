@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,6 +12,20 @@ from moored.errors import MooredError
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
+
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def read_token(variable: str, host: str) -> str:
+    """What clients must give; a server that other machines reach needs it."""
+    token = os.environ.get(variable, "").strip()
+    if not token and host not in LOOPBACK:
+        raise MooredError(
+            f"anyone who reaches {host} could use the server; set {variable} to a secret that its "
+            f"clients have too, or serve at {LOOPBACK[0]}"
+        )
+    return token
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated
 
 import typer
 
 from moored.cli.console import make_console, print_line
-from moored.cli.listening import listen, serve
+from moored.cli.listening import LOOPBACK, listen, read_token, serve
 from moored.cli.options import EnvName, EnvOptions, parse_options
 from moored.errors import require_packages
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 TOKEN_VARIABLE = "MOORED_ENV_TOKEN"
 
 
@@ -31,7 +29,10 @@ def serve_env_command(
     max_request_bytes: Annotated[int, typer.Option(help="Size of a request.", min=1)] = 8 << 20,
     token_variable: Annotated[
         str,
-        typer.Option(metavar="NAME", help="Variable with the token that clients must give."),
+        typer.Option(
+            metavar="NAME",
+            help="Variable with the token that clients must give; needed beyond this machine.",
+        ),
     ] = TOKEN_VARIABLE,
 ) -> None:
     """Serve an environment to other processes; Ctrl-C stops."""
@@ -47,7 +48,7 @@ def serve_env_command(
         max_request_bytes=max_request_bytes,
     )
     options = parse_options(option or [])
-    token = os.environ.get(token_variable, "").strip()
+    token = read_token(token_variable, host)
     app = build_app(lambda: make_env(name, **options), limits=limits, token=token)
     listener = listen(host, port)
     address = f"http://{host}:{listener.getsockname()[1]}"
@@ -55,8 +56,5 @@ def serve_env_command(
     def tell() -> None:
         told = f"serving {name} at {address} ({max_sessions} sessions at a time)"
         print_line(make_console(), told)
-        if not token and host not in LOOPBACK:
-            warning = f"anyone who reaches {address} can use it; set {token_variable} to a secret"
-            print_line(make_console(stderr=True), f"moored: {warning}")
 
     serve(app, listener, tell=tell, max_message_bytes=max_request_bytes)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from moored.cli.console import make_console, print_line
-from moored.cli.listening import listen, serve
+from moored.cli.listening import listen, read_token, serve
 from moored.errors import MooredError, require_packages
 
 
@@ -29,7 +29,10 @@ def serve_search_command(
     world_seed: Annotated[
         int | None, typer.Option(help="Of the made-up corpus, as in the environment; default 0.")
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    host: Annotated[
+        str,
+        typer.Option(help="Address to listen at; beyond this machine set MOORED_SEARCH_TOKEN."),
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8000,
     max_waiting: Annotated[
         int, typer.Option(help="Requests that may wait; more are refused with 503.", min=1)
@@ -41,11 +44,13 @@ def serve_search_command(
     """
     require_packages("serve-search", ["starlette", "uvicorn"])
     from moored.envs.search.choose import RetrieverChoice
+    from moored.envs.search.remote import TOKEN_VARIABLE
     from moored.envs.search.retriever import CorpusRetriever
     from moored.envs.search.server import SearchService, make_app
 
     if corpus is not None and world_seed is not None:
         raise MooredError("--world-seed is for the made-up corpus; leave it out, or the file")
+    token = read_token(TOKEN_VARIABLE, host)
     choice = RetrieverChoice(
         name=retriever,
         corpus=None if corpus is None else str(corpus),
@@ -63,4 +68,4 @@ def serve_search_command(
             service = SearchService(index, retriever, num_passages, max_waiting=max_waiting)
             address = f"http://{host}:{listener.getsockname()[1]}"
             told = f"serving {num_passages:,} passages with {retriever} at {address}/retrieve"
-            serve(make_app(service), listener, tell=lambda: print_line(make_console(), told))
+            serve(make_app(service, token), listener, tell=lambda: print_line(make_console(), told))

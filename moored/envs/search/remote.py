@@ -8,6 +8,7 @@ as an `EnvError`: it ends the episode that searched, and never becomes text that
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,8 @@ from moored.errors import EnvError
 
 logger = logging.getLogger(__name__)
 
+TOKEN_VARIABLE = "MOORED_SEARCH_TOKEN"
+"""Environment variable with the token of a server that asks for one."""
 NUM_PROBED = 5
 """Passages that are asked for at the start."""
 MAX_PAUSE_S = 5.0
@@ -86,7 +89,8 @@ class SearchServer(Retriever):
         from moored.json_http import JsonClient
 
         address = self.url.rstrip("/").removesuffix("/retrieve")
-        self._client = JsonClient(address, api_key=None, timeout_s=self.timeout_s)
+        token = os.environ.get(TOKEN_VARIABLE, "")
+        self._client = JsonClient(address, api_key=token, timeout_s=self.timeout_s)
         self._breaker = CircuitBreaker(self.max_failures, self.rest_s)
         try:
             (hits,) = self.search([self.known_title or "town"], NUM_PROBED)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from moored.envs.search.corpus import storable
 from moored.envs.search.retriever import Hit, Retriever
+from moored.envs.serving.app import Refused, check_sender, read_body
 from moored.errors import EnvError
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 4 << 20
+BODY_TIMEOUT_S = 60.0
 MAX_QUERY_CHARS = 10_000
 MAX_QUERIES = 256
 MAX_TOPK = 100
@@ -141,14 +143,14 @@ class SearchService:
         }
 
 
-def make_app(service: SearchService) -> Starlette:
-    """The web application: `/retrieve`, `/health`, and `/` as a page."""
+def make_app(service: SearchService, token: str = "") -> Starlette:
+    """The web application: `/retrieve`, which asks for the token, `/health`, and `/` as a page."""
     from starlette.applications import Starlette
     from starlette.responses import HTMLResponse, JSONResponse
     from starlette.routing import Route
 
     async def retrieve(request: Request) -> JSONResponse:
-        return await _retrieve(service, request)
+        return await _retrieve(service, request, token)
 
     async def health(request: Request) -> JSONResponse:
         return JSONResponse(service.health())
@@ -170,19 +172,22 @@ def make_app(service: SearchService) -> Starlette:
     return Starlette(routes=routes, lifespan=lifespan)
 
 
-async def _retrieve(service: SearchService, request: Request) -> JSONResponse:
+async def _retrieve(service: SearchService, request: Request, token: str) -> JSONResponse:
     from starlette.responses import JSONResponse
 
-    def refuse(status: int, why: str, **headers: str) -> JSONResponse:
+    def refuse(status: int, why: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
         return JSONResponse({"error": why}, status, headers)
 
     try:
-        query = parse_query(await _read_body(request))
+        check_sender(request, token)
+        query = parse_query(await read_body(request, MAX_BODY_BYTES, BODY_TIMEOUT_S))
+    except Refused as error:
+        return refuse(error.status, str(error), error.headers)
     except EnvError as error:
         return refuse(422, str(error))
     if service.is_full:
         service.num_refused += 1
-        return refuse(503, f"{service.max_waiting} requests are waiting", **{"Retry-After": "1"})
+        return refuse(503, f"{service.max_waiting} requests are waiting", {"Retry-After": "1"})
     try:
         found = await service.search(query)
     except EnvError as error:
@@ -190,15 +195,6 @@ async def _retrieve(service: SearchService, request: Request) -> JSONResponse:
         return refuse(500, str(error))
     service.num_answered += 1
     return JSONResponse({"result": [_as_json(hits, query.return_scores) for hits in found]})
-
-
-async def _read_body(request: Request) -> bytes:
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise EnvError(f"a request may have {MAX_BODY_BYTES:,} bytes")
-    return bytes(body)
 
 
 def parse_query(body: bytes) -> Query:

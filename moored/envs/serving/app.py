@@ -37,6 +37,8 @@ class Refused(Exception):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
+        # The rest of a body that took too long may never come.
+        self.headers = {"Connection": "close"} if status == BODY_TIMEOUT else {}
 
 
 def build_app(
@@ -110,14 +112,12 @@ class EnvServer:
 
         async def answer(request: Request) -> Response:
             try:
-                self._check_sender(request)
+                check_sender(request, self._token)
                 return json_response(await handle(request))
             except Exception as error:  # what an environment raises is data
                 status, message = explain(error)
-                response = json_response({"error": message}, status)
-                if status == BODY_TIMEOUT:  # the rest of the body may never come
-                    response.headers["Connection"] = "close"
-                return response
+                headers = error.headers if isinstance(error, Refused) else None
+                return json_response({"error": message}, status, headers)
 
         return answer
 
@@ -156,7 +156,7 @@ class EnvServer:
     async def play(self, socket: WebSocket) -> None:
         """OpenEnv's protocol: a session as long as the connection."""
         try:
-            self._check_sender(socket)
+            check_sender(socket, self._token)
         except Refused:
             await socket.close(code=1008)
             return
@@ -166,29 +166,9 @@ class EnvServer:
     def _session(self, request: Request) -> Session:
         return self._sessions.find(request.path_params["id"])
 
-    def _check_sender(self, connection: HTTPConnection) -> None:
-        # A browser lets any page send requests to localhost, and names the page's site as origin.
-        origin = connection.headers.get("origin")
-        if origin is not None and host_of(origin) != connection.url.hostname:
-            raise Refused(403, f"pages of {origin:.80} may not use this server")
-        if self._token and not hmac.compare_digest(
-            given_token(connection.headers.get("authorization", "")), self._token.encode()
-        ):
-            raise Refused(401, "the token is missing or wrong")
-
     async def _body(self, request: Request) -> Mapping[str, Any]:
-        limit, limit_s = self._limits.max_request_bytes, self._limits.call_timeout_s
-        data = bytearray()
-        try:
-            async with asyncio.timeout(limit_s):
-                async for chunk in request.stream():
-                    data += chunk
-                    if len(data) > limit:
-                        raise Refused(413, f"a request may have {limit:,} bytes")
-        except TimeoutError:
-            raise Refused(
-                BODY_TIMEOUT, f"the request was not complete after {limit_s:g} s"
-            ) from None
+        limits = self._limits
+        data = await read_body(request, limits.max_request_bytes, limits.call_timeout_s)
         try:
             body = json.loads(data)
         except (ValueError, RecursionError):
@@ -198,12 +178,40 @@ class EnvServer:
         return body
 
 
-def json_response(data: dict[str, object], status: int = 200) -> Response:
+def json_response(
+    data: dict[str, object], status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
     """JSON in ASCII: observations may hold half a surrogate pair, which UTF-8 cannot."""
     from starlette.responses import Response
 
     text = json.dumps(data, allow_nan=False)
-    return Response(text, status_code=status, media_type="application/json")
+    return Response(text, status, headers, "application/json")
+
+
+def check_sender(connection: HTTPConnection, token: str) -> None:
+    """Refuse who does not know the token, and browser pages of other sites."""
+    # A browser lets any page send requests to localhost, and names the page's site as origin.
+    origin = connection.headers.get("origin")
+    if origin is not None and host_of(origin) != connection.url.hostname:
+        raise Refused(403, f"pages of {origin:.80} may not use this server")
+    if token and not hmac.compare_digest(
+        given_token(connection.headers.get("authorization", "")), token.encode()
+    ):
+        raise Refused(401, "the token is missing or wrong")
+
+
+async def read_body(request: Request, max_bytes: int, limit_s: float) -> bytes:
+    """The whole body; Refused when it is too long or takes too long."""
+    data = bytearray()
+    try:
+        async with asyncio.timeout(limit_s):
+            async for chunk in request.stream():
+                data += chunk
+                if len(data) > max_bytes:
+                    raise Refused(413, f"a request may have {max_bytes:,} bytes")
+    except TimeoutError:
+        raise Refused(BODY_TIMEOUT, f"the request was not complete after {limit_s:g} s") from None
+    return bytes(data)
 
 
 def host_of(origin: str) -> str:

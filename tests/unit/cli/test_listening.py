@@ -91,6 +91,16 @@ def test_a_port_in_use_is_told_in_one_line(told, words):
     assert ended.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "variable"),
+    [(["serve-env", "bandit"], "MOORED_ENV_TOKEN"), (["serve-search"], "MOORED_SEARCH_TOKEN")],
+)
+def test_a_server_that_other_machines_reach_needs_a_token(words, variable):
+    ended = run_warm([*words, "--port=0", "--host=0.0.0.0"], slim=True, env={variable: ""})
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert f"set {variable}" in ended.stderr and ended.stderr.count("\n") == 1
+
+
 def test_a_server_whose_address_nobody_reads_ends_in_silence():
     ended = run_warm(["serve-env", "bandit", "--port=0"], code=NOBODY_READS, slim=True)
     assert (ended.returncode, ended.stderr) == (1, "")

@@ -176,9 +176,10 @@ def test_an_open_circuit_fails_at_once_and_asks_nothing():
 
 
 @contextmanager
-def serve_search(*words: str) -> Iterator[tuple[WarmProcess, str]]:
+def serve_search(*words: str, token: str = "") -> Iterator[tuple[WarmProcess, str]]:
     """`moored serve-search` as a process of its own, and its address."""
-    process = WarmProcess(["serve-search", "--port", "0", *words], slim=True)
+    environ = {"MOORED_SEARCH_TOKEN": token}
+    process = WarmProcess(["serve-search", "--port", "0", *words], env=environ, slim=True)
     try:
         told = process.stdout.readline()
         assert "/retrieve" in told, told
@@ -202,6 +203,16 @@ def test_a_server_without_the_passages_of_the_questions_is_told_of_at_the_start(
     with serve_search("--world-seed", "3") as (_, url):
         open_and_close(url)
         assert not caplog.text
+
+
+def test_a_token_is_asked_for_and_sent(monkeypatch):
+    with serve_search("--world-seed", "3", "--host", "0.0.0.0", token="secret") as (_, url):
+        url = url.replace("0.0.0.0", "127.0.0.1")
+        monkeypatch.setenv("MOORED_SEARCH_TOKEN", "secret")
+        open_and_close(url)
+        monkeypatch.delenv("MOORED_SEARCH_TOKEN")
+        with pytest.raises(EnvError, match="401"):
+            open_and_close(url)
 
 
 def open_and_close(url: str) -> None:

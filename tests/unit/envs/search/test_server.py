@@ -33,10 +33,13 @@ class Fake(Retriever):
         ]
 
 
-async def call(app, method: str, path: str, body: bytes = b"") -> tuple[int, dict, bytes]:
+async def call(
+    app, method: str, path: str, body: bytes = b"", headers: Sequence[tuple[bytes, bytes]] = ()
+) -> tuple[int, dict, bytes]:
     """One request, as a web server hands it to the application."""
     sent: list[dict] = []
-    scope = {"type": "http", "method": method, "path": path, "headers": [], "query_string": b""}
+    scope = {"type": "http", "method": method, "path": path, "query_string": b""}
+    scope["headers"] = list(headers)
 
     async def receive() -> dict:
         return {"type": "http.request", "body": body, "more_body": False}
@@ -45,8 +48,8 @@ async def call(app, method: str, path: str, body: bytes = b"") -> tuple[int, dic
         sent.append(message)
 
     await app({**scope, "http_version": "1.1", "root_path": "", "scheme": "http"}, receive, send)
-    headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
-    return sent[0]["status"], headers, b"".join(m.get("body", b"") for m in sent[1:])
+    answered = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+    return sent[0]["status"], answered, b"".join(m.get("body", b"") for m in sent[1:])
 
 
 def ask(*queries: str, **more: object) -> bytes:
@@ -79,6 +82,22 @@ def test_passages_come_with_and_without_scores():
         assert json.loads(body)["result"][0][0] == {"title": "a0", "contents": '"a0"\ntext'}
 
     run(scenario)
+
+
+def test_who_lacks_the_token_and_pages_of_other_sites_find_nothing():
+    async def scenario(app, fake):
+        app = make_app(SearchService(fake, "fake", 3), token="secret")
+        host, key = (b"host", b"localhost:8000"), (b"authorization", b"Bearer secret")
+        for headers, status in (
+            ([host], 401),
+            ([host, (b"authorization", b"Bearer guess")], 401),
+            ([host, key, (b"origin", b"http://evil.example")], 403),
+        ):
+            assert (await call(app, "POST", "/retrieve", ask("a"), headers))[0] == status
+        assert (await call(app, "GET", "/health", headers=[host]))[0] == 200
+
+    _, fake = run(scenario)
+    assert not fake.batches
 
 
 def test_requests_that_wait_are_searched_in_one_batch_and_each_gets_its_own():
