@@ -313,16 +313,17 @@ def logprobs_pass(model: nn.Module, packed: Packed, *, temperature: float) -> to
     )[0]
 
 
-def policy_pass(model: nn.Module, batch: TokenBatch, *, temperature: float) -> TokenStream:
+def policy_pass(
+    model: nn.Module, packed: Packed, *, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(S,) log-probability of each target and entropy of its distribution, for an update."""
+    hidden = hidden_states(trunk_of(model), packed)
+    return token_logprobs(model, hidden, packed.targets, temperature=temperature, with_entropy=True)
+
+
+def token_stream(batch: TokenBatch, logp: torch.Tensor, entropy: torch.Tensor) -> TokenStream:
     """What the policy's loss needs of a micro-batch."""
     streams = batch.streams
-    logp, entropy = token_logprobs(
-        model,
-        hidden_states(trunk_of(model), batch.packed),
-        batch.packed.targets,
-        temperature=temperature,
-        with_entropy=True,
-    )
     return TokenStream(
         logp=logp,
         entropy=entropy,

@@ -55,6 +55,7 @@ from moored.engine.passes import (
     logprobs_pass,
     policy_pass,
     says_out_of_memory,
+    token_stream,
     training_mode,
 )
 from moored.errors import MooredError
@@ -370,7 +371,7 @@ class LocalLearner:
     def _add_gradients(self, batch: TokenBatch) -> graphs.Outputs:
         """Add a micro-batch's gradients to the weights'; returns the parts of its loss."""
         with self._autocast():
-            terms, parts = self._forward(self.model, lambda: self._policy_loss(batch))
+            terms, parts = self._policy_loss(batch)
         self._differentiate(reduce(torch.add, terms.values()), self._trained[0])
         # After the policy's activations are gone.
         if self.critic is not None:
@@ -382,7 +383,9 @@ class LocalLearner:
         return {name: value.detach() for name, value in parts.items()}
 
     def _policy_loss(self, batch: TokenBatch) -> tuple[TensorDict, TensorDict]:
-        stream = policy_pass(self.model, batch, temperature=self._temperature)
+        """Terms of the policy's loss on a micro-batch, and its parts for the log."""
+        compute = partial(policy_pass, self.model, batch.packed, temperature=self._temperature)
+        stream = token_stream(batch, *self._forward(self.model, compute))
         return policy_loss(stream, self.config.algorithm, self._loss)
 
     def _differentiate(self, loss: torch.Tensor, trained: Trained) -> None:
