@@ -95,12 +95,6 @@ def _first_prompt(info: EnvInfo) -> list[str]:
         "## First prompt of task 0",
         "",
         *(line for message in messages for line in _quote(message)),
-        "## Try it",
-        "",
-        "```bash",
-        f"moored play {info.name} --oracle",
-        "```",
-        "",
     ]
 
 

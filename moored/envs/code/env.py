@@ -63,12 +63,9 @@ class Code:
     - `time_limit_s=2.0`: wall time of a test; a test that exceeds it ends the run of all.
     - `memory_mb=512`: memory of a program.
     - `sandbox="bubblewrap"`: or "docker", or "none" to run programs unprotected as this user.
-      Docker starts a container for each program, which is slow: about two a second on the two busy
-      cores where bubblewrap runs 110. None of the 100 hostile programs of the tests
-      gets out of bubblewrap, and none of the 91 that docker was tried with out of docker.
+      Docker starts a container for each program: about two a second where bubblewrap runs 110.
     - `image="python:3.11-slim"`: what docker runs, an image with Python 3.11 or newer; it is not
-      pulled. `MOORED_DOCKER_IMAGE=python:3.11-slim pytest tests/unit/envs/code/test_docker.py`
-      tries the sandbox with it.
+      pulled.
     - `format_penalty=-0.1`: reward of a malformed reply.
     """
 

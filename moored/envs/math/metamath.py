@@ -35,10 +35,9 @@ class MetaMath:
     Without a `source` the problems are generated: short stories of one to six steps about money,
     rates, ages, fractions and the like, an endless supply with exact answers. With one they are
     real MetaMathQA or GSM8K rows; rewordings of one question stay in one split. Made problems are
-    split by their text, so that one with other names may be in another split: of 512 validation
-    problems, 58 are like one of 12,800 for training but for the names (at level 1, 140). Answers
-    are compared as exact numbers (`1,200`, `$0.50`, `1/2`, `\boxed{\frac{3}{4}}`, `12 km`; units
-    and % are not checked), or as text without case and white space.
+    split by their text, so one with other names may be in another split (58 of 512). Answers are
+    compared as exact numbers (`1,200`, `$0.50`, `1/2`, `\boxed{\frac{3}{4}}`, `12 km`; units and %
+    are not checked), or as text without case and white space.
 
     Reward: 1 for a right answer on the first turn, then 0.5, 0.25, … on the next ones. A wrong
     answer earns 0, a malformed reply `format_penalty`; both use up the turn. The episode is
