@@ -79,12 +79,17 @@ def split_path(path: str, *, kind: str = "object") -> tuple[str, str]:
     return module_name, attribute
 
 
+def file_of(text: str) -> str:
+    """The file of `"folder/file.py:attribute"`; any other text as it is."""
+    file, is_code, _ = text.partition(".py:")
+    return f"{file}.py" if is_code else text
+
+
 def _module_of_file(file: str, what: str) -> str:
     """The name by which a file is imported, from now on; pickles and other modules use it too."""
-    found = [whole for place in ("", *sys.path) if (whole := Path(place, file)).is_file()]
-    if not found:
+    whole = Path(file).resolve()
+    if not whole.is_file():
         raise UnknownNameError(f"{what}: there is no file {file!r}; check its path")
-    whole = found[0].resolve()
     if str(whole.parent) not in sys.path:
         sys.path.append(str(whole.parent))
     importlib.invalidate_caches()

@@ -27,7 +27,7 @@ from moored.engine.workers.team import WorkerLost
 from moored.envs.mix import EnvMix
 from moored.errors import MooredError
 from moored.evaluate import Evaluation, evaluate
-from moored.models.located import about_folder, located, noted_folder
+from moored.models.paths import resolve_paths
 from moored.models.rates import with_rates
 from moored.recovery import go_back, surviving
 from moored.rollout.ahead import Ahead
@@ -121,16 +121,14 @@ class StepRecord:
 def build_run(config: Config, folder: Path, *, resume: bool = False) -> Run:
     """Assemble a run: environments, engine, monitor and run directory."""
     require_sinks(config.log.sinks)
-    # What is computed with; the run keeps its options as they were written.
-    found = with_rates(located(config, folder) if resume else config)
-    config = config.model_copy(update={"optimizer": found.optimizer})
+    config = with_rates(resolve_paths(config))
     algorithm = load_algorithm(config.algorithm)
     check_filter(config.filter.score, config.filter.rule)
-    mix = EnvMix(found.env)
+    mix = EnvMix(config.env)
     mix.check()
     require_run_packages(config)
-    check_context(found)
-    engine = build_engine(found)
+    check_context(config)
+    engine = build_engine(config)
     try:
         if config.gradients.every:
             check_measures_gradients(engine.learner)
@@ -308,7 +306,6 @@ def resume(run: Run, *, command: Sequence[str] | None = None) -> None:
     Options that differ from those of the run are written to its configuration and its log.
     """
     changes = changes_since(run.log.path, run.config)
-    folder = noted_folder(run.log.path)
     lost = go_back(run)
     step = run.next_step - 1
     if lost.num_steps or isinstance(run.engine, ClusterEngine):
@@ -318,26 +315,21 @@ def resume(run: Run, *, command: Sequence[str] | None = None) -> None:
         changed = {name: asdict(change) for name, change in changes.items()}
         run.log.append("changes", step, {"options": changed})
         run.log.write_config(dump_config(run.config))
-    _note_start(run, command, folder)
+    _note_start(run, command)
     _open_sinks(run)
 
 
 def start(run: Run, *, command: Sequence[str] | None = None) -> None:
     """Begin a new run: store its configuration, and the `command` that started it."""
-    # What has a configuration can be resumed, and its paths belong to the folder noted here.
     _note_start(run, command)
     run.log.write_config(dump_config(run.config))
     _open_sinks(run)
 
 
-def _note_start(run: Run, command: Sequence[str] | None, folder: Path | None = None) -> None:
-    """Store by which command the run goes on, with which versions and where.
-
-    `folder` is that of a run that is resumed, which its relative paths belong to.
-    """
+def _note_start(run: Run, command: Sequence[str] | None) -> None:
+    """Store by which command the run goes on, and with which versions."""
     about = {
         "command": list(command or own_command()),
-        **about_folder(run.log.path, folder),
         "versions": installed_versions(),
         "engine": run.engine.describe(),
         "machine": describe_machine(),

@@ -14,7 +14,6 @@ import typer
 from moored.cli.console import counted, printable
 from moored.cli.json_output import print_json
 from moored.cli.options import AsJson, Concurrency, Endpoint, KeyVariable, Timeout
-from moored.cli.run_folders import import_from_start
 from moored.engine.workers.ranks import kind_here
 from moored.errors import MooredError
 
@@ -148,7 +147,6 @@ def _evaluation_config(
     from moored.config import load_config
     from moored.config_text import parse_value
     from moored.engine.checkpoint import has_only_model
-    from moored.models.located import located
 
     if env is None and not is_run:
         raise MooredError("a model has no environment of its own; give --env, e.g. --env sokoban")
@@ -157,8 +155,7 @@ def _evaluation_config(
     if not is_run and given.get("engine", {}).get("kind") != "endpoint":
         of_run["rollout"] = _lengths_of(source, given.get("rollout", {}).get("max_response_tokens"))
     if is_run:
-        import_from_start(Path(source), here_first=env is not None)
-        of_run = located(load_config(Path(source) / "config.yaml"), source).model_dump()
+        of_run = load_config(Path(source) / "config.yaml").model_dump()
     if is_run and has_only_model(Path(source)):
         # Adapters are summed into the weights there.
         of_run["model"], of_run["optimizer"]["lora_rank"] = str(Path(source) / "model"), 0

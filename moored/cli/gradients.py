@@ -13,7 +13,6 @@ import typer
 from moored.cli.console import make_console, print_line
 from moored.cli.json_output import print_json
 from moored.cli.options import AsJson, check_config, read_config, split_words
-from moored.cli.run_folders import import_from_start
 from moored.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -123,7 +122,7 @@ def _find_policy(words: Sequence[str], checkpoint: int | None, group_size: int) 
     """The run or presets that the words name, with groups of this size."""
     from moored.config import load_config
     from moored.engine.checkpoint import find_checkpoint, newest_checkpoint
-    from moored.models.located import located
+    from moored.models.paths import resolve_paths
     from moored.models.rates import with_rates
     from moored.runlog.changes import changes_since
 
@@ -136,10 +135,8 @@ def _find_policy(words: Sequence[str], checkpoint: int | None, group_size: int) 
                 f"--checkpoint {checkpoint} needs a run directory, got {' '.join(words)!r}"
             )
         return _Policy(read_config([*words, size]), None, None)
-    given = load_config(run / "config.yaml", [*overrides, size])
-    config = with_rates(located(given, run))
-    changes_since(run, given.model_copy(update={"optimizer": config.optimizer}))
-    import_from_start(run)
+    config = with_rates(resolve_paths(load_config(run / "config.yaml", [*overrides, size])))
+    changes_since(run, config)
     saved = newest_checkpoint(run) if checkpoint is None else find_checkpoint(run, checkpoint)
     return _Policy(config, run, saved)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from shlex import quote
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, TypeVar
 import typer
 
 from moored.cli.stopping import StopRequest
-from moored.errors import ConfigError, RunLogError
+from moored.errors import ConfigError, MooredError, RunLogError
+from moored.names import file_of
 
 if TYPE_CHECKING:
-    from moored.config import Config
-    from moored.sft.options import SftConfig
+    from moored.config import Options
 
 T = TypeVar("T")
 
@@ -78,41 +78,40 @@ def check_is_run(folder: Path, command: str, *, other: Path | None = None) -> No
         )
 
 
-def import_from_start(run: Path, *, here_first: bool = False) -> None:
-    """Let a run's `module:Class` be found where it was started, before the current folder.
+@contextmanager
+def explain_moved_paths(config: Options) -> Iterator[None]:
+    """Let errors say how files of a resumed run that were moved are named anew."""
+    try:
+        yield
+    except MooredError as error:
+        gone = [
+            f"{name}=…" for name, path in _paths(config.model_dump()) if not Path(path).exists()
+        ]
+        if not gone:
+            raise
+        raise ConfigError(
+            f"{error}; if it was moved, say where it is now: {' '.join(gone)}"
+        ) from error
 
-    `here_first`: after it, for a `module:Class` that is not of the run but was typed here.
-    """
-    from moored.models.located import start_folder
 
-    folder = start_folder(run).path
-    if folder is not None:
-        import_from(folder, here_first=here_first)
+def _paths(options: Mapping[str, object] | Sequence[object]) -> Iterator[tuple[str, str]]:
+    """Dotted names and files of all absolute paths."""
+    for name, value in options.items() if isinstance(options, Mapping) else enumerate(options):
+        if isinstance(value, Mapping | list):
+            yield from ((f"{name}.{inner}", path) for inner, path in _paths(value))
+        elif isinstance(value, str) and Path(value).is_absolute():
+            yield str(name), file_of(value)
 
 
-def import_from(folder: Path, *, here_first: bool = False) -> None:
-    """Let a `module:Class` be found in that folder, before or after the current one."""
+def import_from(folder: Path) -> None:
+    """Let a `module:Class` be found in that folder, before the current one."""
     if str(folder) in sys.path:
         return
     # After all that is installed, as the current folder is.
     place = len(sys.path)
     with suppress(FileNotFoundError, ValueError):  # the current folder was deleted, or is not there
-        place = sys.path.index(os.getcwd()) + here_first
+        place = sys.path.index(os.getcwd())
     sys.path.insert(place, str(folder))
-
-
-def start_line(run: Path, written: Config | SftConfig, found: Config | SftConfig) -> str | None:
-    """Where the paths and modules of a run's options lie, if that is not the current folder.
-
-    `written` are the options as they were typed, `found` with the paths that they have from here.
-    """
-    from moored.models.located import start_folder
-
-    folder = start_folder(run).path
-    has_module = any(":" in spec.name for spec in written.env)
-    if folder is None or not (has_module or written != found):
-        return None
-    return f"relative paths and modules: those of {folder}, where the run was started or moved to"
 
 
 def start_or_stop(stop: StopRequest, start: Callable[[], T]) -> T:

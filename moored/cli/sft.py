@@ -5,7 +5,6 @@ Exit codes beyond those of every command: 130 when Ctrl-C stopped the run, 143 w
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict
@@ -20,9 +19,8 @@ from moored.cli.json_output import print_json
 from moored.cli.options import AsJson, split_words
 from moored.cli.run_folders import (
     check_is_run,
-    import_from_start,
+    explain_moved_paths,
     new_folder,
-    start_line,
     start_or_stop,
     stopped_at_once,
 )
@@ -123,28 +121,25 @@ def _resume(
     words: Sequence[str], folder: Path, other: Path | None, console: Console, *, as_json: bool
 ) -> SftRun:
     from moored.analysis.compare_text import option_cell
+    from moored.models.paths import resolve_paths
     from moored.runlog.log import check_folder
     from moored.sft.changes import changes_since
-    from moored.sft.options import load_sft_config, located_sft
+    from moored.sft.options import load_sft_config
 
     plain, overrides = split_words(words)
     if plain:
         raise ConfigError(f"--resume takes options only, got {plain[0]!r}; leave it out")
     check_is_run(folder, "sft", other=other)
-    config = load_sft_config(folder / "config.yaml", [_from_anywhere(word) for word in overrides])
+    config = resolve_paths(load_sft_config(folder / "config.yaml", overrides))
     changes = changes_since(folder, config)
     check_folder(folder, resume=True)
     _check_goes_on(folder, config, console, as_json=as_json)
-    import_from_start(folder)
-    found = located_sft(config, folder)
-    _checked(found)
+    with explain_moved_paths(config):
+        _checked(config)
     from moored.sft.loop import build_sft, resume_sft
 
     made = build_sft(config, folder, resume=True)
     num_lost = resume_sft(made)
-    elsewhere = start_line(folder, config, found)
-    if elsewhere is not None:
-        print_line(console, elsewhere)
     if num_lost:
         is_first = made.next_step == 1
         where = NO_CHECKPOINT if is_first else f"going on after step {made.next_step - 1}"
@@ -153,13 +148,6 @@ def _resume(
         old, new = (option_cell(value) for value in change.values())
         print_line(console, f"changed: {name} from {old} to {new}")
     return made
-
-
-def _from_anywhere(override: str) -> str:
-    """The whole path in `dialogues=FILE` of a file that is here: the run may be from elsewhere."""
-    name, _, file = override.partition("=")
-    is_here = name == "dialogues" and Path(file).is_file()
-    return f"{name}={json.dumps(str(Path(file).absolute()))}" if is_here else override
 
 
 def _check_goes_on(folder: Path, config: SftConfig, console: Console, *, as_json: bool) -> None:

@@ -19,9 +19,8 @@ from moored.cli.options import ConfigWords, check_config, read_config, split_wor
 from moored.cli.report import write_or_explain
 from moored.cli.run_folders import (
     check_is_run,
-    import_from_start,
+    explain_moved_paths,
     new_folder,
-    start_line,
     start_or_stop,
     stopped_at_once,
 )
@@ -120,7 +119,7 @@ def _start(words: Sequence[str], folder: Path | None) -> Run:
 
 def _resume(words: Sequence[str], folder: Path, other: Path | None) -> Run:
     from moored.config import load_config
-    from moored.models.located import located
+    from moored.models.paths import resolve_paths
     from moored.models.rates import with_rates
     from moored.runlog.changes import changes_since
     from moored.runlog.log import check_folder
@@ -129,24 +128,19 @@ def _resume(words: Sequence[str], folder: Path, other: Path | None) -> Run:
     if presets:
         raise ConfigError(f"--resume takes options only, got {presets[0]!r}; leave it out")
     check_is_run(folder, "train", other=other)
-    config = load_config(folder / "config.yaml", overrides)
-    found = with_rates(located(config, folder))
-    config = config.model_copy(update={"optimizer": found.optimizer})
+    config = with_rates(resolve_paths(load_config(folder / "config.yaml", overrides)))
     changes = changes_since(folder, config)
     check_folder(folder, resume=True)
     _check_goes_on(folder, config)
-    import_from_start(folder)
-    check_config(found)
-    require_run_packages(found)
+    with explain_moved_paths(config):
+        check_config(config)
+    require_run_packages(config)
     from moored.analysis.compare_text import option_cell
     from moored.train import build_run, resume
 
     made = build_run(config, folder, resume=True)
     with _closed_on_error(made):
         resume(made, command=_command())
-    elsewhere = start_line(folder, config, found)
-    if elsewhere is not None:
-        print(elsewhere)
     for name, change in changes.items():
         old, new = (option_cell(value) for value in change.values())
         print(f"changed: {name} from {old} to {new}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import os
 import random
 import re
 from bisect import bisect_right
@@ -218,6 +219,11 @@ def _distinct(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"{name}#{k}" if names.count(name) > 1 else name for name, k in pairs)
 
 
+def _without_folder(name: str) -> str:
+    """`my_env.py:MyEnv`, wherever that file lies."""
+    return os.path.basename(name) if ".py:" in name else name
+
+
 class EnvMix:
     """Environments mixed by weight. The same name may appear twice, with other options."""
 
@@ -225,7 +231,7 @@ class EnvMix:
         self.specs = tuple(specs)
         self.makers = tuple(functools.partial(make_env, s.name, **s.options) for s in specs)
         """What builds each of `specs`; a pool of environments tells them apart by it."""
-        self.names = _distinct([spec.name for spec in specs])
+        self.names = _distinct([_without_folder(spec.name) for spec in specs])
         """What each of `specs` is called in records: its name, numbered where two have the same."""
 
     def index_of_group(self, group: int, *, seed: int = 0) -> int:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from moored.errors import ConfigError
-from moored.runlog.changes import Change, changed_options
+from moored.runlog.changes import Change, changed_options, is_moved
 from moored.runlog.log import read_records
 from moored.sft.dialogues import file_digest
-from moored.sft.options import SftConfig, load_sft_config, located_sft, settle_resumed
+from moored.sft.options import SftConfig, load_sft_config, settle
 
 FREE = ("workers", "checkpoint_every")
 """Options on which no weight and no metric depends; all others stay as they were."""
@@ -25,11 +25,11 @@ DIGEST = "dialogues_sha256"
 
 def changes_since(run: Path, config: SftConfig) -> dict[str, Change]:
     """What `config` changes in the run's own; raises for what must stay."""
-    before, _ = settle_resumed(load_sft_config(run / "config.yaml"), run)
-    changes = changed_options(before, settle_resumed(config, run)[0])
+    before = settle(load_sft_config(run / "config.yaml"))
+    changes = changed_options(before, settle(config))
     _check_dialogues(run, config, is_other=DIALOGUES in changes)
     for name, change in changes.items():
-        if name not in (*FREE, DIALOGUES):
+        if name not in (*FREE, DIALOGUES) and not is_moved(*change.values()):
             raise ConfigError(
                 f"{name} cannot change when a warm start is resumed ({change.old!r} to "
                 f"{change.new!r}): its numbers may depend on it, and only {' and '.join(FREE)} "
@@ -49,13 +49,12 @@ def _check_dialogues(run: Path, config: SftConfig, *, is_other: bool) -> None:
     One that has another name now (`is_other`) must be known to be the same.
     """
     noted = [start[DIGEST] for start in read_records(run, "starts") if DIGEST in start]
-    found = located_sft(config, run)
-    if found.dialogues is not None and not Path(found.dialogues).is_file():
+    if config.dialogues is not None and not Path(config.dialogues).is_file():
         raise ConfigError(
             f"there is no file {config.dialogues!r} to learn the dialogues of; put it back, or say "
             f"where it is now: dialogues=FILE"
         )
-    now = noted_dialogues(found)
+    now = noted_dialogues(config)
     if is_other and now != {DIGEST: noted[-1] if noted else None}:
         raise ConfigError(
             f"dialogues {config.dialogues!r} are not those that the warm start began with, so it "

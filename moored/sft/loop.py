@@ -23,7 +23,7 @@ from moored.engine.checkpoint import load_checkpoint, save_checkpoint
 from moored.envs.mix import EnvMix
 from moored.errors import ConfigError, MooredError
 from moored.evaluate import evaluate
-from moored.models.located import about_folder, noted_folder
+from moored.models.paths import resolve_paths
 from moored.rollout.calls import EnvCalls
 from moored.rollout.pool import make_pool
 from moored.runlog.log import RunLog, all_done, written_whole
@@ -34,9 +34,7 @@ from moored.sft.options import (
     SftConfig,
     dump_sft_config,
     engine_config,
-    located_sft,
     settle,
-    settle_resumed,
 )
 from moored.sft.samples import (
     Batch,
@@ -110,12 +108,11 @@ class SftRecord:
 
 def build_sft(config: SftConfig, folder: Path, *, resume: bool = False) -> SftRun:
     """Assemble a run: dialogues first, because a mistake there is found in no time."""
-    # What is computed with; the run keeps its options as they were written.
-    config, found = settle_resumed(config, folder) if resume else (settle(config),) * 2
+    config = settle(resolve_paths(config))
     with ExitStack() as stack:
-        source = open_source(found)
+        source = open_source(config)
         stack.callback(source.close)
-        settings = engine_config(found)
+        settings = engine_config(config)
         engine = build_engine(settings)
         stack.callback(engine.close)
         renderer = engine.renderer
@@ -126,7 +123,7 @@ def build_sft(config: SftConfig, folder: Path, *, resume: bool = False) -> SftRu
             )
         _check_context(config, engine)
         engine.check()
-        lessons = _open_lessons(found, source, renderer)
+        lessons = _open_lessons(config, source, renderer)
         stack.callback(lessons.close)
         run = SftRun(
             config=config,
@@ -134,7 +131,7 @@ def build_sft(config: SftConfig, folder: Path, *, resume: bool = False) -> SftRu
             renderer=renderer,
             source=source,
             lessons=lessons,
-            mix=EnvMix(found.env),
+            mix=EnvMix(config.env),
             log=RunLog(folder, resume=resume),
             pool=make_pool(engine, settings.rollout),
         )
@@ -167,8 +164,7 @@ def _longest(engine: Engine) -> int | None:
 
 def start_sft(run: SftRun) -> None:
     """Begin a new run: store its configuration, and what it was started with."""
-    # What has a configuration can be resumed, and its paths belong to the folder noted here.
-    _note_start(run, {**about_folder(run.log.path), **noted_dialogues(run.config)})
+    _note_start(run)
     run.log.write_config(dump_sft_config(run.config))
 
 
@@ -178,9 +174,6 @@ def resume_sft(run: SftRun) -> int:
     Options that differ from those of the run are written to its configuration and its log.
     """
     changes = changes_since(run.log.path, run.config)
-    found = located_sft(run.config, run.log.path)
-    folder = about_folder(run.log.path, noted_folder(run.log.path))
-    noted = {**folder, **noted_dialogues(found)}
     saved = load_checkpoint(run.log.path, run.engine.learner)
     if saved is not None:
         run.next_step, run.next_index = int(saved["step"]) + 1, int(saved["next_index"])
@@ -191,22 +184,20 @@ def resume_sft(run: SftRun) -> int:
         changed = {name: asdict(change) for name, change in changes.items()}
         run.log.append("changes", run.next_step - 1, {"options": changed})
         run.log.write_config(dump_sft_config(run.config))
-    _note_start(run, noted)
+    _note_start(run)
     return num_lost
 
 
-def _note_start(run: SftRun, noted: Mapping[str, str]) -> None:
-    """Store by which command the run goes on, with which versions and where.
-
-    `noted` is the folder of its paths, and what it learns.
-    """
+def _note_start(run: SftRun) -> None:
+    """Store by which command the run goes on, with which versions, and what it learns."""
     about = {
         "command": own_command(),
         "versions": installed_versions(),
         "engine": run.engine.describe(),
         "machine": describe_machine(),
+        **noted_dialogues(run.config),
     }
-    run.log.append("starts", run.next_step - 1, {**about, **noted})
+    run.log.append("starts", run.next_step - 1, about)
 
 
 def run_sft(run: SftRun, on_step: Callable[[SftRecord], bool | None] = lambda record: None) -> str:

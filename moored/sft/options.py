@@ -12,7 +12,6 @@ from moored.config import Config, EnvConfig, Options, expand_env, load_config, l
 from moored.config_engine import EngineConfig, Section, UpdateConfig
 from moored.errors import ConfigError, MooredError
 from moored.models.lengths import exact_limit, usual_length
-from moored.models.located import start_folder
 from moored.models.rates import SMALL_MODEL_PARAMETERS, count_parameters
 from moored.models.shapes import description_of, shape_of
 from moored.names import Schedule
@@ -158,24 +157,6 @@ def settle(config: SftConfig) -> SftConfig:
         "evaluation": config.evaluation.model_copy(update={"max_response_tokens": reply}),
     }
     return config.model_copy(update=settled)
-
-
-def located_sft(config: SftConfig, run: Path) -> SftConfig:
-    """A warm start's configuration with the paths that its options mean from here."""
-    start = start_folder(run)
-    dialogues = None if config.dialogues is None else start.file(config.dialogues)
-    update = {"model": start.model(config.model), "env": start.envs(config.env)}
-    return config.model_copy(update={**update, "dialogues": dialogues})
-
-
-def settle_resumed(config: SftConfig, run: Path) -> tuple[SftConfig, SftConfig]:
-    """A warm start's configuration to go on with, settled: as it was written, and as it is meant.
-
-    Numbers follow the model that its options mean, not one of the same name in the current folder.
-    """
-    found = settle(located_sft(config, run))
-    named = {"model": config.model, "env": config.env, "dialogues": config.dialogues}
-    return found.model_copy(update=named), found
 
 
 def learning_rate(config: SftConfig) -> float:

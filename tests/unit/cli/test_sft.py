@@ -75,7 +75,7 @@ def command(tmp_path, monkeypatch, capsys):
         (["env=sudoku", "--resume", "begun"], "only workers and checkpoint_every change none"),
         (["worker=2", "--resume", "begun"], "unknown option 'worker'; did you mean 'workers'?"),
         (["workers=-1", "--resume", "begun"], "workers"),
-        (["--resume", "edited"], "dialogues 'mute.jsonl' were edited since the warm start began"),
+        (["--resume", "edited"], "mute.jsonl' were edited since the warm start began"),
         (
             ["--resume", "edited", "dialogues=empty.jsonl"],
             "empty.jsonl' are not those that the warm start began with",
@@ -95,7 +95,8 @@ def test_a_mistake_is_one_sentence(command, tmp_path, words, why):
     (tmp_path / "begun").mkdir()
     (tmp_path / "begun" / "config.yaml").write_text("command: sft\nenv: bandit\n")
     (tmp_path / "edited").mkdir()
-    (tmp_path / "edited" / "config.yaml").write_text("command: sft\ndialogues: mute.jsonl\n")
+    dialogues = f"dialogues: {tmp_path / 'mute.jsonl'}\n"
+    (tmp_path / "edited" / "config.yaml").write_text(f"command: sft\n{dialogues}")
     noted = '{"schema": 1, "step": 0, "dialogues_sha256": "0"}\n'
     (tmp_path / "edited" / "starts.jsonl").write_text(noted)
     (tmp_path / "trained").mkdir()

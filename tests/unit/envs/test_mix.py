@@ -304,6 +304,11 @@ def test_entries_of_one_name_are_numbered_in_records():
     assert mix.names == ("a#1", "b", "a#2")
 
 
+def test_records_do_not_say_in_which_folder_an_environment_lies():
+    mix = EnvMix([EnvConfig(name="/home/me/games/mine.py:Mine"), EnvConfig(name="gym:ALE/Pong-v5")])
+    assert mix.names == ("mine.py:Mine", "gym:ALE/Pong-v5")
+
+
 @pytest.mark.parametrize(
     ("name", "options", "problem"),
     [

@@ -6,7 +6,7 @@ import pytest
 
 from moored.config import dump_config, load_config
 from moored.errors import ConfigError
-from moored.runlog.changes import FIXED, Change, changes_since, flat_options
+from moored.runlog.changes import FIXED, Change, changes_since, flat_options, is_moved
 
 
 @pytest.fixture
@@ -51,3 +51,27 @@ def test_what_cannot_change_is_refused_with_the_reason(run, option, why):
 
 def test_every_fixed_option_exists():
     assert set(FIXED) <= set(flat_options(load_config()))
+
+
+def test_a_path_may_change_where_its_file_was_moved(tmp_path):
+    for name in ("old", "new", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "rows.jsonl").touch()
+    old, new = tmp_path / "old" / "rows.jsonl", tmp_path / "new" / "rows.jsonl"
+    before = [{"name": "metamath", "options": {"source": str(old), "size": 3}}]
+    after = [{"name": "metamath", "options": {"source": str(new), "size": 3}}]
+    assert not is_moved(before, after)  # that is another file
+    old.unlink()
+    assert is_moved(before, after)
+    assert not is_moved(before, [{"name": "metamath", "options": {"source": str(new), "size": 4}}])
+    assert not is_moved(before, [*after, {"name": "bandit", "options": {}}])
+    assert not is_moved(str(old), str(tmp_path / "gone"))
+    assert not is_moved("org/name", str(new))  # a hub id is not a path that is gone
+    assert is_moved(f"{tmp_path}/gone/a.py:B", f"{new.rename(tmp_path / 'a.py')}:B")
+
+
+def test_a_relative_path_of_an_older_run_is_one_from_here(tmp_path, monkeypatch):
+    (tmp_path / "tuned").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert is_moved("tuned", str(tmp_path / "tuned"))
+    assert not is_moved("nano", str(tmp_path / "tuned"))
