@@ -133,7 +133,7 @@ class Remote:
         url: the server's address, such as "http://127.0.0.1:8000".
         token_env ("MOORED_ENV_TOKEN"): environment variable with the server's token, if it asks
             for one.
-        timeout_s (30.0): an answer that takes longer is given up.
+        timeout_s (30.0): how long to wait for an answer, and for a full server's next free session.
 
     A server that dies, hangs, or answers with an error or nonsense costs the episode, not the run:
     the next one opens a new session.
