@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from moored.analysis.sample import Reasoning
-from moored.config import load_config
 from moored.config_engine import EndpointConfig
 from moored.diagnostics.pairs import PairSet, ScoreFn
 from moored.errors import MooredError
@@ -231,21 +230,9 @@ def local_scorer(
             "scoring needs a model in this process (pip install 'moored[train]') or behind a "
             "server (--endpoint)"
         ) from error
-    from moored.engine.build import build_engine
-    from moored.engine.workers.ranks import kind_here
+    from moored.engine.build import load_scorer
 
-    config = load_config(
-        {
-            "model": name,
-            "engine": {"kind": kind_here(), "device": device, "dtype": dtype},
-            "rollout": {"temperature": temperature},
-            "optimizer": lora or {},
-        }
-    )
-    engine: Any = build_engine(config, trains=False)
-    engine.check_scores()
-    if weights is not None:
-        engine.learner.load(weights, policy_only=True)
+    engine = load_scorer(name, device, dtype, temperature, lora=lora, weights=weights)
     return Scorer(
         name=shown or name,
         score=engine.scorer.score,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, cast
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from moored.engine.workers.ranks import refuse_idle_ranks
+from moored.engine.workers.ranks import kind_here, refuse_idle_ranks
 from moored.errors import require_packages
-from moored.names import ENGINES
+from moored.names import ENGINES, check_name
 
 if TYPE_CHECKING:
     from moored.config import Config
@@ -39,3 +41,30 @@ def build_engine(config: Config, *, trains: bool = True) -> Engine:
     require_engine_packages(config)
     make = cast(MakeEngine, ENGINES.get_object(config.engine.kind))
     return make(config, trains=trains)
+
+
+def load_scorer(
+    model: str,
+    device: str = "auto",
+    dtype: str = "auto",
+    temperature: float = 1.0,
+    *,
+    lora: Mapping[str, object] | None = None,
+    weights: Path | None = None,
+) -> Any:
+    """An engine that only scores, checked against the model's own code.
+
+    `weights` is a checkpoint of a run, whose weights take the place of the model's; a run with LoRA
+    needs its options.
+    """
+    from moored.config import Config
+
+    check_name("dtype", dtype, ("auto", "float32", "bfloat16"))
+    where = {"kind": kind_here(), "device": device, "dtype": dtype}
+    rollout, optimizer = {"temperature": temperature}, dict(lora or {})
+    options = {"model": model, "engine": where, "rollout": rollout, "optimizer": optimizer}
+    engine: Any = build_engine(Config.model_validate(options), trains=False)
+    engine.check_scores()
+    if weights is not None:
+        engine.learner.load(weights, policy_only=True)
+    return engine

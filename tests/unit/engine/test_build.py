@@ -7,13 +7,18 @@ import sys
 import pytest
 
 from moored.config import load_config
-from moored.engine.build import build_engine
+from moored.engine.build import build_engine, load_scorer
 from moored.errors import ConfigError, MooredError, UnknownNameError
 
 
 def test_a_typo_is_told_with_the_configuration():
     with pytest.raises(ConfigError, match="unknown engine 'locl'; did you mean 'local'"):
         load_config(None, ["engine.kind=locl"])
+
+
+def test_a_scorer_of_an_unknown_dtype_is_refused_before_a_model_is_loaded():
+    with pytest.raises(MooredError, match="did you mean 'float32'"):
+        load_scorer("nano", dtype="float23")
 
 
 def test_an_engine_whose_package_is_missing_says_what_to_install(monkeypatch):
