@@ -1,8 +1,8 @@
 """How far the axis of a figure reaches when its bands are much wider than its curves.
 
 The 95 % interval of a mean over few seeds or prompts may be many times as wide as the curves are
-high. On an axis that holds it all, they are flat lines; so the axis follows the curves, a band is cut where it
-leaves the axis, and the figure says how far it reaches.
+high. On an axis that holds it all, they are flat lines; so the axis follows the curves, a band is
+cut where it leaves the axis, and the figure says how far it reaches.
 """
 
 from __future__ import annotations

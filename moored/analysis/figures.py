@@ -16,7 +16,6 @@ import numpy as np
 
 from moored.analysis.axis import CutAxis, cut_axis
 from moored.analysis.study_table import Mean
-from moored.analysis.svg import Cuts
 from moored.diagnostics.report import Regime
 
 Chart = dict[str, Any]
@@ -73,6 +72,14 @@ class Curve:
     """Measured now and then, so that the places matter."""
 
 
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """Where the plane is divided into regimes."""
+
+    entropy: float
+    mi: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanePath:
     """Where a run was on the plane of diversity and input dependence, look by look."""
@@ -101,6 +108,7 @@ def line_chart(
     curves: Sequence[Curve],
     *,
     y_title: str,
+    x_title: str = "step",
     alarm_step: int | None = None,
     level: tuple[str, float] | None = None,
     show_names: bool | None = None,
@@ -118,7 +126,7 @@ def line_chart(
     }
     data = [_band(curves[number], low, high) for number, (low, high) in bands.items()]
     data += [_line(curve) for curve in sorted(curves, key=lambda curve: not curve.is_faint)]
-    layout = base_layout("step", y_title)
+    layout = base_layout(x_title, y_title)
     longest = max((max(curve.x, default=1) for curve in curves), default=1)
     layout["xaxis"]["range"] = [0, 1.02 * longest]
     named = [curve for curve in curves if not curve.is_faint]
@@ -347,7 +355,7 @@ def _path_traces(path: PlanePath) -> list[Chart]:
             },
             "marker": {
                 "color": colors,
-                "symbol": ["circle-open" if k == 0 else "circle" for k in range(last + 1)],
+                "symbol": ["circle-open" if k == 0 < last else "circle" for k in range(last + 1)],
                 "size": [14 if k == last else 10 if k == 0 else 6 for k in range(last + 1)],
             },
         }

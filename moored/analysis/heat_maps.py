@@ -10,11 +10,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from moored.analysis.figures import SOFT, Chart, base_layout, short
-from moored.diagnostics.information import Likelihood
-from moored.types import ScoreMatrix
 
 MOST_ROWS = 128
 """Reasonings in a map of scores."""
+MIN_LIMIT = 0.02
+"""Nats per token at which colours end at least: noise is to look like noise."""
 
 
 def reward_map(
@@ -77,19 +77,26 @@ def reward_map(
     return {"data": data, "layout": layout}
 
 
-def gains(matrix: ScoreMatrix) -> np.ndarray:
-    """(M, N) how much likelier reasoning m is under prompt j than under the mean prompt."""
-    return Likelihood.of(matrix.logp_MN, matrix.columns_M).gain_if_MN
+def shade_limit(gains: Sequence[np.ndarray]) -> float:
+    """Where the colours of maps end that are shown together.
+
+    They have one scale, or a collapsed look would seem as varied as a healthy one.
+    """
+    peaks = [gain_MN.max(axis=1) for gain_MN in gains]
+    return max(float(np.quantile(np.concatenate(peaks), 0.95)), MIN_LIMIT) if peaks else MIN_LIMIT
 
 
-def score_map(matrix: ScoreMatrix, limit: float) -> Chart:
+def score_map(
+    gain_MN: np.ndarray, columns_M: np.ndarray, limit: float, blocks_M: np.ndarray | None = None
+) -> Chart:
     """Gains of reasonings under prompts, own prompts framed; colours end at `limit` nats.
 
     Reasonings are sorted by the prompt they were written for, so that reasoning that depends on
     its prompt shows a diagonal. Of many, some of every prompt are shown.
     """
-    order = _spread(np.lexsort((matrix.columns_M, matrix.blocks_M)))
-    gain_MN, columns_M = gains(matrix)[order], matrix.columns_M[order]
+    blocks_M = np.zeros_like(columns_M) if blocks_M is None else blocks_M
+    order = _spread(np.lexsort((columns_M, blocks_M)))
+    gain_MN, columns_M, blocks_M = gain_MN[order], columns_M[order], blocks_M[order]
     own = [[column == j for j in range(gain_MN.shape[1])] for column in columns_M]
     data = {
         "type": "heatmap",
@@ -104,7 +111,7 @@ def score_map(matrix: ScoreMatrix, limit: float) -> Chart:
         "colorbar": {"thickness": 8, "nticks": 5, "title": {"text": "nats", "side": "right"}},
     }
     layout = base_layout("scored under prompt", "reasoning, by its own prompt", height=340)
-    layout |= {"hovermode": "closest", "shapes": _frames(columns_M, matrix.blocks_M[order])}
+    layout |= {"hovermode": "closest", "shapes": _frames(columns_M, blocks_M)}
     layout["xaxis"] |= {"showgrid": False, "dtick": 1 if gain_MN.shape[1] <= 16 else None}
     layout["yaxis"] |= {"showgrid": False, "showticklabels": False, "ticks": ""}
     layout["yaxis"] |= {"autorange": "reversed"}

@@ -1,18 +1,18 @@
 """A report on one run or on several: its headline, and sections of figures, tables and texts.
 
-`build_report` reads run directories only, no model. `report_page` makes it an HTML page,
-`report_markdown` Markdown; both show the same `Report`.
+`build_report` reads run directories only, no model; `report_of_diagnosis` shows what `moored
+diagnose` found. `report_page` makes either a page, and its figures PNG files.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from moored.analysis.figures import Chart
 from moored.analysis.findings import Finding, Grid, Kind
-from moored.analysis.report_rollouts import ShownTrajectory
 from moored.errors import ConfigError, MooredError
 from moored.runlog.machine import PACKAGES, installed_versions, system_name
 
@@ -31,6 +31,25 @@ class Drawn:
     caption: str = ""
 
 
+class Passage(NamedTuple):
+    """A prompt or an observation, and what the model wrote."""
+
+    heading: str
+    seen: str
+    written: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Article:
+    """Texts of a model that belong together, such as the turns of a trajectory."""
+
+    title: str
+    about: str
+    passages: tuple[Passage, ...]
+    more: str = ""
+    """What is left out."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
     """A part of the report under its own heading; whatever is empty is not shown."""
@@ -44,7 +63,7 @@ class Section:
     """Caption -> table."""
     is_folded: bool = False
     """The tables and the block are shown on demand."""
-    trajectories: tuple[ShownTrajectory, ...] = ()
+    articles: tuple[Article, ...] = ()
     block: str = ""
     """Text as it is, such as a configuration."""
 
@@ -55,15 +74,15 @@ class Report:
 
     kind: Kind
     title: str
-    meaning: tuple[str, ...]
+    sections: tuple[Section, ...] = ()
+    meaning: tuple[str, ...] = ()
     """Why, in sentences."""
-    facts: Mapping[str, str]
-    notes: tuple[Finding, ...]
-    sections: tuple[Section, ...]
-    left_out: Mapping[str, str]
+    facts: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[Finding, ...] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
     """Run directory -> why it cannot be shown."""
-    command: str
-    versions: str
+    command: str = ""
+    versions: str = ""
 
     @property
     def figures(self) -> dict[str, Drawn]:
@@ -74,7 +93,12 @@ class Report:
     @property
     def shows_dependence(self) -> bool:
         """False for warm starts, in which it is not measured."""
-        return any(drawn.title.startswith("MI ") for drawn in self.figures.values())
+        return any(slug.startswith("plane") for slug in self.figures)
+
+    def made_by(self, command: str) -> Report:
+        """Without empty sections, and with what the page ends with."""
+        shown = tuple(s for s in self.sections if s.figures or s.grids or s.articles or s.block)
+        return replace(self, sections=shown, command=command, versions=versions_text())
 
 
 def check_folders(paths: Sequence[Path]) -> None:
@@ -102,42 +126,23 @@ def build_report(
 
     paths = list(dict.fromkeys(runs))
     check_folders(paths)
-    about = About(command=command, versions=versions_text())
     if len(paths) > 1:
-        return report_of_runs(paths, about, until=until, on_run=on_run)
+        return report_of_runs(paths, until=until, on_run=on_run).made_by(command)
     if until is not None:
         raise ConfigError("--until is for comparing several runs; one is shown in full")
     try:
-        if (paths[0] / STUDY_FILE).is_file():
-            return report_of_study(paths[0], about, on_run)
-        return report_of_run(paths[0], about)
+        is_study = (paths[0] / STUDY_FILE).is_file()
+        found = report_of_study(paths[0], on_run) if is_study else report_of_run(paths[0])
     except (MooredError, OSError) as error:
-        return empty_report({str(paths[0]): str(error)}, about)
+        found = empty_report({str(paths[0]): str(error)})
+    return found.made_by(command)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class About:
-    """How a report was made."""
-
-    command: str
-    versions: str
-
-
-def empty_report(left_out: Mapping[str, str], about: About) -> Report:
+def empty_report(left_out: Mapping[str, str]) -> Report:
     """When no run can be shown."""
     what = "The run" if len(left_out) == 1 else f"None of the {len(left_out)} runs"
     can = "cannot" if len(left_out) == 1 else "can"
-    return Report(
-        kind=Kind.WARNING,
-        title=f"{what} {can} be shown",
-        meaning=(),
-        facts={},
-        notes=(),
-        sections=(),
-        left_out=left_out,
-        command=about.command,
-        versions=about.versions,
-    )
+    return Report(kind=Kind.WARNING, title=f"{what} {can} be shown", left_out=left_out)
 
 
 def versions_text() -> str:

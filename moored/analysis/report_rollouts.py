@@ -16,6 +16,7 @@ import numpy as np
 
 from moored.algo.groups import cap_malformed, group, moments
 from moored.analysis.excerpts import differing_parts
+from moored.analysis.report import Article, Passage
 from moored.errors import MooredError, RunLogError, require_packages
 
 REWARD_COLUMNS = ("group_id", "env", "task_seed", "kept", "episode", "trajectory_reward")
@@ -48,29 +49,6 @@ class StepGroups:
     is_kept_P: np.ndarray
 
 
-@dataclass(frozen=True, slots=True)
-class ShownTurn:
-    seen: str
-    reply: str
-    reward: float
-    is_valid: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShownTrajectory:
-    """One trajectory as text."""
-
-    kind: str
-    """Why it is shown: `succeeded`, `failed`, `dropped by the filter`, …"""
-    step: int
-    label: str
-    reward: float | None
-    """None after an error."""
-    stop: str
-    turns: tuple[ShownTurn, ...]
-    num_turns: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollouts:
     """All that a report needs of the stored rollouts of a run."""
@@ -81,7 +59,7 @@ class Rollouts:
     dropped_variance: np.ndarray
     num_files: int
     """Whose groups are in the two arrays."""
-    trajectories: tuple[ShownTrajectory, ...]
+    trajectories: tuple[Article, ...]
     problems: tuple[str, ...] = ()
     """Files that cannot be read."""
 
@@ -181,9 +159,9 @@ def _number(value: float | None) -> float:
     return float("nan") if value is None else value
 
 
-def _pick_trajectories(files: Sequence[Path]) -> tuple[ShownTrajectory, ...]:
+def _pick_trajectories(files: Sequence[Path]) -> tuple[Article, ...]:
     """Some of each kind, from the last step that has any."""
-    found: dict[str, list[ShownTrajectory]] = {}
+    found: dict[str, list[Article]] = {}
     for file in [*reversed(files[-3:]), *files[:1]]:
         of_file = _of_kinds(file)
         for kind, shown in of_file.items():
@@ -192,7 +170,7 @@ def _pick_trajectories(files: Sequence[Path]) -> tuple[ShownTrajectory, ...]:
     return tuple(shown for kind in order for shown in found.get(kind, ()))
 
 
-def _of_kinds(file: Path) -> dict[str, list[ShownTrajectory]]:
+def _of_kinds(file: Path) -> dict[str, list[Article]]:
     """The trajectories of a step to show, by kind; each from another group where possible."""
     groups = [list(_episodes(members)) for members in _groups(_rows(file, TEXT_COLUMNS))]
     seen = _first_observations(groups)
@@ -245,24 +223,23 @@ def _first_observations(groups: Sequence[Sequence[Sequence[Row]]]) -> list[str]:
     return shown
 
 
-def _shown(kind: str, step: int, first: str, turns: Sequence[Row]) -> ShownTrajectory:
+def _shown(kind: str, step: int, first: str, turns: Sequence[Row]) -> Article:
     row = turns[0]
-    return ShownTrajectory(
-        kind=kind,
-        step=step,
-        label=f"{row['env']}, task {row['task_seed']}, episode {row['episode']}",
-        reward=row["trajectory_reward"],
-        stop=str(row["stop"]).replace("_", " "),
-        turns=tuple(
-            ShownTurn(
-                first if place == 0 else _cut(turn["observation"] or ""),
+    label = f"{row['env']}, task {row['task_seed']}, episode {row['episode']}"
+    stop = str(row["stop"]).replace("_", " ")
+    return Article(
+        title=kind.capitalize(),
+        about=f"Step {step}, {label}: reward {row['trajectory_reward']:.4g}, {stop}",
+        passages=tuple(
+            Passage(
+                f"Turn {number}: reward {turn['turn_reward'] or 0.0:.4g}"
+                f"{'' if turn['is_valid'] else ', malformed'}",
+                first if number == 1 else _cut(turn["observation"] or ""),
                 _cut(turn["reply"] or ""),
-                turn["turn_reward"] or 0.0,
-                bool(turn["is_valid"]),
             )
-            for place, turn in enumerate(turns[:MOST_TURNS])
+            for number, turn in enumerate(turns[:MOST_TURNS], start=1)
         ),
-        num_turns=len(turns),
+        more=f"and {len(turns) - MOST_TURNS} more turns" if len(turns) > MOST_TURNS else "",
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from shlex import join
 from statistics import fmean
@@ -10,58 +10,77 @@ from typing import Any
 
 import numpy as np
 
+from moored.algo.snr import FREE_ABOVE
 from moored.analysis.compare_text import lost_sentence, option_cell
-from moored.analysis.diagnosis import Look, Series
 from moored.analysis.figures import (
     Bars,
-    PlanePath,
+    Curve,
+    about_cuts,
     bar_chart,
-    plane_chart,
+    line_chart,
+    phase_chart,
     variance_histogram,
 )
 from moored.analysis.findings import (
-    KINDS,
     Finding,
     Kind,
-    curve_grid,
     explanation,
     headline,
-    named,
     notes,
     number,
     push_findings,
 )
-from moored.analysis.heat_maps import reward_map
-from moored.analysis.page import plane_caption, regime_cuts
-from moored.analysis.report import About, Drawn, Report, Section
-from moored.analysis.report_curves import dynamics
-from moored.analysis.report_data import RunData, read_run
+from moored.analysis.heat_maps import reward_map, score_map, shade_limit
+from moored.analysis.report import Drawn, Report, Section
+from moored.analysis.report_data import (
+    OUTCOME_FREE_CAPTION,
+    Points,
+    RunData,
+    phase_seconds,
+    read_run,
+    smoothed,
+    step_curves,
+    thinned,
+)
+from moored.analysis.report_diagnosis import (
+    SCORES_TEXT,
+    SCORES_TITLE,
+    about_alarm,
+    all_looks,
+    look_figures,
+    plane,
+)
 from moored.analysis.report_rollouts import MOST_PROMPTS, StepGroups
-from moored.analysis.report_scores import score_maps
 from moored.analysis.stored import early_share
 from moored.analysis.trend import no_progress
+from moored.diagnostics.information import Likelihood
 from moored.names import DIVIDES_BY_STD
 
+WINDOWS = 30
+"""The running mean of a curve takes in one of this many parts of it."""
+AXES = {
+    "training loss": "nats per reply token",
+    "held-out loss": "nats per reply token",
+    "reward": "mean over trajectories",
+    "reply tokens": "tokens",
+    "well-formed turns": "mean over turns",
+    "malformed turns": "mean over turns",
+    "reward variance": "mean over groups",
+}
+"""Of curves that are not shares."""
+OUTCOME_FREE = "outcome_free"
+RARE = ("validation", "held-out")
+"""How the names of curves begin that are measured now and then only."""
 TERMS = ("task", "kl", "entropy")
 """Of a loss, in the order in which they are drawn."""
 TURN_REWARDS = ("rollout/valid_turn_reward_mean", "rollout/malformed_turn_reward_mean")
 
 
-def report_of_run(path: Path, about: About) -> Report:
+def report_of_run(path: Path) -> Report:
     """Everything about one run."""
     run = read_run(path)
     found = _headline(run)
-    sections = (
-        dynamics(run),
-        _plane(run),
-        score_maps(run),
-        _rewards(run),
-        _gradients(run),
-        _trajectories(run),
-        _looks(run),
-        Section(title="Configuration", block=run.config_text, is_folded=True),
-        Section(title="Command and versions", block=_starts(run), is_folded=True),
-    )
+    series = run.diagnosis.series if run.diagnosis is not None else ()
     meaning = explanation(run.diagnosis) if run.diagnosis is not None else []
     return Report(
         kind=found.kind,
@@ -69,10 +88,17 @@ def report_of_run(path: Path, about: About) -> Report:
         meaning=tuple(line.text for line in meaning),
         facts=_facts(run),
         notes=tuple(_notes(run)),
-        sections=tuple(s for s in sections if s.figures or s.grids or s.trajectories or s.block),
-        left_out={},
-        command=about.command,
-        versions=about.versions,
+        sections=(
+            _dynamics(run),
+            plane(series),
+            _scores(run),
+            _rewards(run),
+            _gradients(run),
+            _trajectories(run),
+            all_looks(series),
+            Section(title="Configuration", block=run.config_text, is_folded=True),
+            Section(title="Command and versions", block=_starts(run), is_folded=True),
+        ),
     )
 
 
@@ -165,41 +191,113 @@ def _turn_price(steps: Sequence[Mapping[str, Any]]) -> Iterable[Finding]:
         yield Finding(text, Kind.WARNING)
 
 
-def _plane(run: RunData) -> Section:
-    series = run.diagnosis.series if run.diagnosis is not None else ()
-    return Section(
-        title="Diversity and input dependence",
-        text="Every look of the run on the plane of H(Z|X) and MI; the open circle is the first, "
-        "the large one the last.",
-        figures=tuple(_plane_figure(each, len(series) == 1) for each in series),
-        columns=min(max(len(series), 1), 2),
-    )
+def _dynamics(run: RunData) -> Section:
+    """How the run went: loss, success, reward, input dependence, form, filter, time."""
+    curves, alarm = step_curves(run.steps), run.alarm_step
+    window = max(len(run.steps) // WINDOWS, 1)
+    figures = [
+        *_step_figure("loss", "Loss", curves, ("training loss", "held-out loss"), alarm),
+        *_step_figure("success", "Success", curves, ("success", "validation success"), alarm),
+        *_step_figure("reward", "Reward", curves, ("reward",), alarm),
+        *(look_figures(run.diagnosis.series, alarm) if run.diagnosis is not None else ()),
+        *_step_figure("length", "Length of replies", curves, ("reply tokens",), alarm),
+        *_step_figure("validity", "Well-formed replies", curves, ("well-formed replies",), alarm),
+        *_step_figure(
+            "turns", "Reward of a turn", curves, ("well-formed turns", "malformed turns"), alarm
+        ),
+        *_step_figure(
+            "filter", "Filter", curves, ("kept groups", "groups without variance"), alarm
+        ),
+        *_step_figure(
+            "variance", "Reward variance in a group", curves, ("reward variance",), alarm
+        ),
+        *_step_figure(OUTCOME_FREE, "Outcome-free share", curves, ("outcome-free share",), alarm),
+        *_time_figure(run, alarm),
+    ]
+    means = "" if window < 2 else f" Faint lines are single steps, strong ones means over {window}."
+    cut = about_cuts(drawn.chart for drawn in figures)
+    bands = "" if run.diagnosis is None else "Bands are 95 % intervals over prompts."
+    text = f"{bands}{cut}{means}{about_alarm(alarm)}".lstrip()
+    return Section(title="Over the steps", text=text, figures=tuple(figures))
 
 
-def _plane_figure(series: Series, is_one: bool) -> Drawn:
-    looks = series.looks
-    path = PlanePath(
-        name="looks",
-        entropy=[look.report.conditional_entropy_est for look in looks],
-        mi=[look.report.mi_estimate for look in looks],
-        texts=[_look_text(look) for look in looks],
-        kinds=[KINDS[look.verdict] for look in looks],
+def _step_figure(
+    slug: str, title: str, curves: Mapping[str, Points], names: Sequence[str], alarm: int | None
+) -> Iterator[Drawn]:
+    """One figure, if any of its curves is known."""
+    known = [name for name in names if name in curves]
+    if not known:
+        return
+    lines = [
+        line
+        for style, name in enumerate(known)
+        for line in _lines(name, curves[name], style, is_rare=name.startswith(RARE))
+    ]
+    chart = line_chart(
+        lines,
+        y_title=AXES.get(known[0], "share"),
+        alarm_step=alarm,
+        level=("", FREE_ABOVE) if slug == OUTCOME_FREE else None,
     )
-    cuts = regime_cuts(looks[0].report) if len(looks) > 1 else None
-    return Drawn(
-        slug="plane" if is_one else f"plane_{series.env}",
-        title="H(Z|X) and MI" if is_one else f"{series.env}",
-        chart=plane_chart([path], cuts),
-        caption=plane_caption() if cuts else "One look has no start to be judged against.",
-    )
+    caption = OUTCOME_FREE_CAPTION if slug == OUTCOME_FREE else ""
+    yield Drawn(slug=slug, title=title, chart=chart, caption=caption)
 
 
-def _look_text(look: Look) -> str:
-    report = look.report
-    return (
-        f"step {look.label}: {named(look.verdict)}<br>MI {report.mi_estimate:.3f}, "
-        f"H(Z|X) {report.conditional_entropy_est:.3f}"
+def _lines(name: str, points: Points, style: int, *, is_rare: bool) -> list[Curve]:
+    """Every step faintly and the running mean on top; now and then measured ones as they are."""
+    steps, values = points
+    if is_rare:
+        return [Curve(name=name, x=steps, y=values, style=style, has_dots=True)]
+    window = max(len(steps) // WINDOWS, 1)
+    x, y = thinned(steps, values)
+    if window < 2:
+        return [Curve(name=name, x=x, y=y, style=style)]
+    mean_x, mean_y = thinned(steps, smoothed(values, window))
+    return [
+        Curve(name=name, x=x, y=y, style=style, is_faint=True),
+        Curve(name=name, x=mean_x, y=mean_y, style=style),
+    ]
+
+
+def _time_figure(run: RunData, alarm: int | None) -> Iterator[Drawn]:
+    seconds = phase_seconds(run.timing)
+    if not seconds:
+        return
+    steps = [record["step"] for record in run.timing]
+    thin = {phase: thinned(steps, values)[1] for phase, values in seconds.items()}
+    chart = phase_chart(thinned(steps, steps)[0], thin, alarm)
+    yield Drawn(slug="time", title="Time of a step by phase", chart=chart)
+
+
+def _scores(run: RunData) -> Section:
+    """The first stored look and the last, side by side for each view."""
+    first, last = min(run.scores, default=0), max(run.scores, default=0)
+    stages = {"early": first, "late": last} if first < last else {"only look": last}
+    found = {
+        (step, view): Likelihood.of(matrix.logp_MN, matrix.columns_M).gain_if_MN
+        for step, views in run.scores.items()
+        for view, matrix in views.items()
+    }
+    limit = shade_limit(list(found.values()))
+    figures = []
+    for view in dict.fromkeys(view for _, view in found):
+        for stage, step in stages.items():
+            if (step, view) not in found:
+                continue
+            matrix = run.scores[step][view]
+            gain_MN = found[step, view]
+            figures.append(
+                Drawn(
+                    slug=f"scores_{view}_{stage}".replace("/", "_").replace(" ", "_"),
+                    title=f"{stage.capitalize()}: step {step}, {view.replace('_', ' ')}",
+                    chart=score_map(gain_MN, matrix.columns_M, limit, matrix.blocks_M),
+                )
+            )
+    text = (
+        f"{SCORES_TEXT} In observation swap the columns are observations of the same turn, put in "
+        f"after the reasoning's own history."
     )
+    return Section(title=SCORES_TITLE, text=text, figures=tuple(figures))
 
 
 def _rewards(run: RunData) -> Section:
@@ -318,16 +416,8 @@ def _trajectories(run: RunData) -> Section:
         title="Trajectories",
         text="What the model saw and wrote. Long texts are cut, and prompts begin where those of "
         "the step differ.",
-        trajectories=found,
+        articles=found,
     )
-
-
-def _looks(run: RunData) -> Section:
-    series = run.diagnosis.series if run.diagnosis is not None else ()
-    grids = {
-        f"{each.env or 'looks'}, {each.view.replace('_', ' ')}": curve_grid(each) for each in series
-    }
-    return Section(title="All looks in figures", grids=grids, is_folded=True)
 
 
 def _starts(run: RunData) -> str:

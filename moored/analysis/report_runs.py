@@ -29,7 +29,7 @@ from moored.analysis.figures import (
     plane_chart,
 )
 from moored.analysis.findings import Grid, Kind
-from moored.analysis.report import About, Drawn, Report, Section, empty_report
+from moored.analysis.report import Drawn, Report, Section, empty_report
 from moored.analysis.report_data import (
     CHAIN_CAPTION,
     CHAIN_CURVES,
@@ -97,7 +97,6 @@ Arms = Mapping[str, Sequence[Curves]]
 
 def report_of_runs(
     paths: Sequence[Path],
-    about: About,
     *,
     until: int | None = None,
     on_run: Callable[[], None] | None = None,
@@ -118,16 +117,16 @@ def report_of_runs(
         left_out |= dict.fromkeys(map(str, curves), str(error))
         found = None
     if found is None:
-        return empty_report(left_out, about)
+        return empty_report(left_out)
     left_out |= found.left_out
     runs = [run for arm in found.arms for run in arm.runs]
     if len(runs) == 1:
-        return replace(report_of_run(runs[0].path, about), left_out=left_out)
-    return _compared(found, curves, left_out, about)
+        return replace(report_of_run(runs[0].path), left_out=left_out)
+    return _compared(found, curves, left_out)
 
 
 def _compared(
-    found: Comparison, curves: Mapping[Path, Curves], left_out: Mapping[str, str], about: About
+    found: Comparison, curves: Mapping[Path, Curves], left_out: Mapping[str, str]
 ) -> Report:
     num_runs = sum(len(arm.runs) for arm in found.arms)
     arms = len(found.arms)
@@ -152,11 +151,8 @@ def _compared(
         facts={"settings": "; ".join(map(_with_seeds, names.values(), found.arms))}
         if arms <= 6
         else {},
-        notes=(),
-        sections=tuple(s for s in sections if s.figures or s.grids),
+        sections=sections,
         left_out=left_out,
-        command=about.command,
-        versions=about.versions,
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from moored.analysis.figures import about_cuts, arm_chart
 from moored.analysis.findings import Grid, Kind
-from moored.analysis.report import STUDY_FILE, About, Drawn, Report, Section, empty_report
+from moored.analysis.report import STUDY_FILE, Drawn, Report, Section, empty_report
 from moored.analysis.report_runs import FIGURES, curve_sections, list_runs, read_curves, slug_of
 from moored.analysis.study_table import (
     DEFAULT_FIGURES,
@@ -37,7 +37,7 @@ Cells = Mapping[tuple[str, ...], Mapping[int, Path]]
 """Arms -> seed -> run directory."""
 
 
-def report_of_study(folder: Path, about: About, on_run: Callable[[], None] | None = None) -> Report:
+def report_of_study(folder: Path, on_run: Callable[[], None] | None = None) -> Report:
     """All arms and seeds that the study was last asked for, as far as they went."""
     declared = _read_json(folder / STUDY_FILE)
     if not declared.get("factors"):
@@ -61,7 +61,7 @@ def report_of_study(folder: Path, about: About, on_run: Callable[[], None] | Non
     )
     left_out = {**failed, **table.left_out}
     if not any(row.runs for row in table.rows):
-        return empty_report(left_out or {str(folder): "no run has begun"}, about)
+        return empty_report(left_out or {str(folder): "no run has begun"})
     num_arms, num_planned = len(planned), sum(map(len, planned.values()))
     num_runs = sum(len(row.runs) for row in table.rows)
     of = "" if num_runs == num_planned else f" of {num_planned}"
@@ -71,11 +71,8 @@ def report_of_study(folder: Path, about: About, on_run: Callable[[], None] | Non
         title=f"{declared['study']}: {num_runs}{of} runs, {num_arms} arm{'s' * (num_arms > 1)}",
         meaning=(declared["question"],),
         facts={"the paper": paper} if paper else {},
-        notes=(),
-        sections=tuple(s for s in _sections(declared, table, on_run) if s.figures or s.grids),
+        sections=tuple(_sections(declared, table, on_run)),
         left_out=left_out,
-        command=about.command,
-        versions=about.versions,
     )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from markupsafe import Markup, escape
 
 from moored.analysis.axis import cut_axis
+from moored.analysis.figures import Cuts
 from moored.diagnostics.report import Regime
 
 WIDTH, HEIGHT = 360, 220
@@ -43,14 +44,6 @@ class Placed:
     kind: str
     """Its class: good, bad or warning."""
     title: str
-
-
-@dataclass(frozen=True, slots=True)
-class Cuts:
-    """Where the plane is divided into regimes."""
-
-    entropy: float
-    mi: float
 
 
 @dataclass(frozen=True, slots=True)

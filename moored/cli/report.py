@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moored.cli.console import make_console, print_line
-from moored.errors import ConfigError, MooredError
+from moored.errors import MooredError
 
 if TYPE_CHECKING:
     from moored.analysis.report import Report
@@ -30,9 +29,6 @@ Png = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Also draw every figure as a PNG file (needs Chromium)."),
 ]
-AsMarkdown = Annotated[
-    bool, typer.Option("--markdown", help="Also write tables and options as Markdown beside it.")
-]
 Until = Annotated[
     int | None,
     typer.Option(metavar="STEP", help="Compare several runs up to this step.", min=1),
@@ -43,7 +39,6 @@ def report_command(
     runs: Annotated[list[Path], typer.Argument(help="Run directories, or the folder of a study.")],
     out: Out = None,
     png: Png = None,
-    markdown: AsMarkdown = False,
     until: Until = None,
 ) -> None:
     """Show a run or a study, or compare several runs, on one HTML page.
@@ -53,16 +48,20 @@ def report_command(
     the page; the exit code is then 1. Where none can be read, no page is written.
     """
     from moored.analysis.report import check_folders
-    from moored.analysis.report_page import check_can_draw, write_report
+    from moored.analysis.report_page import (
+        check_can_draw,
+        check_can_write,
+        find_browser,
+        write_pictures,
+        write_report,
+    )
 
     runs = _without_files(runs)
     check_folders(runs)
     file = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
-    _check_can_write(file)
+    check_can_write(file, "-o")
     check_can_draw()
     if png is not None:
-        from moored.analysis.report_png import find_browser
-
         find_browser()
     report = _build(runs, until)
     if not report.sections:
@@ -71,15 +70,9 @@ def report_command(
     write_report(file, report)
     console = make_console()
     print_line(console, f"{report.title}\nreport: {file}")
-    pictures = _draw(png, report)
-    if markdown:
-        from moored.analysis.report_markdown import render_markdown
-        from moored.runlog.log import write_atomically
-
-        beside = file.with_suffix(".md")
-        linked = {slug: _relative(path, beside.parent) for slug, path in pictures.items()}
-        write_atomically(beside, render_markdown(report, linked))
-        print_line(console, f"markdown: {beside}")
+    if png is not None:
+        pictures = write_pictures(png, report.figures)
+        print_line(console, f"figures: {png} ({len(pictures)} PNG files)")
     for path, reason in report.left_out.items():
         print_line(make_console(stderr=True), f"left out: {path}: {reason}")
     if report.left_out:
@@ -130,31 +123,4 @@ def _build(runs: Sequence[Path], until: int | None) -> Report:
         task = progress.add_task("reading runs", total=len(runs), visible=len(runs) > 1)
         return build_report(
             runs, command=command, until=until, on_run=lambda: progress.advance(task)
-        )
-
-
-def _draw(png: Path | None, report: Report) -> dict[str, Path]:
-    if png is None:
-        return {}
-    from moored.analysis.report_png import write_pictures
-
-    pictures = write_pictures(png, report.figures)
-    print_line(make_console(), f"figures: {png} ({len(pictures)} PNG files)")
-    return pictures
-
-
-def _relative(path: Path, folder: Path) -> Path:
-    return Path(os.path.relpath(path, folder))
-
-
-def _check_can_write(file: Path) -> None:
-    from moored.runlog.log import is_special
-
-    if file.is_dir():
-        raise ConfigError(f"-o needs a file, got the folder {str(file)!r}")
-    if not file.parent.is_dir():
-        raise ConfigError(f"the folder {str(file.parent)!r} does not exist; make it first")
-    if not is_special(file) and not os.access(file.parent, os.W_OK):
-        raise ConfigError(
-            f"the folder {str(file.parent)!r} cannot be written to; choose another: -o FILE"
         )

@@ -12,6 +12,7 @@ from moored.analysis.figures import (
     PALETTE,
     Bars,
     Curve,
+    Cuts,
     PlanePath,
     arm_chart,
     bar_chart,
@@ -23,7 +24,6 @@ from moored.analysis.figures import (
     variance_histogram,
 )
 from moored.analysis.study_table import Mean
-from moored.analysis.svg import Cuts
 
 
 def charts() -> dict[str, dict]:

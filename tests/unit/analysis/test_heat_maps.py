@@ -8,8 +8,8 @@ import math
 import numpy as np
 import pytest
 
-from moored.analysis.heat_maps import MOST_ROWS, gains, reward_map, score_map
-from moored.types import ScoreMatrix
+from moored.analysis.heat_maps import MIN_LIMIT, MOST_ROWS, reward_map, score_map, shade_limit
+from moored.diagnostics.information import Likelihood
 
 
 def rewards() -> dict:
@@ -23,17 +23,19 @@ def rewards() -> dict:
     )
 
 
-def matrix() -> ScoreMatrix:
+COLUMNS = np.array([1, 0, 1])
+
+
+def gains() -> np.ndarray:
     """Three reasonings: each is certain under its own prompt and half as likely under the other."""
     half = math.log(0.5)
-    return ScoreMatrix(
-        logp_MN=np.array([[half, 0.0], [0.0, half], [half, 0.0]]),
-        columns_M=np.array([1, 0, 1]),
-        blocks_M=np.zeros(3, dtype=int),
-    )
+    logp_MN = np.array([[half, 0.0], [0.0, half], [half, 0.0]])
+    return Likelihood.of(logp_MN, COLUMNS).gain_if_MN
 
 
-@pytest.mark.parametrize("chart", [rewards(), score_map(matrix(), 0.5)], ids=["rewards", "scores"])
+@pytest.mark.parametrize(
+    "chart", [rewards(), score_map(gains(), COLUMNS, 0.5)], ids=["rewards", "scores"]
+)
 def test_plotly_accepts_every_map_and_json_holds_it(chart):
     graph_objects = pytest.importorskip("plotly.graph_objects")
     assert len(graph_objects.Figure(chart).data) == len(chart["data"])
@@ -50,11 +52,11 @@ def test_the_map_has_the_largest_variance_on_top_and_rewards_in_descending_order
 
 def test_a_gain_is_against_the_mean_prompt():
     # Under a prompt drawn at random the likelihood is 3/4.
-    assert gains(matrix())[0].tolist() == pytest.approx([math.log(2 / 3), math.log(4 / 3)])
+    assert gains()[0].tolist() == pytest.approx([math.log(2 / 3), math.log(4 / 3)])
 
 
 def test_reasonings_are_sorted_by_their_own_prompt_which_is_framed():
-    chart = score_map(matrix(), 0.5)
+    chart = score_map(gains(), COLUMNS, 0.5)
     own, other = 0.2877, -0.4055  # log 4/3 and log 2/3
     assert chart["data"][0]["z"] == [[own, other], [other, own], [other, own]]
     assert chart["data"][0]["text"][0] == ["its own prompt", "another prompt"]
@@ -64,27 +66,18 @@ def test_reasonings_are_sorted_by_their_own_prompt_which_is_framed():
 
 
 def test_observation_swap_is_sorted_by_its_sets_of_observations_first():
-    swap = ScoreMatrix(
-        logp_MN=np.zeros((3, 2)), columns_M=np.array([0, 1, 0]), blocks_M=np.array([1, 0, 0])
-    )
-    frames = score_map(swap, 1.0)["layout"]["shapes"]
-    assert [frame["x0"] for frame in frames] == [0.5, 1.5, 0.5]
-
-
-def test_a_map_of_many_reasonings_is_cut():
-    many = ScoreMatrix(
-        logp_MN=np.zeros((500, 2)), columns_M=np.arange(500) % 2, blocks_M=np.zeros(500, dtype=int)
-    )
-    assert len(score_map(many, 1.0)["data"][0]["z"]) == MOST_ROWS
+    chart = score_map(np.zeros((3, 2)), np.array([0, 1, 0]), 1.0, np.array([1, 0, 0]))
+    assert [frame["x0"] for frame in chart["layout"]["shapes"]] == [0.5, 1.5, 0.5]
 
 
 def test_a_map_that_is_cut_still_has_reasonings_of_every_prompt():
     count, prompts = 4 * MOST_ROWS, 64
-    many = ScoreMatrix(
-        logp_MN=np.zeros((count, prompts)),
-        columns_M=np.arange(count) % prompts,
-        blocks_M=np.zeros(count, dtype=int),
-    )
-    texts = score_map(many, 0.5)["data"][0]["text"]
+    chart = score_map(np.zeros((count, prompts)), np.arange(count) % prompts, 0.5)
+    texts = chart["data"][0]["text"]
     shown = {row.index("its own prompt") for row in texts}
     assert shown == set(range(prompts)) and len(texts) == MOST_ROWS
+
+
+def test_maps_have_one_scale_on_which_noise_looks_like_noise():
+    assert shade_limit([gains(), gains() / 100]) == pytest.approx(math.log(4 / 3))
+    assert shade_limit([gains() / 1000]) == shade_limit([]) == MIN_LIMIT

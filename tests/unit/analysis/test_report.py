@@ -18,7 +18,6 @@ from moored.analysis.figures import PALETTE
 from moored.analysis.findings import Kind
 from moored.analysis.report import Report, build_report
 from moored.analysis.report_data import smoothed, thinned
-from moored.analysis.report_markdown import render_markdown
 from moored.analysis.stored import read_diagnosis
 from moored.diagnostics.chain import Link
 from moored.diagnostics.report import Interval
@@ -108,7 +107,6 @@ def test_what_dependence_earns_is_a_curve_where_it_was_measured(run):
     assert "depends more on their prompt earn more" in report.figures["worth"].caption
     (note,) = (note.text for note in report.notes if "earn more?" in note.text)
     assert "0.375 (mean of 2 looks, standard error 0.125), 0.250 at step 4 (1 prompt)" in note
-    assert "does reasoning that depends more" in render_markdown(report, {})
 
 
 def test_what_dependence_earns_is_compared_between_runs_within_what_it_can_be(bench, tmp_path):
@@ -262,12 +260,12 @@ def test_rewards_are_mapped_early_in_the_middle_and_late_and_trajectories_shown(
     ]
     kept, dropped = (sum(trace["y"]) for trace in rewards.figures[-1].chart["data"])
     assert (kept, dropped) == (9, 15)
-    shown = section(report, "Trajectories").trajectories
-    assert [each.kind for each in shown] == [
-        *("succeeded", "succeeded", "failed", "failed"),
-        *("dropped by the filter", "dropped by the filter"),
+    shown = section(report, "Trajectories").articles
+    assert [each.title for each in shown] == [
+        *("Succeeded", "Succeeded", "Failed", "Failed"),
+        *("Dropped by the filter", "Dropped by the filter"),
     ]
-    assert "#####\n#P" in shown[0].turns[0].seen and len(shown[0].turns) == 2
+    assert "#####\n#P" in shown[0].passages[0].seen and len(shown[0].passages) == 2
 
 
 @pytest.mark.parametrize(("kind", "variance"), [("task", 0.0), ("total", 0.09), ("success", 0.25)])
@@ -555,7 +553,7 @@ def test_a_browser_without_network_draws_every_figure_and_complains_about_nothin
     report = report_on(run)
     file = tmp_path / "report.html"
     file.write_text(page_of(report))
-    from moored.analysis.report_png import FLAGS
+    from moored.analysis.report_page import FLAGS
 
     words = [
         browser,
@@ -571,35 +569,24 @@ def test_a_browser_without_network_draws_every_figure_and_complains_about_nothin
     assert len(re.findall(r'<svg class="main-svg"', done.stdout)) >= 15
 
 
-def test_every_figure_becomes_a_picture_that_markdown_links(run, tmp_path):
+def test_every_figure_becomes_a_picture(run, tmp_path):
     if shutil.which("chromium") is None:
         pytest.skip("needs chromium")
-    from moored.analysis.report_png import write_pictures
+    from moored.analysis.report_page import write_pictures
 
     pytest.importorskip("plotly")
     report = report_on(run)
     pictures = write_pictures(tmp_path / "png", report.figures)
     assert len(pictures) == 19
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures.values())
-    text = render_markdown(
-        report, {slug: Path("png") / path.name for slug, path in pictures.items()}
-    )
-    assert "![Success](<png/success.png>)" in text
 
 
 def test_without_a_browser_one_sentence_says_what_to_install(monkeypatch):
-    from moored.analysis.report_png import find_browser
+    from moored.analysis.report_page import find_browser
 
     monkeypatch.setenv("PATH", "")
     with pytest.raises(MooredError, match=r"needs Chromium or Chrome.*apt-get install chromium"):
         find_browser()
-
-
-def test_markdown_has_headline_tables_and_options(run):
-    text = render_markdown(report_on(run))
-    assert text.startswith("# Collapsed since step 12, alarm at step 12\n")
-    assert "| step | MI/token | 95 % |" in text and "```yaml\nseed: 0\n" in text
-    assert "![" not in text
 
 
 def test_long_curves_become_means_of_neighbours():

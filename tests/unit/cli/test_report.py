@@ -37,8 +37,8 @@ def test_the_page_lies_in_the_run_unless_told_otherwise(run, report, tmp_path, c
     pytest.importorskip("plotly")
     assert report(run) == 0
     assert f"report: {run / 'report.html'}" in capsys.readouterr().out
-    assert report(run, "-o", tmp_path / "page.html", "--markdown") == 0
-    assert (tmp_path / "page.html").is_file() and (tmp_path / "page.md").is_file()
+    assert report(run, "-o", tmp_path / "page.html") == 0
+    assert (tmp_path / "page.html").is_file()
     assert f"moored report {run}" in (run / "report.html").read_text()
 
 
