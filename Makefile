@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: test test-adapters test-cluster test-gpu test-vllm train check fmt clean
+.PHONY: test test-adapters test-cluster test-gpu test-vllm train check docs-check fmt clean
 
 # verl asks for other releases of transformers and tensordict than are tested here, so it comes
 # without its dependencies, except those that its imports need: `verl.DataProto` alone needs ray.
@@ -82,7 +82,7 @@ train: .venv/installed
 	train top_p && wait $$none && wait $$division
 	$(BIN)/moored compare $(BOTTLE)/no_filter $(BOTTLE)/top_p $(BOTTLE)/no_division --replies
 
-check: .venv/installed
+check: .venv/installed docs-check
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
@@ -91,6 +91,10 @@ check: .venv/installed
 	.venv-slim/bin/pip install --quiet --constraint constraints.txt .
 	cd / && "$(CURDIR)/.venv-slim/bin/moored" check-env bandit
 	rm -rf .venv-slim
+
+# Pages and figures of results against the stored JSON.
+docs-check: .venv/installed
+	$(BIN)/python benchmarks/check_pages.py
 
 fmt: .venv/installed
 	$(BIN)/ruff check --fix .

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -88,18 +87,3 @@ def test_auc_is_the_share_of_pairs_in_which_the_run_that_collapses_has_more(benc
     # 3 and 2 against 1 and 2: more in three pairs of four, as much in the other.
     assert bench.auc([3, 1, 2, 2], [True, False, False, True]) == 0.875
     assert bench.auc([1, 2], [True, True]) is None
-
-
-def test_the_stored_advice_is_that_of_the_stored_curves_and_stands_on_its_page(bench):
-    stored = json.loads((RESULTS / "advice.json").read_text())
-    found, _ = bench.read_all([RESULTS / f"{name}.json" for name in stored["files"]])
-    page = (ROOT / "docs" / "filtering.md").read_text()
-    studies = {
-        name: bench.study_of(name, runs[none], runs[top_p])
-        for name, (runs, none, top_p) in found.items()
-    }
-    assert [json.loads(json.dumps(asdict(each))) for each in studies.values()] == stored["studies"]
-    for advice, found in stored["outcomes"].items():
-        counts = [len(found), *map(found.count, ("gain", "no difference", "loss"))]
-        row = " | ".join([advice.replace("_", " "), *map(str, counts)])
-        assert f"| {row} |" in page

@@ -1,18 +1,14 @@
-"""The stored pictures are what `benchmarks/figure.py` draws from the stored results."""
+"""What `benchmarks/figure.py` draws, and what it refuses."""
 
 from __future__ import annotations
 
 import importlib
 import json
-import re
-import shlex
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[3]
-RESULTS = ROOT / "docs" / "results"
-PAGE = (RESULTS / "collapse.md").read_text()
 
 
 @pytest.fixture
@@ -20,29 +16,6 @@ def figure(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     monkeypatch.chdir(ROOT)
     return importlib.import_module("figure")
-
-
-def commands() -> list[list[str]]:
-    """Arguments of the commands of the pages of results."""
-    pages = PAGE + (RESULTS / "smollm2.md").read_text()
-    lines = pages.replace("\\\n", " ").splitlines()
-    found = [shlex.split(line) for line in lines if "benchmarks/figure.py" in line]
-    return [words[2:] for words in found]
-
-
-@pytest.mark.parametrize("words", commands(), ids=lambda words: Path(words[-1]).name)
-def test_a_command_of_a_page_of_results_draws_the_stored_picture(figure, tmp_path, words):
-    assert words[-2] == "--out"
-    drawn = tmp_path / "drawn.svg"
-    figure.main([*words[:-1], str(drawn)])
-    assert drawn.read_text() == (ROOT / words[-1]).read_text()
-
-
-@pytest.mark.parametrize("name", re.findall(r"!\[curves\]\((\w+)\.svg\)", PAGE))
-def test_every_picture_of_the_results_page_is_up_to_date(figure, tmp_path, name):
-    drawn = tmp_path / "drawn.svg"
-    figure.main([f"benchmarks/results/{name}.json", "--out", str(drawn)])
-    assert drawn.read_text() == (ROOT / "docs" / "results" / f"{name}.svg").read_text()
 
 
 def test_a_band_is_students_interval_of_the_mean(figure):
