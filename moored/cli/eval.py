@@ -14,6 +14,7 @@ import typer
 from moored.cli.console import counted, printable
 from moored.cli.json_output import print_json
 from moored.cli.options import AsJson, Concurrency, Endpoint, KeyVariable, Timeout
+from moored.cli.run_folders import explain_moved_paths
 from moored.engine.workers.ranks import kind_here
 from moored.errors import MooredError
 
@@ -116,7 +117,8 @@ def evaluate_source(source: str, env: str | None, given: dict[str, Any]) -> Eval
     mix = EnvMix(config.env)
     mix.check()
     if is_run:
-        check_model_name(config.model)
+        with explain_moved_paths(Path(source), config):
+            check_model_name(config.model)
     # Only now, because they import torch.
     from moored.cli.progress import EpisodeBar
     from moored.engine.build import build_engine

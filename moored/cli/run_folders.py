@@ -79,8 +79,8 @@ def check_is_run(folder: Path, command: str, *, other: Path | None = None) -> No
 
 
 @contextmanager
-def explain_moved_paths(config: Options) -> Iterator[None]:
-    """Let errors say how files of a resumed run that were moved are named anew."""
+def explain_moved_paths(run: Path, config: Options) -> Iterator[None]:
+    """Let errors say how files of a run that were moved are named anew."""
     try:
         yield
     except MooredError as error:
@@ -89,9 +89,8 @@ def explain_moved_paths(config: Options) -> Iterator[None]:
         ]
         if not gone:
             raise
-        raise ConfigError(
-            f"{error}; if it was moved, say where it is now: {' '.join(gone)}"
-        ) from error
+        again = " ".join(["moored", config.command, "--resume", quote(str(run)), *gone])
+        raise ConfigError(f"{error}; if it was moved, say where it is now: {again}") from error
 
 
 def _paths(options: Mapping[str, object] | Sequence[object]) -> Iterator[tuple[str, str]]:

@@ -134,7 +134,7 @@ def _resume(
     changes = changes_since(folder, config)
     check_folder(folder, resume=True)
     _check_goes_on(folder, config, console, as_json=as_json)
-    with explain_moved_paths(config):
+    with explain_moved_paths(folder, config):
         _checked(config)
     from moored.sft.loop import build_sft, resume_sft
 

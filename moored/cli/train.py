@@ -132,7 +132,7 @@ def _resume(words: Sequence[str], folder: Path, other: Path | None) -> Run:
     changes = changes_since(folder, config)
     check_folder(folder, resume=True)
     _check_goes_on(folder, config)
-    with explain_moved_paths(config):
+    with explain_moved_paths(folder, config):
         check_config(config)
     require_run_packages(config)
     from moored.analysis.compare_text import option_cell

@@ -61,7 +61,7 @@ def test_a_run_with_relative_paths_goes_on_elsewhere_and_where_it_was_moved_to(
     resume = ["train", "--no-report", "--resume", "../moved/part", "num_steps=3"]
     said = here(*resume, expect=2)
     assert f"there is no folder {str(project / 'tuned')!r}" in said
-    assert "say where it is now: model=… env.0.options.source=…" in said
+    assert "train --resume ../moved/part model=… env.0.options.source=…" in said
     assert said.count("\n") == 1
     places = ["model=../moved/tuned", "env.0.options.source=../moved/rows.jsonl"]
     here(*resume, *places)
@@ -102,7 +102,7 @@ def test_a_warm_start_goes_on_elsewhere_and_with_its_dialogues_moved(here, proje
     said = here("sft", "--resume", "../project/moved", expect=2)
     assert "say where it is now: dialogues=FILE" in said
     said = here("sft", "--resume", "../project/moved", "dialogues=renamed.jsonl", expect=2)
-    assert "say where it is now: model=…" in said
+    assert "moored sft --resume ../project/moved model=…" in said
     said = here("sft", "--resume", "../project/moved", "dialogues=renamed.jsonl", "model=theirs")
     assert "changed: dialogues from" in said and "changed: model from" in said
     assert metrics(project / "moved") == wanted

@@ -70,8 +70,10 @@ def test_eval_of_a_run_without_a_checkpoint_says_so_before_torch_is_imported(sai
 def test_a_run_whose_model_is_gone_is_told(said, tmp_path):
     run = tmp_path / "runs" / "old"
     (run / "checkpoints" / "step_000001").mkdir(parents=True)
-    (run / "config.yaml").write_text(dump_config(load_config(None, ["model=./gone"])))
-    assert "there is no folder './gone'" in said("eval", "runs/old")
+    gone = f"{tmp_path}/gone"
+    (run / "config.yaml").write_text(dump_config(load_config(None, [f"model={gone}"])))
+    told = said("eval", "runs/old")
+    assert f"there is no folder {gone!r}" in told and "train --resume runs/old model=…" in told
 
 
 COMMANDS = {
