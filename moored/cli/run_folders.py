@@ -84,22 +84,20 @@ def explain_moved_paths(run: Path, config: Options) -> Iterator[None]:
     try:
         yield
     except MooredError as error:
-        gone = [
-            f"{name}=…" for name, path in _paths(config.model_dump()) if not Path(path).exists()
-        ]
+        gone = [f"{name}=…" for name in _gone(config.model_dump())]
         if not gone:
             raise
         again = " ".join(["moored", config.command, "--resume", quote(str(run)), *gone])
         raise ConfigError(f"{error}; if it was moved, say where it is now: {again}") from error
 
 
-def _paths(options: Mapping[str, object] | Sequence[object]) -> Iterator[tuple[str, str]]:
-    """Dotted names and files of all absolute paths."""
+def _gone(options: Mapping[str, object] | Sequence[object]) -> Iterator[str]:
+    """Dotted names of the absolute paths of which there is no file."""
     for name, value in options.items() if isinstance(options, Mapping) else enumerate(options):
         if isinstance(value, Mapping | list):
-            yield from ((f"{name}.{inner}", path) for inner, path in _paths(value))
-        elif isinstance(value, str) and Path(value).is_absolute():
-            yield str(name), file_of(value)
+            yield from (f"{name}.{inner}" for inner in _gone(value))
+        elif isinstance(value, str) and os.path.isabs(value) and not os.path.exists(file_of(value)):
+            yield str(name)
 
 
 def import_from(folder: Path) -> None:
