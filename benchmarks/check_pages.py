@@ -98,9 +98,8 @@ def smollm2_rows() -> Iterator[str]:
     lines = [line for line in curves.lines_of_runs(runs) if line[1] == "mean"]
     for one, other in (("grpo/top_p", "grpo/none"), ("no_division/none", "grpo/none")):
         lines.append(curves.paired_line(runs, one, other))
-    yield from (row(*line[2:6], line[8]) for line in lines)
     runs = read_curve_file(RESULTS / "smollm2_engines.json")
-    lines = [curves.paired_line(runs, one, "plain") for one in ("moored", "lora")]
+    lines += [curves.paired_line(runs, one, "plain") for one in ("moored", "lora")]
     yield from (row(line[2], *line[4:6]) for line in lines)
     for task in ("sokoban", "frozen_lake", "countdown", "metamath", "gsm8k"):
         for file in files(f"smollm2_{task}_ppo", f"smollm2_{task}_grpo")[: 1 + (task[0] != "s")]:
