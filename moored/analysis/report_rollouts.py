@@ -18,6 +18,7 @@ from moored.algo.groups import cap_malformed, group, moments
 from moored.analysis.excerpts import differing_parts
 from moored.analysis.report import Article, Passage
 from moored.errors import MooredError, RunLogError, require_packages
+from moored.runlog.rollouts import read_rows
 
 REWARD_COLUMNS = ("group_id", "env", "task_seed", "kept", "episode", "trajectory_reward")
 REWARD_COLUMNS += ("success", "stop", "turn", "turn_reward", "turn_penalty", "is_valid")
@@ -248,19 +249,7 @@ def _cut(text: str) -> str:
 
 
 def _rows(file: Path, columns: Sequence[str]) -> list[Row]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        with pq.ParquetFile(file) as parquet:
-            missing = [name for name in columns if name not in parquet.schema_arrow.names]
-            if missing:
-                raise RunLogError(
-                    f"{str(file)!r} has no column {missing[0]!r}: another version wrote it"
-                )
-            return parquet.read(columns=list(columns)).to_pylist()
-    except (OSError, pa.ArrowException) as error:
-        raise RunLogError(f"cannot read rollouts {str(file)!r}: {error}") from error
+    return [row for _, row in read_rows(file, columns)]
 
 
 def _groups(rows: Sequence[Row]) -> Iterator[list[Row]]:

@@ -9,13 +9,11 @@ first hold one reply per row, as Parquet, JSON lines or CSV. A new format is one
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol, cast
-
-import numpy as np
 
 from moored.errors import ConfigError, MooredError, close_match_hint
 from moored.files.columns import ColumnFormat
@@ -31,7 +29,7 @@ from moored.files.records import (
 )
 from moored.files.tables import Rows, Table, open_table
 from moored.reply import find_answer
-from moored.runlog.rollouts import SCHEMA
+from moored.runlog.rollouts import read_rows
 
 OWN_SHARED = (
     "schema",
@@ -44,8 +42,9 @@ OWN_SHARED = (
     "success",
     "reply",
 )
-OWN_IDS = ("prompt_ids", "completion_ids")
-OWN_FOR_REPLIES = (*OWN_SHARED, "images", *OWN_IDS, "think_start", "think_end")
+OWN_FOR_REPLIES = (
+    *(*OWN_SHARED, "images", "prompt_ids", "completion_ids", "think_start", "think_end"),
+)
 OWN_FOR_REWARDS = (*OWN_SHARED, "observation", "turn_reward", "turn_penalty", "is_valid")
 OWN_REWARDS = {"trajectory_reward": 1.0}
 TASK_REWARDS = {"task_reward": 1.0}
@@ -124,22 +123,11 @@ class OwnRollouts:
             )
         wanted = (*fixed, *options.rewards, *options.columns.values())
         table.require(wanted)
-        rows = _checked(table.rows(wanted, arrays=OWN_IDS))
+        rows = read_rows(table.file, wanted)
         if options.only_rewards:
             return _episodes(rows), partial(_own_record, options=options, read=_trajectory_fields)
         rows = ((where, row) for where, row in rows if row["turn"] == options.turn - 1)
         return rows, partial(_own_record, options=options, read=_turn_fields)
-
-
-def _checked(rows: Rows) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for where, row in rows:
-        assert isinstance(row, Mapping), "Parquet has no bad rows"
-        if row["schema"] != SCHEMA:
-            raise MooredError(
-                f"{where} has schema {row['schema']}, this version reads {SCHEMA}; read it with "
-                f"the version that wrote it"
-            )
-        yield where, row
 
 
 def _episodes(rows: Iterator[tuple[str, Row]]) -> Rows:
@@ -179,11 +167,9 @@ def _turn_fields(row: Row) -> dict[str, Any]:
     if row["images"]:
         raise Unusable("holds images; only text can be scored")
     start, end = row["think_start"], row["think_end"]
-    # Copies, because the arrays of a row are views of a whole batch.
-    ids = {name: np.array(row[name], dtype=np.int64) for name in OWN_IDS}
     return {
-        "prompt": ids["prompt_ids"],
-        "response": ids["completion_ids"],
+        "prompt": row["prompt_ids"],
+        "response": row["completion_ids"],
         "think": None if start is None else (start, end),
         "text": row["reply"],
     }

@@ -13,7 +13,7 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -23,8 +23,8 @@ from typing import BinaryIO, Literal, cast
 
 from moored.config_text import read_yaml
 from moored.errors import MooredError, close_match_hint
-from moored.files.parquet import parquet_columns, parquet_rows
 from moored.files.records import BadRow, Row
+from moored.runlog.parquet import parquet_columns, parquet_rows
 
 Kind = Literal["Parquet", "JSON lines", "JSON", "CSV"]
 Rows = Iterator[tuple[str, Row | BadRow]]
@@ -176,15 +176,11 @@ class Table:
     columns: Mapping[str, bool]
     """Column -> whether it holds numbers; in text, the first whole rows tell."""
 
-    def rows(self, names: Sequence[str], *, arrays: Collection[str] = ()) -> Rows:
-        """Where each row stands, and the row.
-
-        Of Parquet only columns `names` are read; those called `arrays`, of lists, come as arrays
-        that are to be copied if kept.
-        """
+    def rows(self, names: Sequence[str]) -> Rows:
+        """Where each row stands, and the row; of Parquet only columns `names` are read."""
         if self.kind == "Parquet":
             there = [name for name in dict.fromkeys(names) if name in self.columns]
-            return parquet_rows(self.file, there, arrays)
+            return parquet_rows(self.file, there)
         return _text_rows(self.file, self.kind)
 
     def require(self, wanted: Iterable[str]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from moored.errors import MooredError, RunLogError
 from moored.runlog.log import replacing
+from moored.runlog.parquet import need_pyarrow, parquet_columns, parquet_rows
 from moored.types import (
     Content,
     Group,
@@ -42,14 +43,13 @@ OPTIONAL_COLUMNS = {"observation_start"}
 """Files of older runs lack these: their turns are read without."""
 PNG_MODES = {"1", "L", "LA", "P", "RGB", "RGBA", "I;16"}
 """What PNG holds without loss; an image of another mode is stored, and comes back, as RGB."""
-ROWS_IN_MEMORY = 1024
 
 
 def write_groups(
     file: Path, groups: Sequence[Group], *, step: int, kept: Sequence[bool] | np.ndarray
 ) -> None:
     """Store the groups of a step, whole or not at all; `kept` says which the filter kept."""
-    _need_pyarrow()
+    need_pyarrow()
     import pyarrow.parquet as pq
 
     schema = _schema()
@@ -70,17 +70,36 @@ def read_groups(file: str | Path) -> list[Group]:
 
 def iter_groups(file: str | Path) -> Iterator[Group]:
     """One group after the other. A file may lack episodes, but its rows keep their order."""
-    rows = _rows(Path(file))
+    rows = (row for _, row in read_rows(Path(file)))
     for _, members in itertools.groupby(rows, lambda row: (row["step"], row["group_id"])):
         yield _group(Path(file), list(members))
 
 
-def _need_pyarrow() -> None:
-    """Say how to install pyarrow when it is missing."""
-    try:
-        import pyarrow  # noqa: F401
-    except ImportError as error:
-        raise MooredError("rollout files need pyarrow; run: pip install 'moored[data]'") from error
+def read_rows(
+    file: Path, columns: Collection[str] | None = None
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Where each row stands, and the row: some columns or all, those of tokens as arrays."""
+    found = parquet_columns(file)
+    wanted = dict.fromkeys(("schema", *(_schema().names if columns is None else columns)))
+    missing = [name for name in wanted if name not in found and name not in OPTIONAL_COLUMNS]
+    if found and missing:
+        raise RunLogError(
+            f"{str(file)!r} has no column {missing[0]!r}, which rollouts of schema {SCHEMA} have; "
+            f"give a rollout file of a run directory, written by this version"
+        )
+    there = [name for name in wanted if name in found]
+    for where, row in parquet_rows(file, there, TOKEN_COLUMNS):
+        if row["schema"] != SCHEMA:
+            raise RunLogError(
+                f"{where} has schema {row['schema']}, this version reads {SCHEMA}; read it with "
+                f"the version that wrote it"
+            )
+        # Copies, because the arrays of a row are views of a whole batch.
+        yield (
+            where,
+            row
+            | {name: row[name].astype(kind) for name, kind in TOKEN_COLUMNS.items() if name in row},
+        )
 
 
 def _schema() -> pa.Schema:
@@ -222,48 +241,8 @@ def _token_array(rows: Sequence[np.ndarray], kind: pa.ListType) -> pa.ListArray:
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values), type=kind)
 
 
-def _rows(file: Path) -> Iterator[dict[str, Any]]:
-    """Every row as a dict, token columns as arrays."""
-    _need_pyarrow()
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        with pq.ParquetFile(file, pre_buffer=False) as parquet:
-            _check_columns(file, parquet.schema_arrow)
-            known = [name for name in _schema().names if name in parquet.schema_arrow.names]
-            for batch in parquet.iter_batches(batch_size=ROWS_IN_MEMORY, columns=known):
-                names = batch.schema.names
-                for row in zip(*map(_values, names, batch.columns), strict=True):
-                    yield dict(zip(names, row, strict=True))
-    except (OSError, pa.ArrowException) as error:
-        raise RunLogError(f"cannot read rollouts {str(file)!r}: {error}") from error
-
-
-def _check_columns(file: Path, found: pa.Schema) -> None:
-    missing = [n for n in _schema().names if n not in found.names and n not in OPTIONAL_COLUMNS]
-    if missing:
-        raise RunLogError(
-            f"{str(file)!r} has no column {missing[0]!r}, which rollouts of schema {SCHEMA} have; "
-            f"give a rollout file of a run directory, written by this version"
-        )
-
-
-def _values(name: str, column: Any) -> Sequence[Any]:
-    kind = TOKEN_COLUMNS.get(name)
-    if kind is None:
-        return column.to_pylist()
-    values = column.values.to_numpy().astype(kind)
-    return [values[start:stop] for start, stop in itertools.pairwise(column.offsets.to_pylist())]
-
-
 def _group(file: Path, rows: Sequence[Mapping[str, Any]]) -> Group:
     first = rows[0]
-    if first["schema"] != SCHEMA:
-        raise RunLogError(
-            f"{str(file)!r} has schema {first['schema']}, this version reads {SCHEMA}; read it "
-            f"with the version that wrote it"
-        )
     episodes = itertools.groupby(rows, lambda row: row["episode"])
     return Group(
         group_id=first["group_id"],

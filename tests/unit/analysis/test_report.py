@@ -333,7 +333,7 @@ def test_gradients_are_bars_where_they_were_measured(run):
         ("timing.jsonl", "{}\n", "timing.jsonl', line 1 has schema None"),
         ("config.yaml", "a: [", "config.yaml' is not valid YAML"),
         ("gradients.jsonl", '{"schema": 1, "step": 4}\n', "has no buckets at step 4"),
-        ("rollouts/step_000020.parquet", "torn", "cannot read rollouts"),
+        ("rollouts/step_000020.parquet", "torn", "cannot read"),
         ("scores/step_000001.npz", "torn", "scores/step_000001.npz': "),
     ],
 )

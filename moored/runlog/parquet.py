@@ -22,6 +22,14 @@ MOST_TIMES = 1000
 """A file may unpack to `LARGE_BYTES`, or else to this many times its size."""
 
 
+def need_pyarrow() -> None:
+    """Say how to install pyarrow when it is missing."""
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError as error:
+        raise MooredError("Parquet files need pyarrow; run: pip install 'moored[data]'") from error
+
+
 def parquet_columns(file: Path) -> dict[str, bool]:
     """Column -> whether it holds numbers; none where there are no rows."""
     with _open(file) as parquet:
@@ -107,11 +115,10 @@ def _to_arrays(column: Any) -> list[Any]:
 
 @contextmanager
 def _open(file: Path) -> Iterator[Any]:
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise MooredError("Parquet files need pyarrow; run: pip install 'moored[data]'") from error
+    need_pyarrow()
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     try:
         # Left to itself pyarrow fetches the whole file ahead, and without a buffer a row group.
         with pq.ParquetFile(file, pre_buffer=False, buffer_size=BUFFER_BYTES) as parquet:
