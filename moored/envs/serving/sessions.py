@@ -13,7 +13,7 @@ import secrets
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -183,7 +183,7 @@ class Sessions:
             return env, self._resources.attach(env)
 
     async def _call(self, session: Session, function: Callable[..., T], *arguments: Any) -> T:
-        async with self._room(session.uses):
+        async with self._room(session.uses) if session.uses else nullcontext():
             if session.id not in self._open:
                 raise UnknownSessionError("the session was closed")
             try:
@@ -197,9 +197,6 @@ class Sessions:
     @asynccontextmanager
     async def _room(self, uses: tuple[OpenResource, ...]) -> AsyncIterator[None]:
         """Wait until resources have room for one more call, and take it for the block."""
-        if not uses:
-            yield
-            return
         async with self._freed:
             await self._freed.wait_for(lambda: all(shared.has_room for shared in uses))
             for shared in uses:
