@@ -1,4 +1,7 @@
-"""From samples to an updated policy: advantages, token weights, minibatches."""
+"""From samples to an updated policy: advantages, token weights, minibatches, learning rate.
+
+Shape legend: B trajectories, T tokens.
+"""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from moored.training.algorithms import (
     BILEVEL_GAE,
     GRPO,
     PPO,
+    Algorithm,
     TokenEstimator,
     load_algorithm,
     load_estimator,
@@ -50,6 +51,18 @@ def test_options_replace_pieces_of_the_algorithm_they_name():
     found = load_algorithm(options(name="grpo", aggregation="constant"))
     assert (found.advantage, found.aggregation) == (GRPO.advantage, "constant")
     assert load_algorithm(options(name="grpo")) is GRPO
+
+
+def surprise(stream, _):
+    return -stream.advantages * stream.logp, stream.logp > 0.0
+
+
+SURPRISE = Algorithm(advantage=algo.grpo, aggregation="token_mean", loss=surprise)
+
+
+def test_a_loss_of_ones_own_is_that_of_an_algorithm_by_its_path():
+    found = load_algorithm(options(name=f"{__name__}:SURPRISE", aggregation="constant"))
+    assert (found.loss, found.aggregation) == (surprise, "constant")
 
 
 def test_an_estimator_of_ones_own_needs_no_critic_and_no_registration():
