@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import fmean
 
 import numpy as np
-from figure import interval
+from curves import interval
 
 from moored import __version__
 from moored.algo.snr import FIRST_STEPS, FREE_ABOVE, HELPS_ABOVE, Figure, recommend

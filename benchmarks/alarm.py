@@ -8,7 +8,8 @@ bars were chosen on seeds 1 to 9. A finished run *collapses* when MI over its la
 averages below a third of its highest. MI *has fallen* at the first look from which on it stays
 below half of what it had reached. Success *has fallen* at the first step at which its mean over the
 last 20 steps is below 60 % of the highest such mean so far, and stays below 80 %. The lead is the
-time from the alarm to that step. Writes `--out` and the figure.
+time from the alarm to that step. Writes `--out`, which
+`benchmarks/figure.py` draws.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
-from alarm_figure import draw
 from rich.console import Console
 from rich.table import Table
 
@@ -84,27 +84,16 @@ class Cell:
     """Median, in looks."""
 
 
-def figure(cells: Sequence[Cell], size: int, seed: int) -> str:
-    """False alarms over the noise; false and timely alarms over the bar, at the worst noise."""
-    noise_lines = {
-        f"AR(1) {phi:g}": [
-            (cell.std, cell.alarms)
-            for cell in cells
-            if cell.kind == "still" and cell.knows_errors and cell.correlation == phi
-        ]
-        for phi in (0.0, 0.5, 0.8)
-    }
+def bars(size: int, seed: int) -> Iterator[dict[str, float]]:
+    """False and timely alarms where the bar stands elsewhere, at the worst noise."""
     rng, worst, true = np.random.default_rng(seed), Noise(0.2, 0.8), falling(40, 20)
     quiet, fallen = (base + worst.series(size, rng) for base in (1.0, true))
     halved = int(np.argmax(true <= 0.5))
-    false, timely = [], []
-    for bar in np.arange(0.2, 0.61, 0.04):
-        rule = AlarmRule(max_share=float(bar))
-        false.append((bar, float((first_alarms(quiet, None, rule) < NUM_LOOKS).mean())))
-        first = first_alarms(fallen, None, rule)
-        timely.append((bar, float((first <= halved + 4).mean())))
-    bar_lines = {"seen 4 looks after halving": timely, "false alarms": false}
-    return draw(noise_lines, bar_lines, AlarmRule().max_share)
+    for bar in np.arange(0.2, 0.61, 0.04).round(2).tolist():
+        rule = AlarmRule(max_share=bar)
+        false = float((first_alarms(quiet, None, rule) < NUM_LOOKS).mean())
+        timely = float((first_alarms(fallen, None, rule) <= halved + 4).mean())
+        yield {"bar": bar, "false": false, "timely": timely}
 
 
 def first_alarms(mi_ST: np.ndarray, errors_ST: np.ndarray | None, rule: AlarmRule) -> np.ndarray:
@@ -285,7 +274,6 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=2026)
     parser.add_argument("--runs", action="store_true", help="also list every run")
     parser.add_argument("--out", type=Path, default=RESULTS / "alarm.json")
-    parser.add_argument("--figure", type=Path, default=ROOT / "docs" / "results" / "alarm.svg")
     given = parser.parse_args()
     console = Console(width=140)
     cells = list(simulate(given.series, given.seed))
@@ -316,10 +304,10 @@ def main() -> None:
         "series": given.series,
         "seed": given.seed,
         "cells": [asdict(cell) for cell in cells],
+        "bars": list(bars(given.series, given.seed)),
         "runs": [asdict(run) for run in everything],
     }
     given.out.write_text(json.dumps(record, indent=1) + "\n")
-    given.figure.write_text(figure(cells, given.series, given.seed))
 
 
 if __name__ == "__main__":

@@ -20,10 +20,10 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 
-from figure import interval
 from rich.console import Console
 from rich.table import Table
 
+from moored.analysis.compare import half_width
 from moored.analysis.curve_files import (
     LOOK_CURVES,
     STEP_CURVES,
@@ -55,6 +55,12 @@ PAIRS = (
     *(("moored", "plain"), ("lora", "plain")),
 )
 """Arms of one factor that `--each` compares by seed, where the others are the same."""
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and half the width of its 95 % interval; nan with one seed."""
+    half = half_width(values)
+    return mean(values), math.nan if half is None else half
 
 
 def start_of(curve: Curve) -> float:

@@ -68,3 +68,11 @@ def test_runs_in_which_a_curve_grows_are_counted_by_how_they_ended(curves, tmp_p
     write_curve_file(tmp_path / "b.json", {"x/none": none[:1]}, {})  # the same run again
     lines = curves.growth_lines([tmp_path / "a.json", tmp_path / "b.json"], "kept")
     assert lines[1:] == [["none", "1 of 2", "0 of 1"], ["top_p", "0 of 0", "1 of 1"]]
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"runs": {}}', '{"runs": {"none": []}}'])
+def test_an_empty_curve_file_is_one_sentence(curves, tmp_path, capsys, text):
+    (file := tmp_path / "x.json").write_text(text)
+    with pytest.raises(SystemExit):
+        curves.main([str(file)])
+    assert "x.json' is not a curve file" in capsys.readouterr().err
