@@ -15,6 +15,8 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from moored.envs.answers import require_messages, require_result
@@ -84,6 +86,8 @@ class Sessions:
         """Told when a call that used a resource has ended."""
         self._ending: set[asyncio.Task[None]] = set()
         """Wait for calls that were given up."""
+        self._idle: list[SimpleQueue[Callable[[], None]]] = []
+        """Calls of threads that wait for one: starting a thread costs more than most calls."""
 
     @property
     def num_open(self) -> int:
@@ -231,7 +235,13 @@ class Sessions:
             with suppress(RuntimeError):  # the loop was closed while the call was running
                 loop.call_soon_threadsafe(_settle, done, outcome)
 
-        threading.Thread(target=run, daemon=True, name="moored-session").start()
+        try:
+            calls = self._idle.pop()
+        except IndexError:
+            calls = SimpleQueue()
+            work = partial(_work, calls, self._idle)
+            threading.Thread(target=work, daemon=True, name="moored-session").start()
+        calls.put(run)
         limit_s = self.limits.call_timeout_s
         finished, _ = await asyncio.wait([done], timeout=limit_s)
         if finished:
@@ -257,6 +267,15 @@ class Sessions:
 
 def _made_env(made: tuple[Environment, object] | None) -> Environment | None:
     return None if made is None else made[0]
+
+
+def _work(
+    calls: SimpleQueue[Callable[[], None]], idle: list[SimpleQueue[Callable[[], None]]]
+) -> None:
+    """Run calls one after another; one that never returns keeps its thread out of `idle`."""
+    while True:
+        calls.get()()
+        idle.append(calls)
 
 
 def _settle(done: asyncio.Future[Any], outcome: object) -> None:
