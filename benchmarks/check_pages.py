@@ -48,7 +48,7 @@ def row(*cells: object) -> str:
 
 def alarm_rows() -> Iterator[str]:
     outcomes = [alarm.Outcome(**run) for run in stored("alarm")["runs"]]
-    yield row(*alarm.summarise("all", outcomes))
+    yield row(*alarm.summarise("all", outcomes)[:5])
     for study in {run.study for run in outcomes if run.collapsed}:
         name, *cells = alarm.summarise(study, [run for run in outcomes if run.study == study])
         yield row(f"`{name}`", *cells[:2])
