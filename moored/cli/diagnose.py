@@ -191,15 +191,16 @@ def diagnose_command(
 
 def _present(found: Diagnosis, files: list[str], *, html: Path | None, as_json: bool) -> None:
     """Print a diagnosis, and write its page."""
-    from moored.analysis.page import write_page
-
     if as_json:
         print_json({"files": files} | found.to_dict())
     else:
         _show(found)
     if html is not None:
+        from moored.analysis.report_diagnosis import report_of_diagnosis
+        from moored.analysis.report_page import write_report
+
         command = shlex.join(["moored", *sys.argv[1:]])
-        write_page(html, found, files=files, command=command)
+        write_report(html, report_of_diagnosis(found, files, command=command))
         typer.echo(f"page: {html}", err=True)
 
 

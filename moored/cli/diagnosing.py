@@ -24,8 +24,8 @@ from moored.analysis.models import (
     read_run_config,
     run_scorers,
 )
-from moored.analysis.page import check_can_write
 from moored.analysis.reading import DrawOptions, RowSource
+from moored.analysis.report_page import check_can_draw, check_can_write
 from moored.analysis.sample import Draw
 from moored.analysis.scorers import Scorer, Scorers
 from moored.analysis.scoring import (
@@ -122,7 +122,8 @@ class Request:
 
     def __post_init__(self) -> None:
         if self.page is not None:
-            check_can_write(self.page)
+            check_can_draw()
+            check_can_write(self.page, "--html")
 
     def answer(self, *, rescore: bool) -> Diagnosis:
         """What training measured, for a run directory; else the files are scored."""

@@ -131,7 +131,7 @@ def test_the_page_of_a_run_has_its_own_curves_and_close_ups_of_first_and_last(ru
     found, text = json.loads(done.stdout), page.read_text(encoding="utf-8")
     for look in looks_of(found):
         assert f"<td>{look['report']['conditional_entropy_est']:.3f}</td>" in text
-    assert text.count('class="own"') >= 8  # frames of 4 prompts in two heat maps
+    assert text.count('"type":"rect","x0"') >= 8  # frames of 4 prompts in two heat maps
     assert f"moored diagnose {run} --json --html {page}" in text
     assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
 

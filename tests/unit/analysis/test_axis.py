@@ -6,7 +6,6 @@ import pytest
 
 from moored.analysis import figures
 from moored.analysis.axis import cut_axis
-from moored.analysis.svg import Axis, Point, _cut, line_chart
 
 
 def test_a_band_much_wider_than_the_curves_is_cut_and_named():
@@ -31,22 +30,6 @@ def test_a_band_that_is_wide_on_one_side_leaves_no_empty_space_on_the_other():
     axis = cut_axis([1.0, 2.0], [0.9, 50.0])
     assert axis is not None
     assert (axis.low, axis.high) == (pytest.approx(0.9 - 0.085), pytest.approx(2.6 + 0.085))
-
-
-def test_a_band_keeps_its_slope_up_to_where_it_leaves_the_axis():
-    axis = Axis(0.0, 2.0, 0.0, 1.0)
-    assert _cut([(0.0, 1.0), (1.0, 5.0), (2.0, -3.0)], axis) == [
-        *((0.0, 1.0), (0.25, 2.0), (1.0, 2.0)),
-        *((1.375, 2.0), (1.625, 0.0), (2.0, 0.0)),
-    ]
-
-
-def test_the_page_of_diagnose_says_how_far_cut_intervals_reach():
-    wide = [Point(1, 0.0, -9.0, 9.0), Point(2, 1.0, 0.5, 1.5)]
-    assert "bands reach from \u22129 to 9" in line_chart(wide, label="", x_label="step")
-    assert "bands reach" not in line_chart(
-        [Point(1, 0.0), Point(2, 1.0, 0.5, 1.5)], label="", x_label="step"
-    )
 
 
 @pytest.mark.parametrize(
