@@ -46,11 +46,9 @@ def _run_of(path: Path) -> Path | None:
 
 
 def read_run_config(run: Path) -> Config:
-    """Of its own options, with the paths that they mean from here."""
     from moored.config import load_config
-    from moored.models.located import located
 
-    return located(load_config(run / "config.yaml"), run)
+    return load_config(run / "config.yaml")
 
 
 def run_scorers(run: Path, temperature: float, where: Device) -> Scorers:

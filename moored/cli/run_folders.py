@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -98,17 +97,6 @@ def _gone(options: Mapping[str, object] | Sequence[object]) -> Iterator[str]:
             yield from (f"{name}.{inner}" for inner in _gone(value))
         elif isinstance(value, str) and os.path.isabs(value) and not os.path.exists(file_of(value)):
             yield str(name)
-
-
-def import_from(folder: Path) -> None:
-    """Let a `module:Class` be found in that folder, before the current one."""
-    if str(folder) in sys.path:
-        return
-    # After all that is installed, as the current folder is.
-    place = len(sys.path)
-    with suppress(FileNotFoundError, ValueError):  # the current folder was deleted, or is not there
-        place = sys.path.index(os.getcwd())
-    sys.path.insert(place, str(folder))
 
 
 def start_or_stop(stop: StopRequest, start: Callable[[], T]) -> T:

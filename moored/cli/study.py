@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from shlex import join, quote
@@ -21,7 +20,6 @@ import typer
 from moored.cli.console import make_console, print_line
 from moored.cli.options import check_config, split_words
 from moored.cli.report import write_or_explain
-from moored.cli.run_folders import import_from
 from moored.cli.stopping import StopRequest
 from moored.errors import ConfigError, require_packages
 
@@ -71,6 +69,7 @@ def study_command(
     Finished runs are skipped, so the same command goes on with a study that was stopped or killed.
     """
     from moored.studies.declaration import parse_seeds, read_study, restricted
+    from moored.studies.folder import check_owner
 
     if name is None:
         return _list_studies()
@@ -90,8 +89,8 @@ def study_command(
     if curves is not None:
         _check_can_store(curves)
     again = _again(name, what, out, only, curves)
-    with _where_started(study, folder, curves) as (folder, curves):
-        _run(study, overrides, folder, jobs=jobs, ray=ray, is_plan=plan, curves=curves, again=again)
+    check_owner(folder, study)
+    _run(study, overrides, folder, jobs=jobs, ray=ray, is_plan=plan, curves=curves, again=again)
 
 
 def _analyse(study: Study, words: Sequence[str], folder: Path, *, has_run_options: bool) -> None:
@@ -138,56 +137,6 @@ def _again(
     words += ["--curves", str(curves)] if curves else []
     words += [word for choice in only or [] for word in ("--only", choice)]
     return " ".join(map(quote, words))
-
-
-@contextmanager
-def _where_started(
-    study: Study, path: Path, curves: Path | None
-) -> Iterator[tuple[Path, Path | None]]:
-    """The folder that a study was started in as the current one, and both paths from there.
-
-    All of its runs, those begun and those to come, mean the same files by relative paths.
-    """
-    from moored.studies.folder import check_owner, start_elsewhere
-
-    check_owner(path, study)
-    start = start_elsewhere(path)
-    with ExitStack() as stack:
-        if start is not None:
-            path, curves = _whole(path), curves and _whole(curves)
-            import_from(start)
-            stack.enter_context(_from_folder(start))
-            print_line(
-                make_console(),
-                f"relative paths and modules: those of {start}, where the study was started or "
-                f"moved to",
-            )
-        yield path, curves
-
-
-def _whole(path: Path) -> Path:
-    try:
-        return path.absolute()
-    except FileNotFoundError:
-        raise ConfigError(
-            f"the current folder was deleted, and {str(path)!r} is a path from there; give the "
-            f"whole path, or change to another folder"
-        ) from None
-
-
-@contextmanager
-def _from_folder(folder: Path) -> Iterator[None]:
-    """That folder as the current one, and afterwards the one before, unless it was deleted."""
-    before = None
-    with suppress(FileNotFoundError):
-        before = os.getcwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        if before is not None:
-            with suppress(FileNotFoundError):
-                os.chdir(before)
 
 
 def _run(

@@ -7,6 +7,7 @@ for such processes before it resumes their runs.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -20,7 +21,7 @@ from typing import Literal, Protocol
 from moored.errors import RunLogError
 from moored.runlog.lock import check_unlocked
 from moored.runlog.log import STOPPED_EARLY
-from moored.studies.folder import StudyFolder
+from moored.studies.folder import StudyFolder, changes_of
 from moored.studies.grid import PlannedRun
 
 POLL_S = 0.1
@@ -130,10 +131,12 @@ def _startable(
 
 def train_command(folder: StudyFolder, run: PlannedRun) -> list[str]:
     """The words after `moored`. The study is reported on as a whole, not each run (5 MB)."""
-    path = str(folder.run_folder(run))
-    if (folder.run_folder(run) / "config.yaml").is_file():
-        return ["train", "--no-report", "--resume", path]
-    return ["train", "--no-report", *run.words, "--run", path]
+    path = folder.run_folder(run)
+    if (path / "config.yaml").is_file():
+        changes = changes_of(path, run).items()  # only paths of files that were moved
+        moved = [f"{name}={json.dumps(change.new)}" for name, change in changes]
+        return ["train", "--no-report", "--resume", str(path), *moved]
+    return ["train", "--no-report", *run.words, "--run", str(path)]
 
 
 def launch_here(words: Sequence[str], log: Path) -> subprocess.Popen[bytes]:

@@ -2,27 +2,27 @@
 
 `study.json` says what was asked for, `progress.json` how each run ended, `results.json` and
 `results.md` hold the table. The runs are ordinary run directories in folders of their arms; the
-output of each is in a file beside it. Only one process at a time works on a study. Relative paths
-in its options are those of the folder it was started in, from wherever it goes on.
+output of each is in a file beside it. Only one process at a time works on a study.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from moored.errors import ConfigError, RunLogError
-from moored.models.located import FOLDER, about_folder, folder_of, is_here
 from moored.runlog.lock import FolderLock
 from moored.runlog.log import STOPPED_EARLY, write_atomically
 from moored.runlog.machine import describe_machine, installed_versions
 from moored.studies.declaration import Study
 from moored.studies.grid import PlannedRun
+
+if TYPE_CHECKING:
+    from moored.runlog.changes import Change
 
 SCHEMA = 1
 Status = Literal["waiting", "begun", "finished", "failed"]
@@ -98,7 +98,7 @@ class StudyFolder:
         write_atomically(self.path / "progress.json", text + "\n")
 
     def write_study(self, study: Study, overrides: Sequence[str]) -> None:
-        """Store what was asked for, where, and with which versions on what machine."""
+        """Store what was asked for, and with which versions on what machine."""
         found = {
             "schema": SCHEMA,
             "study": study.name,
@@ -114,7 +114,6 @@ class StudyFolder:
             "seeds": list(study.seeds),
             "report": list(study.report),
             "against": study.against,
-            **about_folder(self.path),
             **provenance(),
         }
         write_atomically(self.path / "study.json", json.dumps(found, indent=1) + "\n")
@@ -132,35 +131,27 @@ def provenance() -> dict[str, object]:
     }
 
 
-def start_elsewhere(path: Path) -> Path | None:
-    """Where the study in this folder was started; None where that is here, not known, or gone."""
-    try:
-        found = json.loads((path / "study.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    start = folder_of(found, path) if FOLDER in found else None
-    if start is None or is_here(start) or not os.access(start, os.X_OK):
-        return None
-    return start
-
-
 def check_runs(folder: Path, runs: Sequence[PlannedRun]) -> None:
     """Refuse to go on with run directories that have other options than the study plans."""
-    from moored.config import load_config
-    from moored.runlog.changes import flat_options
+    from moored.runlog.changes import is_moved
 
     for run in runs:
-        file = folder / run.name / "config.yaml"
-        if not file.is_file():
-            continue
-        there, planned = flat_options(load_config(file)), flat_options(run.config)
-        for name, value in planned.items():
-            if there[name] != value:
+        for name, change in changes_of(folder / run.name, run).items():
+            if not is_moved(change.old, change.new):
                 raise ConfigError(
-                    f"{str(file.parent)!r} is a run with {name} = {there[name]!r}, but the study "
-                    f"now says {value!r}; give the options it was started with, or another folder "
-                    f"with --out"
+                    f"{str(folder / run.name)!r} is a run with {name} = {change.old!r}, but the "
+                    f"study now says {change.new!r}; give the options it was started with, or "
+                    f"another folder with --out"
                 )
+
+
+def changes_of(folder: Path, run: PlannedRun) -> Mapping[str, Change]:
+    """What the study plans that its run directory has otherwise; nothing where there is none."""
+    from moored.config import load_config
+    from moored.runlog.changes import changed_options
+
+    file = folder / "config.yaml"
+    return changed_options(load_config(file), run.config) if file.is_file() else {}
 
 
 def check_owner(path: Path, study: Study) -> None:

@@ -46,6 +46,8 @@ def plan_runs(
     `check` refuses configurations that could not run; it is called once for equal environments,
     models and sinks.
     """
+    from moored.models.paths import resolve_paths
+
     given = tuple(Word(text=text) for text in overrides)
     _check_words([*study.base, *given])
     for factor in study.factors:
@@ -59,6 +61,7 @@ def plan_runs(
         if check is not None and key not in seen:
             _check_cell(study, arms, config, check)
             seen.add(key)
+        config = resolve_paths(config)
         words = _in_order([*study.base, *(word for arm in arms for word in arm.words), *given])
         runs += [
             PlannedRun(

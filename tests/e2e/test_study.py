@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -179,38 +178,6 @@ def test_a_run_that_fails_is_listed_with_its_log_and_the_others_go_on(folder, de
     assert log.read_text().endswith("no power\n")
     results = json.loads(Path("runs/tiny/results.json").read_text())
     assert [len(row["runs"]) for row in results["rows"]] == [0, 1]
-
-
-def test_runs_that_begin_elsewhere_have_the_files_of_the_study_s_first_start(
-    folder, declare, toy_folder, monkeypatch
-):
-    (folder / "project").mkdir()
-    shutil.copytree(toy_folder, folder / "project" / "tuned")
-    text = declare(1).replace(str(toy_folder), "tuned").replace("[smoke", "[own.yaml")
-    for name in ("project", "elsewhere"):
-        (folder / name).mkdir(exist_ok=True)
-        (folder / name / "tiny.yaml").write_text(text)
-        (folder / name / "own.yaml").write_text("rollout: {num_groups: 2}\n")
-    monkeypatch.chdir("project")
-    finish(launch("tiny.yaml", "--seeds", "2", "--out", "whole"))
-    finish(launch("tiny.yaml", "--seeds", "1", "--out", "part"))
-    monkeypatch.chdir("../elsewhere")
-    # Neither is meant: another model, another preset.
-    shutil.copytree(toy_folder, "tuned")
-    shutil.copy(folder / "project/whole/none/seed-0/model/model.safetensors", "tuned")
-    Path("own.yaml").write_text("rollout: {num_groups: 4}\n")
-    words = ["tiny.yaml", "--seeds", "2", "--out", "../project/part", "--curves", "curves.json"]
-    out, _ = finish(launch(*words))
-    started = f"relative paths and modules: those of {folder / 'project'}, where the study was "
-    assert out.startswith(started) and Path("curves.json").is_file()
-    for run in plan_runs(read_study("../project/tiny.yaml")):
-        same_files(folder / "project/part" / run.name, folder / "project/whole" / run.name)
-    # A project that was moved goes by the current folder.
-    (folder / "project").rename(folder / "moved")
-    monkeypatch.chdir("../moved")
-    out, _ = finish(launch("tiny.yaml", "--seeds", "2", "--out", "part"))
-    assert "relative paths" not in out and "4 of them finished" in out
-    assert json.loads(Path("part/study.json").read_text())["folder"] == str(folder / "moved")
 
 
 SMALL = ["num_steps=1", "rollout.num_groups=4", "rollout.group_size=2", "collapse.every=0"]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import re
-import shutil
 import sys
 from pathlib import Path
 
@@ -19,7 +17,6 @@ from moored.cli import study_analysis
 from moored.cli.main import main
 from moored.cli.study_progress import StudyProgress, show_table
 from moored.config import dump_config
-from moored.models.find import embedded_models
 from moored.runlog.log import RunLog
 from moored.studies.declaration import read_study, restricted, study_names
 from moored.studies.folder import StudyFolder
@@ -88,77 +85,6 @@ def test_mistakes_are_one_line_before_anything_is_written(command, tmp_path, wor
     assert said.startswith("moored: ") and message in said
     assert said.count("\n") == 1
     assert not list(tmp_path.iterdir())
-
-
-def test_a_study_that_was_started_elsewhere_is_planned_with_the_files_there(
-    command, tmp_path, monkeypatch
-):
-    for name in ("project", "elsewhere"):
-        (tmp_path / name).mkdir()
-    shutil.copytree(embedded_models()["nano"], tmp_path / "project" / "tuned")
-    study = read_study("bottle")
-    monkeypatch.chdir("project")
-    folder = StudyFolder(tmp_path / "project" / "part", study)
-    folder.write_study(study, ["model=tuned"])
-    folder.close()
-    monkeypatch.chdir("../elsewhere")
-    words = ["bottle", "model=tuned", "--plan", "--out", "../project/part"]
-    code, out, said = command(*words)
-    assert code == 0, said
-    start = tmp_path / "project"
-    assert out.startswith(f"relative paths and modules: those of {start}, where the study was")
-    assert Path.cwd() == tmp_path / "elsewhere"
-    start.rename(tmp_path / "moved")
-    code, out, said = command(*words[:-1], "../moved/part")
-    assert code == 0, said
-    assert out.startswith(f"relative paths and modules: those of {tmp_path / 'moved'}")
-
-
-def test_a_copied_study_is_planned_with_the_files_of_the_copy(command, tmp_path, monkeypatch):
-    study = read_study("bottle")
-    (tmp_path / "project").mkdir()
-    monkeypatch.chdir("project")
-    folder = StudyFolder(Path("runs/bottle"), study)
-    folder.write_study(study, ["model=tuned"])
-    folder.close()
-    shutil.copytree(".", "../copy")
-    shutil.copytree(embedded_models()["nano"], "../copy/tuned")
-    monkeypatch.chdir("../copy")
-    code, out, said = command("bottle", "model=tuned", "--plan")
-    assert code == 0, said
-    assert "relative paths" not in out
-
-
-def leave_study_for(folder: Path, monkeypatch) -> None:
-    """Start one here, in `part`, and go to a new folder."""
-    study = read_study("bottle")
-    begun = StudyFolder(Path("part"), study)
-    begun.write_study(study, [])
-    begun.close()
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-
-
-def test_a_study_that_was_started_elsewhere_is_planned_from_a_folder_that_was_deleted(
-    command, tmp_path, monkeypatch
-):
-    leave_study_for(tmp_path / "gone", monkeypatch)
-    (tmp_path / "gone").rmdir()
-    words = ["bottle", "--plan", "--out", str(tmp_path / "part")]
-    code, _, said = command(*words, "--curves", "c.json")
-    assert code == 2 and "the current folder was deleted, and 'c.json' is a path from there" in said
-    code, out, said = command(*words)
-    assert code == 0, said
-    assert out.startswith(f"relative paths and modules: those of {tmp_path}, where the study was")
-
-
-def test_a_folder_that_is_deleted_during_a_study_is_not_gone_back_to(
-    command, tmp_path, monkeypatch
-):
-    leave_study_for(tmp_path / "gone", monkeypatch)
-    monkeypatch.setattr("moored.cli.study._run", lambda *_, **__: os.rmdir(tmp_path / "gone"))
-    code, _, said = command("bottle", "--out", str(tmp_path / "part"))
-    assert code == 0, said
 
 
 def test_correlation_reads_all_runs_of_the_folders_and_names_those_it_leaves_out(command, tmp_path):

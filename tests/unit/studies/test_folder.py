@@ -10,10 +10,11 @@ import pytest
 
 from moored.config import dump_config
 from moored.errors import ConfigError
-from moored.models.located import PLACE
+from moored.models.find import embedded_models
 from moored.runlog.log import STOPPED_EARLY
 from moored.studies.declaration import Study, read_study, restricted
-from moored.studies.folder import StudyFolder, check_owner, check_runs, start_elsewhere
+from moored.studies.execute import train_command
+from moored.studies.folder import StudyFolder, check_owner, check_runs
 from moored.studies.grid import PlannedRun, plan_runs
 
 
@@ -30,21 +31,6 @@ def runs(study) -> list[PlannedRun]:
 def begin(folder: Path, run: PlannedRun) -> None:
     (folder / run.name).mkdir(parents=True)
     (folder / run.name / "config.yaml").write_text(dump_config(run.config))
-
-
-@pytest.fixture
-def project(tmp_path, monkeypatch) -> Path:
-    """The current folder, beside an empty one called elsewhere."""
-    for name in ("project", "elsewhere"):
-        (tmp_path / name).mkdir()
-    monkeypatch.chdir(tmp_path / "project")
-    return tmp_path / "project"
-
-
-def start(path: Path, study: Study) -> None:
-    folder = StudyFolder(path, study)
-    folder.write_study(study, [])
-    folder.close()
 
 
 def test_how_runs_ended_is_remembered_and_their_seconds_add_up(tmp_path, study, runs):
@@ -68,7 +54,9 @@ def test_how_runs_ended_is_remembered_and_their_seconds_add_up(tmp_path, study, 
 
 
 def test_the_folder_keeps_what_its_report_shows(tmp_path, study):
-    start(tmp_path / "a", study)
+    folder = StudyFolder(tmp_path / "a", study)
+    folder.write_study(study, [])
+    folder.close()
     noted = json.loads((tmp_path / "a" / "study.json").read_text())
     assert noted["paper"] == study.paper and noted["report"] == list(study.report)
     assert noted["against"] == ["filter", "none"]
@@ -132,54 +120,19 @@ def test_runs_with_other_options_than_planned_are_refused(tmp_path, study, runs)
     )
 
 
-def test_a_study_at_its_place_goes_by_the_folder_it_was_started_in(project, study, monkeypatch):
-    (project / "link").symlink_to(project.parent / "elsewhere")
-    for out in (Path("runs/a"), Path("link/b"), project / "c", project.parent / "elsewhere" / "d"):
-        start(out, study)
-        assert start_elsewhere(out) is None  # that is here
-    monkeypatch.chdir("../elsewhere")
-    for name in ("../project/runs/a", "../project/link/b", "b", "../project/c", "d"):
-        assert start_elsewhere(Path(name)) == project
-
-
-def test_its_place_is_kept_when_a_study_goes_on_from_another_folder(project, study, monkeypatch):
-    (project / "link").symlink_to(project.parent / "elsewhere")
-    for place in ("runs/a", "link/b"):
-        start(Path(place), study)
-        monkeypatch.chdir("../elsewhere")
-        path = Path("../project", place).absolute()
-        monkeypatch.chdir(project)
-        start(path, study)
-        assert json.loads((path / "study.json").read_text())[PLACE] == place
-
-
-@pytest.mark.parametrize("out", ["runs/a", "link/a", "absolute"])
-def test_in_a_copied_or_moved_project_a_study_goes_by_the_files_there(
-    project, study, monkeypatch, out
-):
-    (project / "folder").mkdir()
-    (project / "link").symlink_to("folder")
-    start(project / out if out == "absolute" else Path(out), study)
-    shutil.copytree(project, project.parent / "copy", symlinks=True)
-    shutil.copytree(project, project / "inside", symlinks=True)
-    for copy in (project.parent / "copy", project / "inside"):
-        monkeypatch.chdir(copy)
-        assert start_elsewhere(Path(out)) is None
-        assert start_elsewhere(project / out) == project
-    # What it held was moved, and the old folder stays.
-    shutil.rmtree(project)
-    project.mkdir()
-    monkeypatch.chdir(project.parent / "copy")
-    assert start_elsewhere(Path(out)) is None
-
-
-def test_a_study_that_notes_no_place_goes_by_its_start_wherever_it_lies(
-    project, study, monkeypatch
-):
-    start(Path("runs"), study)
-    noted = json.loads(Path("runs/study.json").read_text())
-    del noted[PLACE]
-    Path("runs/study.json").write_text(json.dumps(noted))
-    Path("runs").rename("../elsewhere/runs")
-    monkeypatch.chdir("../elsewhere")
-    assert start_elsewhere(Path("runs")) == project
+def test_runs_of_a_study_whose_model_was_moved_go_on_with_it(tmp_path, study, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(embedded_models()["nano"], "old/tuned")
+    only = restricted(study, ["algorithm=grpo", "filter=none"])
+    (run, *_) = plan_runs(only, ["model=old/tuned"])
+    assert run.config.model == str(tmp_path / "old/tuned")
+    folder = StudyFolder(Path("part"), only)
+    begin(folder.path, run)
+    assert train_command(folder, run)[-2:] == ["--resume", f"part/{run.name}"]
+    shutil.copytree("old", "new")
+    (run, *_) = plan_runs(only, ["model=new/tuned"])
+    with pytest.raises(ConfigError, match="is a run with model = "):
+        check_runs(folder.path, [run])  # it is another model: the old one is still there
+    shutil.rmtree("old")
+    check_runs(folder.path, [run])
+    assert train_command(folder, run)[-1] == f'model="{tmp_path}/new/tuned"'
