@@ -24,7 +24,7 @@ from moored.analysis.compare import half_width
 from moored.analysis.curve_files import Curve as StoredCurve
 from moored.analysis.curve_files import read_curve_file, up_to_shortest
 from moored.analysis.figures import PALETTE, SOFT, Chart, Curve, base_layout, line_chart
-from moored.analysis.report_runs import FIGURES
+from moored.analysis.report_data import FIGURES
 
 ROOT = Path(__file__).parent.parent
 RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs" / "results"

@@ -423,13 +423,7 @@ def _add_alarm(layout: Chart, step: int) -> None:
     across = {"x0": step, "x1": step, "yref": "paper", "y0": 0, "y1": 1}
     line = {"color": BAD, "width": 1.5, "dash": "dash"}
     layout.setdefault("shapes", []).append({"type": "line", **across, "line": line})
-    note = {
-        "x": step,
-        "yref": "paper",
-        "y": 1,
-        "yanchor": "bottom",
-        "text": "alarm",
-    }
+    note = {"x": step, "yref": "paper", "y": 1, "yanchor": "bottom", "text": "alarm"}
     note |= {"showarrow": False, "font": {"size": 11, "color": BAD}}
     layout.setdefault("annotations", []).append(note)
 

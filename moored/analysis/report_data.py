@@ -16,6 +16,7 @@ import numpy as np
 
 from moored.analysis.compare import OptionChange, look_values, read_changes
 from moored.analysis.diagnosis import Diagnosis
+from moored.analysis.figures import ENTROPY
 from moored.analysis.report_rollouts import Rollouts, read_rollouts
 from moored.analysis.stored import read_diagnosis, read_links, read_worth
 from moored.config_text import read_yaml
@@ -42,11 +43,10 @@ STEP_CURVES = {
 }
 """Name of a curve -> its key in metrics.jsonl."""
 WORTH = "worth"
-WORTH_TITLE = "Dependence and reward"
 WORTH_CAPTION = (
     "Inside prompts: above 0 where replies whose reasoning depends more on their prompt earn more."
 )
-"""Of the correlation of gain and reward: the name of its curve, and what stands at its figure."""
+"""Of the correlation of gain and reward: its curve, and what stands at its figure."""
 OUTCOME_FREE_CAPTION = (
     "The part of each update's push, |advantage| times tokens, that lies in groups whose "
     "trajectories all succeeded or all failed. Above the line it is most of it."
@@ -60,6 +60,29 @@ CHAIN_CAPTION = (
     "Minus what chance gives: I(X;A) says whether actions depend on the task, I(Z;A|X) whether "
     "reasoning controls them."
 )
+OUTCOME_FREE = "outcome-free share"
+FIGURES = {
+    "training loss": ("Training loss", "nats per reply token"),
+    "held-out loss": ("Held-out loss", "nats per reply token"),
+    "success": ("Success", "share"),
+    "validation success": ("Validation success", "share"),
+    "reward": ("Reward", "mean over trajectories"),
+    "retrieval": ("Retrieval of the prompt", "share"),
+    "MI": ("MI of reasoning and prompt", "nats per token"),
+    "H(Z|X)": ("Conditional entropy H(Z|X)", ENTROPY),
+    WORTH: ("Dependence and reward", "correlation"),
+    **{name: (title, "nats beyond chance") for name, (_, title) in CHAIN_CURVES.items()},
+    "reply tokens": ("Length of replies", "tokens"),
+    "well-formed replies": ("Well-formed replies", "share"),
+    "well-formed turns": ("Reward of a well-formed turn", "mean over turns"),
+    "malformed turns": ("Reward of a malformed turn", "mean over turns"),
+    "kept groups": ("Kept by the filter", "share of groups"),
+    "groups without variance": ("Groups without variance", "share of groups"),
+    "reward variance": ("Reward variance in a group", "mean over groups"),
+    OUTCOME_FREE: ("Outcome-free share", "share of the push"),
+    "seconds": ("Time of a step", "seconds"),
+}
+"""Name of a curve -> title and axis of its figure, in order."""
 TOTAL = "step_s"
 """Key of a record that holds the whole step, in the log of a warm start."""
 THE_REST = "the rest"

@@ -10,7 +10,6 @@ import numpy as np
 from moored.analysis.diagnosis import Closeup, Diagnosis, Look, Series
 from moored.analysis.excerpts import differing_parts
 from moored.analysis.figures import (
-    ENTROPY,
     Bars,
     Curve,
     Cuts,
@@ -36,17 +35,17 @@ from moored.analysis.findings import (
 )
 from moored.analysis.heat_maps import score_map, shade_limit
 from moored.analysis.report import Article, Drawn, Passage, Report, Section
-from moored.analysis.report_data import CHAIN_CAPTION, WORTH, WORTH_CAPTION, WORTH_TITLE
+from moored.analysis.report_data import CHAIN_CAPTION, FIGURES, WORTH, WORTH_CAPTION
 from moored.diagnostics.chain import LINKS
 from moored.diagnostics.report import CollapseReport, Interval
 from moored.diagnostics.verdict import DEFAULT_THRESHOLDS
 
 MEASURED = {
-    "mi_estimate": ("MI of reasoning and prompt", "nats per token"),
-    "retrieval_accuracy": ("Retrieval of the prompt", "share"),
-    "conditional_entropy_est": ("Conditional entropy H(Z|X)", ENTROPY),
+    "mi_estimate": "MI",
+    "retrieval_accuracy": "retrieval",
+    "conditional_entropy_est": "H(Z|X)",
 }
-"""Field of a report -> title and axis of its figure."""
+"""Field of a report -> its curve."""
 SCORES_TITLE = "Scores of reasonings under prompts"
 SCORES_TEXT = (
     "How much likelier, in nats per token, each reasoning is under a prompt than under the mean of "
@@ -142,8 +141,8 @@ def _reward_figure(looks: Sequence[Look], alarm: int | None, end: str) -> Iterat
 
 def look_figures(series: Sequence[Series], alarm: int | None, *, end: str = "") -> Iterator[Drawn]:
     """MI, retrieval and entropy in every view, worth and the chain; slugs end with `end`."""
-    for name, (title, y_title) in MEASURED.items():
-        views = _views(series)
+    for name, curve in MEASURED.items():
+        views, (title, y_title) = _views(series), FIGURES[curve]
         curves = [
             _curve(
                 label,
@@ -172,8 +171,9 @@ def look_figures(series: Sequence[Series], alarm: int | None, *, end: str = "") 
         for style, each in enumerate(each for each in series if each.worths)
     ]
     if worths:
-        chart = line_chart(worths, y_title="correlation", alarm_step=alarm, level=("", 0.0))
-        yield Drawn(slug=f"{WORTH}{end}", title=WORTH_TITLE, chart=chart, caption=WORTH_CAPTION)
+        title, y_title = FIGURES[WORTH]
+        chart = line_chart(worths, y_title=y_title, alarm_step=alarm, level=("", 0.0))
+        yield Drawn(slug=f"{WORTH}{end}", title=title, chart=chart, caption=WORTH_CAPTION)
     links = {
         f"{f'{each.env}: ' if len(series) > 1 else ''}{LINKS[name]}": found
         for each in series

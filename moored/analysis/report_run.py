@@ -33,6 +33,8 @@ from moored.analysis.findings import (
 from moored.analysis.heat_maps import reward_map, score_map, shade_limit
 from moored.analysis.report import Drawn, Report, Section
 from moored.analysis.report_data import (
+    FIGURES,
+    OUTCOME_FREE,
     OUTCOME_FREE_CAPTION,
     Points,
     RunData,
@@ -58,17 +60,6 @@ from moored.names import DIVIDES_BY_STD
 
 WINDOWS = 30
 """The running mean of a curve takes in one of this many parts of it."""
-AXES = {
-    "training loss": "nats per reply token",
-    "held-out loss": "nats per reply token",
-    "reward": "mean over trajectories",
-    "reply tokens": "tokens",
-    "well-formed turns": "mean over turns",
-    "malformed turns": "mean over turns",
-    "reward variance": "mean over groups",
-}
-"""Of curves that are not shares."""
-OUTCOME_FREE = "outcome_free"
 RARE = ("validation", "held-out")
 """How the names of curves begin that are measured now and then only."""
 TERMS = ("task", "kl", "entropy")
@@ -211,7 +202,7 @@ def _dynamics(run: RunData) -> Section:
         *_step_figure(
             "variance", "Reward variance in a group", curves, ("reward variance",), alarm
         ),
-        *_step_figure(OUTCOME_FREE, "Outcome-free share", curves, ("outcome-free share",), alarm),
+        *_step_figure("outcome_free", "Outcome-free share", curves, (OUTCOME_FREE,), alarm),
         *_time_figure(run, alarm),
     ]
     means = "" if window < 2 else f" Faint lines are single steps, strong ones means over {window}."
@@ -235,11 +226,11 @@ def _step_figure(
     ]
     chart = line_chart(
         lines,
-        y_title=AXES.get(known[0], "share"),
+        y_title=FIGURES[known[0]][1],
         alarm_step=alarm,
-        level=("", FREE_ABOVE) if slug == OUTCOME_FREE else None,
+        level=("", FREE_ABOVE) if OUTCOME_FREE in known else None,
     )
-    caption = OUTCOME_FREE_CAPTION if slug == OUTCOME_FREE else ""
+    caption = OUTCOME_FREE_CAPTION if OUTCOME_FREE in known else ""
     yield Drawn(slug=slug, title=title, chart=chart, caption=caption)
 
 

@@ -21,7 +21,6 @@ from moored.analysis.compare_text import (
     verdicts_of,
 )
 from moored.analysis.figures import (
-    ENTROPY,
     Curve,
     PlanePath,
     about_cuts,
@@ -33,10 +32,11 @@ from moored.analysis.report import Drawn, Report, Section, empty_report
 from moored.analysis.report_data import (
     CHAIN_CAPTION,
     CHAIN_CURVES,
+    FIGURES,
+    OUTCOME_FREE,
     OUTCOME_FREE_CAPTION,
     WORTH,
     WORTH_CAPTION,
-    WORTH_TITLE,
     Points,
     look_curves,
     phase_seconds,
@@ -54,36 +54,12 @@ WINDOWS = 40
 """The running mean of a curve takes in one of this many parts of it."""
 MOST_LISTED = 12
 """Runs; more of them are listed on demand."""
-OUTCOME_FREE = "outcome-free share"
-"""Name of its curve."""
 FEW_SEEDS = 3
 """Up to this many have lines of their own: their interval is 4 to 13 standard errors wide."""
 MOST_SEED_LINES, MOST_BANDS = 12, 4
 """More of them hide the means."""
 NAMED_OPTIONS = 3
 """An arm is called by the options that differ, up to this many."""
-FIGURES = {
-    "training loss": ("Training loss", "nats per reply token"),
-    "held-out loss": ("Held-out loss", "nats per reply token"),
-    "success": ("Success", "share"),
-    "validation success": ("Validation success", "share"),
-    "reward": ("Reward", "mean over trajectories"),
-    "retrieval": ("Retrieval of the prompt", "share"),
-    "MI": ("MI of reasoning and prompt", "nats per token"),
-    "H(Z|X)": ("Conditional entropy H(Z|X)", ENTROPY),
-    WORTH: (WORTH_TITLE, "correlation"),
-    **{name: (title, "nats beyond chance") for name, (_, title) in CHAIN_CURVES.items()},
-    "reply tokens": ("Length of replies", "tokens"),
-    "well-formed replies": ("Well-formed replies", "share"),
-    "well-formed turns": ("Reward of a well-formed turn", "mean over turns"),
-    "malformed turns": ("Reward of a malformed turn", "mean over turns"),
-    "kept groups": ("Kept by the filter", "share of groups"),
-    "groups without variance": ("Groups without variance", "share of groups"),
-    "reward variance": ("Reward variance in a group", "mean over groups"),
-    OUTCOME_FREE: ("Outcome-free share", "share of the push"),
-    "seconds": ("Time of a step", "seconds"),
-}
-"""Name of a curve -> title and axis of its figure, in order."""
 CAPTIONS = {
     WORTH: WORTH_CAPTION,
     OUTCOME_FREE: OUTCOME_FREE_CAPTION,

@@ -15,7 +15,8 @@ from typing import Any
 from moored.analysis.figures import about_cuts, arm_chart
 from moored.analysis.findings import Grid, Kind
 from moored.analysis.report import STUDY_FILE, Drawn, Report, Section, empty_report
-from moored.analysis.report_runs import FIGURES, curve_sections, list_runs, read_curves, slug_of
+from moored.analysis.report_data import FIGURES
+from moored.analysis.report_runs import curve_sections, list_runs, read_curves, slug_of
 from moored.analysis.study_table import (
     DEFAULT_FIGURES,
     StudyTable,
