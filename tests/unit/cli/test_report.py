@@ -138,6 +138,15 @@ def test_without_plotly_report_and_train_say_how_to_get_it(run, report, monkeypa
     assert capsys.readouterr().out == f"no report: {said}\n"
 
 
+def test_the_page_of_diagnose_needs_plotly_before_any_file_is_read(monkeypatch, capsys):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    words = ["moored", "diagnose", "nowhere.jsonl", "--html", "page.html"]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 2 and "moored[report]" in capsys.readouterr().err
+
+
 def test_a_report_that_fails_does_not_fail_the_run(run, monkeypatch, capsys):
     def fail(*_, **__):
         raise TypeError("a bug")
