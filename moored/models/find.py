@@ -6,19 +6,17 @@ Needs neither torch nor the network.
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from moored.errors import MooredError, close_match_hint, require_packages
-from moored.models.adapter import CONFIG, check_adapter, is_adapter, named_base
+from moored.models.adapter import CONFIG, is_adapter, named_base
 from moored.models.folder import check_model_folder, read_description
 from moored.models.hub import downloaded_folder
 
 HERE = Path(__file__).parent
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 
 
 def embedded_models() -> dict[str, Path]:
@@ -34,45 +32,14 @@ def model_folder(name: str) -> Path:
 def base_name(folder: Path) -> str:
     """The model that an adapter was trained on, by a name that means it from here.
 
-    Trainers write the path they were given, often one from the folder that they were started in.
-    Such a base is looked for in the current folder, beside the adapter and above; links to the
-    adapter count as places of it. Two different ones are refused.
+    A relative path is looked for in the current folder, beside the adapter and above.
     """
     name = named_base(folder)
-    if name == "smollm2" or name in embedded_models() or os.path.isabs(name):
+    if name == "smollm2" or any(model_folder(name).glob("*config.json")):
         return name
-    places = [name] if _has_description(Path(name)) else []
-    found = _different([*places, *_near_adapter(folder, name)])
-    if len(found) < 2:
-        return found[0] if found else name
-    which = " or ".join(repr(os.path.abspath(place)) for place in reversed(found))
-    raise MooredError(
-        f"adapter {str(folder)!r} names its base {name!r}, which may be {which}; write the whole "
-        f"path as base_model_name_or_path in its {CONFIG}"
-    )
-
-
-def _near_adapter(folder: Path, name: str) -> list[str]:
-    """Models of that relative path beside an adapter, or from the nearest folder above it.
-
-    An adapter that is reached by a link has two places.
-    """
-    own = os.path.realpath(folder)
-    near = []
-    for start in (Path(os.path.abspath(folder)), Path(own)):
-        places = (os.path.abspath(above / name) for above in (start, *start.parents))
-        models = (place for place in places if _has_description(Path(place)))
-        near += [place for place in models if os.path.realpath(place) != own][:1]
-    return near
-
-
-def _different(folders: Sequence[str]) -> list[str]:
-    """Without further paths of a folder that was named before."""
-    found: list[str] = []
-    for folder in folders:
-        if not any(os.path.samefile(folder, other) for other in found):
-            found.append(folder)
-    return found
+    own = folder.resolve()
+    places = (above / name for above in (own, *own.parents))
+    return next((str(place) for place in places if any(place.glob("*config.json"))), name)
 
 
 def weights_folder(name: str) -> Path:
@@ -80,8 +47,7 @@ def weights_folder(name: str) -> Path:
     folder = model_folder(name)
     if not is_adapter(folder):
         return folder
-    base = base_name(folder)
-    return model_folder(base)
+    return model_folder(base_name(folder))
 
 
 def description_here(name: str) -> dict[str, Any]:
@@ -137,12 +103,13 @@ def check_model_name(name: str) -> None:
             f"model {name!r} is neither embedded nor a folder; {close_match_hint(name, known)} (or "
             f"give a folder in Hugging Face format, or a hub id such as org/name)"
         )
-    elif not _may_be_hub_id(name):
-        hint = _neighbour_hint(source)
-        if _looks_like_hub_id(name):
-            hint += (
-                f" (for {name} of the hub, start in a folder that holds no {str(source.parent)!r})"
-            )
+    elif not _is_hub_id(name):
+        beside = [found.name for found in source.parent.glob("*/")]
+        hint = (
+            close_match_hint(source.name, beside)
+            if beside
+            else f"{str(source.parent)!r} holds no folder"
+        )
         raise MooredError(f"there is no folder {name!r}; {hint}")
 
 
@@ -159,46 +126,14 @@ def _check_adapter_pair(source: Path, name: str) -> None:
         check_model_name(base)
     except MooredError as error:
         raise base_error(name, base, error) from error
-    check_adapter(source, folder if folder.is_dir() else None)
 
 
-def _neighbour_hint(path: Path) -> str:
-    """What lies where a folder was looked for: the closest name, or all names, or nothing."""
-    parent = path.parent
-    if not parent.is_dir():
-        return f"{str(parent)!r} does not exist either"
-    beside = [found.name for found in parent.iterdir() if found.is_dir()]
-    if not beside:
-        return f"{str(parent)!r} holds no folders"
-    models = [name for name in beside if _has_description(parent / name)]
-    # Folders of other things are worth naming only where the name was mistyped.
-    is_close = close_match_hint(path.name, beside).startswith("did you mean")
-    if models or is_close:
-        return close_match_hint(path.name, beside if is_close else models)
-    return f"{str(parent)!r} holds no folder of a model"
-
-
-def _has_description(folder: Path) -> bool:
-    # Unlike `Path.is_file`, False also where the folder lies in one of another user.
-    return any(os.path.isfile(folder / name) for name in ("config.json", "adapter_config.json"))
-
-
-def _may_be_hub_id(name: str) -> bool:
-    """True unless a folder is meant: beside models, or with a name much like this one."""
-    if not _looks_like_hub_id(name):
-        return False
-    beside = list(Path(name).parent.glob("*/"))
-    hint = close_match_hint(Path(name).name, (folder.name for folder in beside))
-    is_meant = hint.startswith("did you mean") or any(map(_has_description, beside))
-    return not is_meant or downloaded_folder(name) is not None
-
-
-def _looks_like_hub_id(name: str) -> bool:
-    """`org/name`, unless that is clearly meant as a path: `./x`, `runs/x`, of a run or of runs."""
-    first = Path(name).parts[0]
-    is_path = name.startswith((".", "/", "~")) or first == "runs"
-    is_of_runs = any(any(Path(first).glob(file)) for file in ("config.yaml", "*/config.yaml"))
-    return HUB_ID.fullmatch(name) is not None and not is_path and not is_of_runs
+def _is_hub_id(name: str) -> bool:
+    """`org/name`, unless a folder `org` here holds models or runs."""
+    parent = Path(name).parent
+    files = ("config.yaml", "*/config.yaml", "*/*config.json")
+    is_own = parent.name == "runs" or any(any(parent.glob(file)) for file in files)
+    return bool(HUB_ID.fullmatch(name)) and (not is_own or downloaded_folder(name) is not None)
 
 
 def smollm_folder() -> Path | None:
@@ -212,9 +147,9 @@ def smollm_folder() -> Path | None:
 def base_error(name: str, base: str, error: MooredError) -> MooredError:
     """Why the base of an adapter cannot be used, and where it was looked for."""
     said = f"the base of adapter {name!r} cannot be used: {error}"
-    if base == "smollm2" or os.path.isabs(base) or model_folder(base).is_dir():
+    if base == "smollm2" or model_folder(base).is_dir():
         return MooredError(said)
     return MooredError(
-        f"{said} ({base!r} was looked for in the current folder, beside the adapter, and in the "
-        f"folders above it; its {CONFIG} may name a whole path)"
+        f"{said} ({base!r} was looked for in the current folder, beside the adapter and above; its "
+        f"{CONFIG} may name a whole path)"
     )

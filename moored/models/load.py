@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moored.errors import MooredError, require_packages
-from moored.models.adapter import check_fit, is_adapter
+from moored.models.adapter import is_adapter, merge_adapter
 from moored.models.find import (
     base_error,
     base_name,
@@ -22,7 +22,6 @@ from moored.models.find import (
 )
 from moored.models.folder import has_plain_tokenizer
 from moored.models.hub import hub_answers
-from moored.models.merge import merge_adapter
 
 if TYPE_CHECKING:
     import torch
@@ -138,11 +137,6 @@ def _load_adapted(folder: Path, device: torch.device, *, exact: bool) -> LoadedM
         base = load_model(name, device, exact=exact)
     except MooredError as error:
         raise base_error(str(folder), name, error) from error
-    files = weights_folder(str(folder))
-    if not any(files.glob("*.safetensors")):
-        # No headers told the shapes before.
-        shapes = {key: tuple(tensor.shape) for key, tensor in base.model.state_dict().items()}
-        check_fit(folder, files, shapes)
     with quiet_loading(), explained_loading(str(folder), is_local=True):
         return LoadedModel(merge_adapter(base.model, folder, name), base.tokenizer)
 

@@ -6,6 +6,7 @@ and shapes are compared with the headers of the files, so that a whole load is n
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from moored.models.adapter import is_adapter
 from moored.models.find import check_model_name, model_folder
-from moored.models.folder import read_header, read_json
 from moored.models.hub import hub_answers
 from moored.models.load import explained_loading, quiet_loading
 
@@ -25,6 +25,8 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 DOWNLOADED = ["config.json", "generation_config.json", WEIGHTS, INDEX, "model-*.safetensors"]
 FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Types of a safetensors file, by torch's names."""
+Headers = dict[Path, dict[str, tuple[str, tuple[int, ...]]]]
+"""Type and shape of each weight, by file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +102,27 @@ def _downloaded(name: str) -> Path | None:
     return Path(found)
 
 
-def _read_headers(folder: Path) -> dict[Path, dict[str, dict]]:
+def _read_headers(folder: Path) -> Headers:
     """Of the files that transformers would load."""
+    from safetensors import safe_open
+
     files = [folder / WEIGHTS]
     if not files[0].is_file() and (folder / INDEX).is_file():
-        named = read_json(folder / INDEX, str(folder)).get("weight_map", {})
+        named = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
         files = [folder / file for file in sorted(set(named.values()))]
-    return {file: read_header(file) for file in files if file.is_file()}
+    headers: Headers = {}
+    for file in files:
+        if file.is_file():
+            with safe_open(file, framework="np") as opened:
+                slices = {name: opened.get_slice(name) for name in sorted(opened.keys())}
+                headers[file] = {
+                    name: (found.get_dtype(), tuple(found.get_shape()))
+                    for name, found in slices.items()
+                }
+    return headers
 
 
-def _empty_from(
-    folder: Path, headers: Mapping[Path, Mapping[str, dict]], *, exact: bool
-) -> PreTrainedModel | None:
+def _empty_from(folder: Path, headers: Headers, *, exact: bool) -> PreTrainedModel | None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
@@ -129,15 +140,15 @@ def _empty_from(
     return model
 
 
-def _stored_dtype(headers: Mapping[Path, Mapping[str, dict]]) -> torch.dtype:
+def _stored_dtype(headers: Headers) -> torch.dtype:
     """That of the first weight, as `dtype="auto"` of transformers has it."""
     import torch
 
-    kinds = [tensor["dtype"] for header in headers.values() for tensor in header.values()]
+    kinds = [kind for header in headers.values() for kind, _ in header.values()]
     return getattr(torch, next((FLOATS[kind] for kind in kinds if kind in FLOATS), "float32"))
 
 
-def _find_places(model: Any, headers: Mapping[Path, Mapping[str, dict]]) -> dict[str, Place] | None:
+def _find_places(model: Any, headers: Headers) -> dict[str, Place] | None:
     """The place of every weight; None when one is missing, of another shape, or computed."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
@@ -148,7 +159,7 @@ def _find_places(model: Any, headers: Mapping[Path, Mapping[str, dict]]) -> dict
     wanted = model.state_dict()
     found: dict[str, Place] = {}
     for file, header in headers.items():
-        for stored, tensor in header.items():
+        for stored, (_, shape) in header.items():
             name, converter = rename_source_key(
                 stored, renamings, converters, model.base_model_prefix, wanted
             )
@@ -156,7 +167,7 @@ def _find_places(model: Any, headers: Mapping[Path, Mapping[str, dict]]) -> dict
                 return None
             if name not in wanted:
                 continue
-            if tuple(tensor["shape"]) != tuple(wanted[name].shape):
+            if shape != tuple(wanted[name].shape):
                 return None
             found[name] = Place(file, stored)
     tied = model.all_tied_weights_keys

@@ -44,12 +44,10 @@ def said(monkeypatch, capsys, tmp_path):
 
 
 def test_eval_of_a_run_that_does_not_exist_says_so(said, tmp_path):
-    assert "there is no folder 'runs/nope'; 'runs' does not exist either" in said(
-        "eval", "runs/nope"
-    )
+    assert "there is no folder 'runs/nope'" in said("eval", "runs/nope")
     (tmp_path / "runs" / "hope").mkdir(parents=True)
-    assert "there is no folder 'runs/nope'; did you mean 'hope'?" in said("eval", "runs/nope")
-    assert "is empty; give a folder in Hugging Face format" in said("eval", "runs/hope")
+    assert "did you mean 'hope'?" in said("eval", "runs/nope")
+    assert "is empty" in said("eval", "runs/hope")
 
 
 def test_eval_takes_a_sampler_for_a_model_in_this_process_alone(said):
