@@ -12,24 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import yaml
-from pydantic import (
-    AfterValidator,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
 from moored.config_engine import EngineConfig, OptimizerConfig, Section
-from moored.config_errors import explain, unknown_keys
-from moored.config_rules import (
-    check_gradients,
-    check_group_size,
-    check_max_lag,
-    check_overlong_buffer,
-    with_algorithm_defaults,
-)
-from moored.config_text import read_yaml, set_option
+from moored.config_rules import GROUP_BASELINES, with_algorithm_defaults
+from moored.config_text import explain, read_yaml, set_option
 from moored.errors import ConfigError
 from moored.names import (
     ALGORITHMS,
@@ -40,7 +27,6 @@ from moored.names import (
     Aggregation,
     FilterAction,
     FilterReward,
-    KLEstimator,
     LossScale,
     check_rule_value,
 )
@@ -49,7 +35,7 @@ from moored.names import (
 class EnvConfig(Section):
     """One environment of the mix."""
 
-    name: str = Field(min_length=1)
+    name: str = Field(min_length=1, coerce_numbers_to_str=True)
     """Registered name, also with a main option (`textarena:TicTacToe-v0`), or `module:Class`."""
     weight: float = Field(default=1.0, gt=0.0, allow_inf_nan=False)
     """Relative share of the groups."""
@@ -114,8 +100,9 @@ class AlgorithmConfig(Section):
     """How token losses become one number; null takes the algorithm's own."""
     kl_coef: float = Field(default=0.0, ge=0.0)
     """0 turns KL off, and no reference model is loaded."""
-    kl_estimator: KLEstimator = "k3"
-    """How KL to the reference model is estimated from one sample: k2 or k3."""
+    kl_estimator: typing.Literal["k2", "k3"] = "k3"
+    """How KL to the reference model is estimated from one sample; k1 as a loss would have zero
+    expected gradient."""
     old_logprobs: typing.Literal["sampler", "learner"] = "sampler"
     """Whose log-probabilities the ratio starts from: the sampler's own, or the learner's, computed
     once before the update, where the two engines differ too much."""
@@ -136,18 +123,10 @@ class AlgorithmConfig(Section):
     def _cap_needs_both_engines(self) -> AlgorithmConfig:
         if self.importance_cap is not None and self.old_logprobs != "learner":
             raise ValueError(
-                "importance_cap weighs tokens by the learner's over the sampler's probability, but "
-                "old_logprobs: sampler corrects for the sampler already; set "
-                "algorithm.old_logprobs=learner, or leave the cap out"
+                "importance_cap does nothing with old_logprobs: sampler, which corrects for the "
+                "sampler already; set algorithm.old_logprobs=learner, or leave the cap out"
             )
         return self
-
-    @field_validator("kl_estimator")
-    @classmethod
-    def _not_k1(cls, value: KLEstimator) -> KLEstimator:
-        if value == "k1":
-            raise ValueError("k1 as a loss has zero expected gradient; choose k2 or k3")
-        return value
 
 
 class FilterConfig(Section):
@@ -321,36 +300,53 @@ class Config(Options):
         return with_algorithm_defaults(data, longest) if isinstance(data, Mapping) else data
 
     @model_validator(mode="after")
-    def _sizes_fit(self) -> Config:
-        algorithm, rollout = self.algorithm, self.rollout
-        check_group_size(
-            rollout.group_size,
-            rule=self.filter.rule,
-            score=self.filter.score,
-            algorithm=algorithm.name,
-            advantage=algorithm.advantage,
-        )
-        check_overlong_buffer(algorithm.overlong_buffer, rollout.max_response_tokens)
-        check_max_lag(rollout.max_lag, self.engine.kind)
-        if self.gradients.every:
-            check_gradients(
-                rollout.num_groups,
-                num_buckets=self.gradients.num_buckets,
-                params=self.gradients.params,
-                lora_rank=self.optimizer.lora_rank,
+    def _groups_can_be_compared(self) -> Config:
+        if self.rollout.group_size > 1:
+            return self
+        remedy = "but rollout.group_size is 1; set it to 2 or more, or choose"
+        if self.filter.rule != "none" and ":" not in self.filter.score:
+            raise ValueError(
+                f"filter.score = {self.filter.score} needs several trajectories of each prompt, "
+                f"{remedy} filter.rule=none"
             )
+        advantage = self.algorithm.advantage or self.algorithm.name
+        if advantage in GROUP_BASELINES:
+            raise ValueError(
+                f"{advantage} compares the trajectories of a group, {remedy} algorithm.name=ppo or "
+                f"reinforce_pp"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _lag_has_samplers(self) -> Config:
+        kind = self.engine.kind
+        if self.rollout.max_lag and kind != "ray" and ":" not in kind:
+            raise ValueError(
+                f"rollout.max_lag needs samplers with weights of their own, but engine {kind!r} "
+                f"samples with the learner's; set engine.kind=ray, or rollout.max_lag=0"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _gradients_can_be_measured(self) -> Config:
+        chosen, num_groups = self.gradients, self.rollout.num_groups
+        if chosen.every and num_groups < chosen.num_buckets:
+            raise ValueError(
+                f"rollout.num_groups = {num_groups} groups do not fill gradients.num_buckets = "
+                f"{chosen.num_buckets} buckets; raise the one or lower the other"
+            )
+        if chosen.every and chosen.params == "lora" and not self.optimizer.lora_rank:
+            raise ValueError("gradients.params = lora needs optimizer.lora_rank above 0")
         return self
 
     @model_validator(mode="after")
     def _every_prompt_has_a_pair(self) -> Config:
         """Views with a fixed number of prompts, each of which is to have a reasoning."""
         collapse, fixed = self.collapse, {"first_turn", "observation_swap", "episode_swap"}
-        if collapse.every == 0 or not fixed & set(collapse.views):
-            return self
-        num_prompts, option = collapse.num_prompts, "collapse.num_prompts"
-        if num_prompts is None:
-            num_prompts, option = self.rollout.num_groups, "rollout.num_groups"
-        if collapse.num_pairs < num_prompts:
+        num_prompts = collapse.num_prompts or self.rollout.num_groups
+        is_short = collapse.num_pairs < num_prompts
+        if collapse.every and is_short and fixed & set(collapse.views):
+            option = "collapse.num_prompts" if collapse.num_prompts else "rollout.num_groups"
             raise ValueError(
                 f"collapse.num_pairs = {collapse.num_pairs} leaves some of the {option} = "
                 f"{num_prompts} prompts without a reasoning; set collapse.num_pairs to "
@@ -362,27 +358,7 @@ class Config(Options):
 def expand_env(value: object) -> object:
     """`env: sokoban`, `env: {name: sokoban}` and `env: [sokoban, bandit]` are short forms."""
     items = value if isinstance(value, list) else [value]
-    return [_expand_one(item) for item in items]
-
-
-def _expand_one(item: object) -> object:
-    """YAML reads the name `2048` as a number."""
-    if isinstance(item, EnvConfig):
-        return item
-    if isinstance(item, Mapping):
-        return {**item, "name": _as_name(item["name"])} if "name" in item else item
-    name = _as_name(item)
-    if isinstance(name, str) and name:
-        return {"name": name}
-    got = "nothing" if item in (None, "") else repr(item)
-    raise ConfigError(
-        f"an environment is a name, or a mapping with name, weight and options, but {got} was "
-        f"given; write env=sokoban, for example (`moored envs` lists the names)"
-    )
-
-
-def _as_name(value: object) -> object:
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    return [item if isinstance(item, Mapping | EnvConfig) else {"name": item} for item in items]
 
 
 def load_config(
@@ -409,13 +385,19 @@ def load_options(
         if "env" in data:
             data = {**data, "env": expand_env(data["env"])}
         data = set_option(data, override, defaults)
-    problems = list(unknown_keys(kind, data))
-    if problems:
-        raise ConfigError("\n".join(problems))
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        raise ConfigError("\n".join(explain(item) for item in error.errors())) from None
+        raise ConfigError("\n".join(explain(kind, error))) from None
+
+
+def unknown_options(data: Mapping[str, object]) -> list[str]:
+    """A sentence for every option of a part of a configuration that there is not."""
+    try:
+        Config.model_validate(data)
+    except ValidationError as error:
+        return explain(Config, error, only="extra_forbidden")
+    return []
 
 
 def _command_of(data: Mapping[str, object], kind: type[Options]) -> str:

@@ -1,15 +1,17 @@
-"""From text to the data of a configuration: YAML files and `key=value`."""
+"""Data of a configuration, from YAML files and `key=value`, and what is wrong with it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import cast, get_args, get_origin
 
 import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
-from moored.errors import ConfigError
+from moored.errors import ConfigError, close_match_hint
 
 
 def read_yaml(path: str | Path) -> dict[str, object]:
@@ -18,27 +20,58 @@ def read_yaml(path: str | Path) -> dict[str, object]:
         data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read configuration {str(path)!r}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"configuration {str(path)!r} is not text in UTF-8; save it again as such"
-        ) from error
-    except yaml.YAMLError as error:
-        raise ConfigError(
-            f"configuration {str(path)!r} is not valid YAML: {_yaml_problem(error)}"
-        ) from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        what = " ".join(str(error).split())
+        raise ConfigError(f"configuration {str(path)!r} is not valid YAML: {what}") from error
     if not isinstance(data, Mapping):
-        found = "is empty" if data is None else f"holds a {type(data).__name__}"
-        raise ConfigError(f"configuration {str(path)!r} must hold keys and values, but it {found}")
+        raise ConfigError(f"configuration {str(path)!r} must hold keys and values, got {data!r}")
     return dict(data)
 
 
-def _yaml_problem(error: yaml.YAMLError) -> str:
-    """Place and reason in one line, with what to do about a tab."""
-    mark = getattr(error, "problem_mark", None)
-    where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
-    problem = getattr(error, "problem", None) or " ".join(str(error).split())
-    remedy = "indent with spaces" if "'\\t'" in problem else "correct it there"
-    return f"{where}{problem}; {remedy}"
+def explain(root: type[BaseModel], error: ValidationError, *, only: str = "") -> list[str]:
+    """A sentence for each mistake in a whole configuration, `only` those of one type if given."""
+    return [_sentence(root, item) for item in error.errors() if only in ("", item["type"])]
+
+
+def _sentence(root: type[BaseModel], item: ErrorDetails) -> str:
+    """Field, given value and remedy."""
+    field = ".".join(map(str, item["loc"])) or "configuration"
+    if item["type"] == "extra_forbidden":
+        return f"unknown option {field!r}; {_hint(root, item['loc'])}"
+    if "error" in item.get("ctx", {}):  # a validator's own
+        return f"{field}: {item['msg'].removeprefix('Value error, ')}"
+    return f"{field} = {item['input']!r}: {item['msg'][0].lower()}{item['msg'][1:]}"
+
+
+def _hint(root: type[BaseModel], loc: Sequence[int | str]) -> str:
+    """Where an option of this name stands in another section, or what is close in this one."""
+    *sections, key = loc
+    elsewhere = [name for name in _option_names(root) if name.rpartition(".")[2] == key]
+    if elsewhere:
+        return f"did you mean {' or '.join(map(repr, elsewhere))}?"
+    model = root
+    for name in sections:
+        if isinstance(name, str):
+            model = section_of(model.model_fields[name].annotation) or model
+    return close_match_hint(str(key), model.model_fields)
+
+
+def _option_names(model: type[BaseModel], path: str = "") -> Iterator[str]:
+    """Dotted names of all options, those of lists left out."""
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from _option_names(kind, f"{path}{name}.")
+        else:
+            yield f"{path}{name}"
+
+
+def section_of(annotation: object) -> type[BaseModel] | None:
+    """The section class inside an annotation such as `list[EnvConfig]`, if there is one."""
+    inside = [annotation, *get_args(annotation)]
+    # `list[EnvConfig]` passes for a type, too.
+    classes = [kind for kind in inside if isinstance(kind, type) and get_origin(kind) is None]
+    return next((kind for kind in classes if issubclass(kind, BaseModel)), None)
 
 
 def set_option(

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from moored.config_errors import unknown_keys
 from moored.config_text import set_option
 from moored.errors import ConfigError, MooredError
 from moored.studies.declaration import Arm, Study, Word
@@ -77,7 +76,7 @@ def plan_runs(
 
 def _check_words(words: Iterable[Word]) -> None:
     """Refuse unknown presets and keys, each at its line; values depend on the other words."""
-    from moored.config import Config
+    from moored.config import Config, unknown_options
     from moored.presets import read_presets
 
     for word in words:
@@ -88,9 +87,8 @@ def _check_words(words: Iterable[Word]) -> None:
             if word.text.partition("=")[0].strip() == "seed":
                 raise ConfigError("a study sets the seed itself; use --seeds")
             data = set_option({}, word.text, Config().model_dump(mode="json"))
-            problems = list(unknown_keys(Config, data))
-            if problems:
-                raise ConfigError(problems[0])
+            for problem in unknown_options(data):
+                raise ConfigError(problem)
         except MooredError as error:
             raise _at(word, str(error)) from None
 

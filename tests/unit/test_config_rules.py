@@ -67,39 +67,35 @@ def test_the_dump_holds_every_default_of_a_name_and_reads_back(name: str, tmp_pa
     assert load_config(file) == config
 
 
-def test_groups_of_one_are_refused_with_a_remedy_where_something_compares_them():
-    with pytest.raises(ConfigError) as caught:
+def test_groups_of_one_are_refused_where_something_compares_them():
+    with pytest.raises(ConfigError, match=r"filter\.rule=none"):
         load_config({}, ["rollout.group_size=1"])
-    assert str(caught.value) == (
-        "configuration: filter.score = variance needs several trajectories of each prompt, but "
-        "rollout.group_size is 1; set rollout.group_size to 2 or more, or filter.rule=none"
-    )
     alone = ["rollout.group_size=1", "filter.rule=none"]
-    with pytest.raises(ConfigError, match=r"rloo compares the trajectories of a group, .* is 1"):
-        load_config({}, [*alone, "algorithm.name=rloo"])
-    with pytest.raises(ConfigError, match="dr_grpo compares the trajectories"):
-        load_config({}, [*alone, "algorithm.advantage=dr_grpo"])
+    for advantage in ("algorithm.name=rloo", "algorithm.advantage=dr_grpo"):
+        with pytest.raises(ConfigError, match="compares the trajectories"):
+            load_config({}, [*alone, advantage])
     assert load_config({}, alone).rollout.group_size == 1
     assert load_config({}, [*alone, "algorithm.name=reinforce_pp"]).rollout.group_size == 1
     assert load_config({}, ["rollout.group_size=1", "filter.score=mine:score"]).filter.value == 0.9
 
 
-def test_a_mass_above_one_is_refused_in_one_sentence():
-    with pytest.raises(ConfigError) as caught:
-        load_config({}, ["filter.value=2"])
-    assert str(caught.value) == (
-        "filter: rule top_p takes a share of the total in [0, 1], got value 2.0"
-    )
-
-
-def test_an_overlong_buffer_fits_into_the_longest_reply():
-    too_long = ["algorithm.overlong_buffer=11", "rollout.max_response_tokens=10"]
-    with pytest.raises(ConfigError, match=r"is longer than the longest reply, .* = 10; set it to"):
-        load_config({}, too_long)
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (["filter.value=2"], "share of the total"),
+        (["filter.rule=top_k", "filter.value=4"], "top_k_count"),
+        (["algorithm.importance_cap=2"], "old_logprobs=learner"),
+        (["gradients.every=1", "rollout.num_groups=5"], "num_buckets"),
+        (["gradients.every=1", "gradients.params=lora"], "lora_rank"),
+    ],
+)
+def test_what_would_do_nothing_is_refused_with_a_remedy(words, remedy):
+    with pytest.raises(ConfigError, match=remedy):
+        load_config({}, words)
 
 
 def test_a_lag_needs_an_engine_whose_samplers_have_their_own_weights():
-    with pytest.raises(ConfigError, match="engine 'local' samples with the learner's"):
+    with pytest.raises(ConfigError, match=r"engine\.kind=ray"):
         load_config({}, ["rollout.max_lag=1"])
     assert load_config({}, ["rollout.max_lag=1", "engine.kind=ray"]).rollout.max_lag == 1
     assert load_config({}, ["rollout.max_lag=1", "engine.kind=my:engine"]).rollout.max_lag == 1

@@ -70,6 +70,15 @@ def test_presets_of_several_kinds_and_files_are_laid_over_each_other(tmp_path):
     assert config.filter.rule == "none"
 
 
+def test_a_folder_in_place_of_a_file_is_called_one(tmp_path):
+    (tmp_path / "a.yaml").mkdir()
+    with pytest.raises(ConfigError, match=r"a\.yaml' is a folder; give a preset or a \.yaml file"):
+        read_presets([str(tmp_path / "a.yaml")])
+    (tmp_path / "a.yaml" / "config.yaml").write_text("seed: 1\n")
+    with pytest.raises(ConfigError, match=r"did you mean '.*/a\.yaml/config\.yaml'"):
+        read_presets([str(tmp_path / "a.yaml")])
+
+
 def test_a_misspelt_file_is_not_called_a_preset(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").write_text("seed: 1\n")
