@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from moored.analysis.compare import OptionChange, look_values, read_changes
-from moored.analysis.diagnosis import Diagnosis
+from moored.analysis.diagnosis import Diagnosis, Series
 from moored.analysis.figures import ENTROPY
 from moored.analysis.report_rollouts import Rollouts, read_rollouts
 from moored.analysis.stored import read_diagnosis, read_links, read_worth
@@ -126,10 +126,15 @@ class RunData:
         return found if isinstance(found, int) else None
 
     @property
+    def series(self) -> tuple[Series, ...]:
+        return self.diagnosis.series if self.diagnosis is not None else ()
+
+    @property
     def alarm_step(self) -> int | None:
         """The first alarm of any environment."""
-        series = self.diagnosis.series if self.diagnosis is not None else ()
-        return min((each.alarm.step for each in series if each.alarm is not None), default=None)
+        return min(
+            (each.alarm.step for each in self.series if each.alarm is not None), default=None
+        )
 
 
 def read_run(path: Path) -> RunData:

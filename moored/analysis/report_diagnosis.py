@@ -141,6 +141,8 @@ def _reward_figure(looks: Sequence[Look], alarm: int | None, end: str) -> Iterat
 
 def look_figures(series: Sequence[Series], alarm: int | None, *, end: str = "") -> Iterator[Drawn]:
     """MI, retrieval and entropy in every view, worth and the chain; slugs end with `end`."""
+    if not series:
+        return
     for name, curve in MEASURED.items():
         views, (title, y_title) = _views(series), FIGURES[curve]
         curves = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from shlex import join
 from statistics import fmean
@@ -71,7 +72,6 @@ def report_of_run(path: Path) -> Report:
     """Everything about one run."""
     run = read_run(path)
     found = _headline(run)
-    series = run.diagnosis.series if run.diagnosis is not None else ()
     meaning = explanation(run.diagnosis) if run.diagnosis is not None else []
     return Report(
         kind=found.kind,
@@ -81,12 +81,12 @@ def report_of_run(path: Path) -> Report:
         notes=tuple(_notes(run)),
         sections=(
             _dynamics(run),
-            plane(series),
+            plane(run.series),
             _scores(run),
             _rewards(run),
             _gradients(run),
             _trajectories(run),
-            all_looks(series),
+            all_looks(run.series),
             Section(title="Configuration", block=run.config_text, is_folded=True),
             Section(title="Command and versions", block=_starts(run), is_folded=True),
         ),
@@ -186,23 +186,18 @@ def _dynamics(run: RunData) -> Section:
     """How the run went: loss, success, reward, input dependence, form, filter, time."""
     curves, alarm = step_curves(run.steps), run.alarm_step
     window = max(len(run.steps) // WINDOWS, 1)
+    draw = partial(_step_figure, curves, alarm)
     figures = [
-        *_step_figure("loss", "Loss", curves, ("training loss", "held-out loss"), alarm),
-        *_step_figure("success", "Success", curves, ("success", "validation success"), alarm),
-        *_step_figure("reward", "Reward", curves, ("reward",), alarm),
-        *(look_figures(run.diagnosis.series, alarm) if run.diagnosis is not None else ()),
-        *_step_figure("length", "Length of replies", curves, ("reply tokens",), alarm),
-        *_step_figure("validity", "Well-formed replies", curves, ("well-formed replies",), alarm),
-        *_step_figure(
-            "turns", "Reward of a turn", curves, ("well-formed turns", "malformed turns"), alarm
-        ),
-        *_step_figure(
-            "filter", "Filter", curves, ("kept groups", "groups without variance"), alarm
-        ),
-        *_step_figure(
-            "variance", "Reward variance in a group", curves, ("reward variance",), alarm
-        ),
-        *_step_figure("outcome_free", "Outcome-free share", curves, (OUTCOME_FREE,), alarm),
+        *draw("loss", "Loss", "training loss", "held-out loss"),
+        *draw("success", "Success", "success", "validation success"),
+        *draw("reward", "Reward", "reward"),
+        *look_figures(run.series, alarm),
+        *draw("length", "Length of replies", "reply tokens"),
+        *draw("validity", "Well-formed replies", "well-formed replies"),
+        *draw("turns", "Reward of a turn", "well-formed turns", "malformed turns"),
+        *draw("filter", "Filter", "kept groups", "groups without variance"),
+        *draw("variance", "Reward variance in a group", "reward variance"),
+        *draw("outcome_free", "Outcome-free share", OUTCOME_FREE),
         *_time_figure(run, alarm),
     ]
     means = "" if window < 2 else f" Faint lines are single steps, strong ones means over {window}."
@@ -213,7 +208,7 @@ def _dynamics(run: RunData) -> Section:
 
 
 def _step_figure(
-    slug: str, title: str, curves: Mapping[str, Points], names: Sequence[str], alarm: int | None
+    curves: Mapping[str, Points], alarm: int | None, slug: str, title: str, *names: str
 ) -> Iterator[Drawn]:
     """One figure, if any of its curves is known."""
     known = [name for name in names if name in curves]
@@ -270,20 +265,16 @@ def _scores(run: RunData) -> Section:
         for view, matrix in views.items()
     }
     limit = shade_limit(list(found.values()))
-    figures = []
-    for view in dict.fromkeys(view for _, view in found):
-        for stage, step in stages.items():
-            if (step, view) not in found:
-                continue
-            matrix = run.scores[step][view]
-            gain_MN = found[step, view]
-            figures.append(
-                Drawn(
-                    slug=f"scores_{view}_{stage}".replace("/", "_").replace(" ", "_"),
-                    title=f"{stage.capitalize()}: step {step}, {view.replace('_', ' ')}",
-                    chart=score_map(gain_MN, matrix.columns_M, limit, matrix.blocks_M),
-                )
-            )
+    figures = [
+        Drawn(
+            slug=f"scores_{view}_{stage}".replace("/", "_").replace(" ", "_"),
+            title=f"{stage.capitalize()}: step {step}, {view.replace('_', ' ')}",
+            chart=score_map(found[step, view], matrix.columns_M, limit, matrix.blocks_M),
+        )
+        for view in dict.fromkeys(view for _, view in found)
+        for stage, step in stages.items()
+        if (matrix := run.scores.get(step, {}).get(view)) is not None
+    ]
     text = (
         f"{SCORES_TEXT} In observation swap the columns are observations of the same turn, put in "
         f"after the reasoning's own history."
