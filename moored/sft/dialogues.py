@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import cast, get_args
 
-from moored.envs.base import encodable
+from pydantic import BaseModel, ValidationError
+
 from moored.errors import MooredError
 from moored.types import Message, Role
 
@@ -24,14 +23,18 @@ REMEDY = (
     '{"role": "assistant", "content": "…"}]}'
 )
 
-KINDS = {
-    type(None): "null",
-    bool: "true or false",
-    str: "a text",
-    list: "a list",
-    dict: "an object",
-}
-"""What a value of JSON is called; the others are numbers."""
+
+class _Message(BaseModel):
+    role: Role
+    content: str
+
+
+class _Line(BaseModel):
+    """A table with columns for both kinds of lines fills the other with null."""
+
+    messages: list[_Message] | None = None
+    prompt: str | list[_Message] | None = None
+    completion: str | list[_Message] | None = None
 
 
 def read_dialogues(file: str | Path) -> list[Dialogue]:
@@ -82,10 +85,14 @@ def _digest(dialogue: Dialogue) -> str:
 
 def _read_line(line: str, where: str) -> Dialogue:
     try:
-        data = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise MooredError(f"{where} is not JSON ({_reason(error)}); {REMEDY}") from error
-    messages = [_message(item, where) for item in _items(data, where)]
+        data = _Line.model_validate_json(line)
+    except ValidationError as error:
+        # Of a text or a list, the list's mistake is the more precise one.
+        found = max(error.errors(), key=lambda item: len(item["loc"]))
+        place = "".join(f"{part}: " for part in found["loc"])
+        why = found["msg"].replace("at line 1 column", "at column")
+        raise MooredError(f"{where}: {place}{why}; {REMEDY}") from error
+    messages = [Message(each.role, each.content) for each in _messages(data, where)]
     while messages and messages[-1].role != "assistant":
         messages.pop()
     if not messages:
@@ -95,70 +102,28 @@ def _read_line(line: str, where: str) -> Dialogue:
             f"{where} has a reply without text, which would teach the model to end its turn at "
             f"once; write the reply, or leave the line out"
         )
-    turns = messages[1:] if messages[0].role == "system" else messages
-    expected = ["user", "assistant"] * (len(turns) // 2)
-    if [message.role for message in turns] != expected:
+    roles = [message.role for message in messages]
+    turns = roles[1:] if roles[0] == "system" else roles
+    if turns != ["user", "assistant"] * (len(turns) // 2):
         raise MooredError(
             f"{where}: after an optional system message, user and assistant must alternate, got "
-            f"{', '.join(message.role for message in messages)}"
+            f"{', '.join(roles)}"
         )
     return tuple(messages)
 
 
-def _reason(error: Exception) -> str:
-    """What is wrong, with the column; the line in this text is always the first."""
-    if isinstance(error, json.JSONDecodeError):
-        return f"{error.msg} at column {error.colno}"
-    return str(error)
-
-
-def _items(data: object, where: str) -> list[object]:
-    if not isinstance(data, Mapping):
-        raise MooredError(f"{where} holds {_kind(data)}, not an object; {REMEDY}")
-    messages = data.get("messages")
-    if isinstance(messages, list):
-        return messages
-    # A table that has columns for both kinds of lines fills the other with null.
-    if "prompt" in data and "completion" in data:
-        return _pair(data["prompt"], data["completion"], where)
-    if "messages" in data:
-        raise MooredError(f"{where}: `messages` must be a list, got {_kind(messages)}; {REMEDY}")
-    known = ", ".join(map(str, data)) or "no keys"
-    raise MooredError(
-        f"{where} has neither `messages` nor `prompt` and `completion` (it has {known}); {REMEDY}"
-    )
-
-
-def _pair(prompt: object, completion: object, where: str) -> list[object]:
-    """A question and its reply: two texts, or two lists of messages."""
+def _messages(line: _Line, where: str) -> list[_Message]:
+    prompt, completion = line.prompt, line.completion
+    if line.messages is not None:
+        return line.messages
     if isinstance(prompt, str) and isinstance(completion, str):
-        texts = (("user", prompt), ("assistant", completion))
-        return [{"role": role, "content": text} for role, text in texts]
+        return [
+            _Message(role="user", content=prompt),
+            _Message(role="assistant", content=completion),
+        ]
     if isinstance(prompt, list) and isinstance(completion, list):
         return [*prompt, *completion]
     raise MooredError(
-        f"{where}: `prompt` and `completion` must be two texts or two lists of messages, got "
-        f"{_kind(prompt)} and {_kind(completion)}; {REMEDY}"
+        f"{where} has neither `messages` nor `prompt` and `completion` as two texts or two lists "
+        f"of messages; {REMEDY}"
     )
-
-
-def _kind(value: object) -> str:
-    """What JSON calls it."""
-    return KINDS.get(type(value), "a number")
-
-
-def _message(item: object, where: str) -> Message:
-    role, content = (
-        (item.get("role"), item.get("content")) if isinstance(item, Mapping) else (None, None)
-    )
-    if role not in get_args(Role) or not isinstance(content, str):
-        raise MooredError(
-            f"{where}: a message needs a role ({', '.join(get_args(Role))}) and a text as content, "
-            f"got {json.dumps(item)[:80]}"
-        )
-    if encodable(content) != content:
-        raise MooredError(
-            f"{where}: a message holds half a character, which no tokenizer can encode (a lone "
-            f"surrogate: the text was cut inside a character), got {json.dumps(item)[:80]}"
-        )
-    return Message(cast(Role, role), content)
