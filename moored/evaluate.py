@@ -13,8 +13,8 @@ from moored.config import Config
 from moored.diagnostics.resampling import wilson_interval
 from moored.envs.base import SPLIT_SEEDS
 from moored.envs.mix import EnvMix
-from moored.rollout.calls import EnvCalls
 from moored.rollout.episodes import Task, Writer, roll_out
+from moored.rollout.pool import EnvCalls
 from moored.types import Group
 
 

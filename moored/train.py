@@ -31,9 +31,8 @@ from moored.models.paths import resolve_paths
 from moored.models.rates import with_rates
 from moored.recovery import go_back, surviving
 from moored.rollout.ahead import Ahead
-from moored.rollout.calls import EnvCalls
 from moored.rollout.episodes import Task, roll_out
-from moored.rollout.pool import make_pool
+from moored.rollout.pool import EnvCalls, make_pool
 from moored.runlog.changes import changes_since
 from moored.runlog.log import RunLog, all_done, read_records, written_whole
 from moored.runlog.machine import describe_machine, installed_versions, own_command

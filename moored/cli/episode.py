@@ -15,8 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from moored.cli.console import print_line, printable
-from moored.envs.answers import begin, respond
-from moored.envs.base import Environment, StepResult
+from moored.envs.base import Environment, StepResult, begin, respond
 from moored.envs.mix import option_defaults
 from moored.errors import MooredError
 from moored.reply import TAGS, format_reply

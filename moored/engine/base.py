@@ -19,8 +19,8 @@ from moored.errors import MooredError
 from moored.types import Completion, Message, Prompt, ScoreRequest
 
 if TYPE_CHECKING:
-    from moored.rollout.calls import EnvCalls
     from moored.rollout.episodes import DialogueRenderer
+    from moored.rollout.pool import EnvCalls
     from moored.training.samples import LossSample, Sample
 
 

@@ -1,6 +1,7 @@
 """What an environment is, and which task a seed stands for.
 
-`Environment` is the protocol every task implements. `draw_task` keeps train, validation and test
+`Environment` is the protocol every task implements. `begin` and `respond` call one and check what
+it returns: environments are code of others. `draw_task` keeps train, validation and test
 apart by seed range *and* by content hash.
 """
 
@@ -9,14 +10,15 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
+import math
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Protocol, TypeVar, runtime_checkable
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 from moored.errors import EnvError
 from moored.reply import format_reply
-from moored.types import Content, Message
+from moored.types import Content, ImagePart, Message, TextPart
 
 logger = logging.getLogger(__name__)
 
@@ -141,6 +143,73 @@ def check_available(env: Environment) -> None:
     """Have an environment say whether an episode can begin; one without the method is trusted."""
     if isinstance(env, ChecksItself):
         env.check_available()
+
+
+def begin(env: Environment, task_seed: int, episode_seed: int = 0) -> list[Message]:
+    """The first messages of an episode, with texts that a tokenizer can encode."""
+    messages = require_messages(env.reset(task_seed, episode_seed))
+    return [replace(x, content=_checked_content(x.content)) for x in messages]
+
+
+def respond(env: Environment, reply: str) -> StepResult:
+    """What comes of a reply; an EnvError where that has a wrong kind."""
+    result = require_result(env.step(reply))
+    for name, value in (("reward", result.reward), ("penalty", result.penalty)):
+        if not _is_number(value) or not math.isfinite(value):
+            raise EnvError(f"a {name} must be a finite number, got {value!r:.80}")
+    for name, value in result.metrics.items():
+        if not _is_number(value):
+            raise EnvError(f"metric {name!r} must be a number, got {value!r:.80}")
+    if result.is_over:
+        return result
+    seen = _checked_content(result.observation)
+    return result if seen is result.observation else replace(result, observation=seen)
+
+
+def require_messages(messages: object) -> list[Message]:
+    """What `reset` returned, if it is what it must be."""
+    if not isinstance(messages, list) or not messages:
+        raise EnvError(f"reset must return a list of messages, got {messages!r:.80}")
+    wrong = next((x for x in messages if not isinstance(x, Message)), None)
+    if wrong is not None:
+        raise EnvError(f"reset must return Message objects, got {wrong!r:.80}")
+    return messages
+
+
+def require_result(result: object) -> StepResult:
+    """What `step` returned, if it is what it must be."""
+    if not isinstance(result, StepResult):
+        hint = "; write def step, not async def" if isinstance(result, Coroutine) else ""
+        raise EnvError(f"step must return a StepResult, got {type(result).__name__}{hint}")
+    return result
+
+
+def _is_number(value: Any) -> bool:
+    """False also for what only looks like one: an array of two numbers has a `__float__` too."""
+    try:
+        float(value)
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return hasattr(value, "__float__")
+
+
+def _checked_content(content: object) -> Content:
+    """The same object where there is nothing to replace."""
+    if isinstance(content, str):
+        text = content if content.isascii() else encodable(content)
+        return content if text == content else text
+    if not isinstance(content, list) or not all(isinstance(part, Mapping) for part in content):
+        raise EnvError(f"an observation must be text or a list of parts, got {content!r:.80}")
+    return [_checked_part(part) for part in content]
+
+
+def _checked_part(part: Mapping[str, Any]) -> TextPart | ImagePart:
+    kind = part.get("type")
+    if kind == "text" and isinstance(part.get("text"), str):
+        return TextPart(type="text", text=encodable(part["text"]))
+    if kind == "image" and "image" in part:
+        return ImagePart(type="image", image=part["image"])
+    raise EnvError(f"a part of an observation must be a text or an image, got {part!r:.80}")
 
 
 def malformed_reward(format_penalty: float | None, dearest_turn: float) -> float:

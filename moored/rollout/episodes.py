@@ -23,8 +23,7 @@ from moored.config import RolloutConfig
 from moored.engine.base import Request, Sampler, SamplingParams, Stream, new_session
 from moored.envs.base import Environment, StepResult
 from moored.errors import describe_raised
-from moored.rollout.calls import Answer, EnvCalls, Played, Question
-from moored.rollout.pool import EnvPool
+from moored.rollout.pool import Answer, EnvCalls, EnvPool, Played, Question
 from moored.rollout.render import Spans
 from moored.types import (
     Completion,

@@ -1,5 +1,7 @@
 """A pool of environments: kept for reuse, called in threads under a time limit, sharing resources.
 
+`EnvCalls` is what episodes need of environments, wherever those live: `EnvPool` calls them in
+threads of this process, `moored.engine.ray.env_pool.ActorPool` in processes of a cluster.
 `EnvPool` hands out environments (`take`, `give_back`, `discard`) and runs their calls (`submit`,
 `ask`, `poll`, `run_all`). What a call raises is data. A call beyond its limit comes back as an
 `EnvTimeoutError`; its thread and its environment are given up, and a new thread takes over the
@@ -18,14 +20,22 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from moored.config import RolloutConfig
 from moored.engine.base import ClusterEngine
-from moored.envs.base import Environment
+from moored.envs.base import Environment, StepResult, begin, respond
 from moored.envs.resources import OpenResource, SharedResources
 from moored.errors import ConfigError, EnvError, EnvTimeoutError, describe_raised
-from moored.rollout.calls import EnvCalls, Question, answer
+from moored.types import Message
+
+Question = tuple[int, int] | str
+"""What an environment is asked: the seeds of a task and an episode to begin, or to read a reply."""
+Answer = list[Message] | StepResult | Exception
+"""What it returned or raised."""
+Answers = list[tuple[Any, Answer]]
+"""Each with the key of its question."""
+
 
 T = TypeVar("T")
 Finished = list[tuple[Any, Any]]
@@ -39,6 +49,58 @@ GRACE_S = 2.0
 logger = logging.getLogger(__name__)
 
 
+class Played(Protocol):
+    """An environment as an episode sees it."""
+
+    @property
+    def max_turns(self) -> int: ...
+
+
+E = TypeVar("E", bound=Played)
+
+
+class EnvCalls(Protocol[E]):
+    """Hands out environments and carries questions to them. What one raises is data, and so is an
+    `EnvTimeoutError` for a question that takes too long. Methods are called from one thread at a
+    time.
+    """
+
+    def take(self, make_env: Callable[[], Environment]) -> E:
+        """An environment for one episode; what another has given back is used again."""
+        ...
+
+    def give_back(self, make_env: Callable[[], Environment], env: E) -> None:
+        """Keep an environment for the next episode."""
+        ...
+
+    def discard(self, env: E) -> None:
+        """Close an environment that may be broken."""
+        ...
+
+    def ask(self, questions: Sequence[tuple[int, E, Question]]) -> None:
+        """Begin to answer questions, each with its key and the environment it is for.
+
+        `poll` gives the answers under these keys. An environment is asked one thing at a time.
+        """
+        ...
+
+    def poll(self, *, wait_s: float | None = None, linger_s: float | None = 0.0) -> Answers:
+        """Answers that are there; [] if nothing was asked.
+
+        Waits until one is, or for `wait_s` seconds; then for more, until all are or nothing came
+        for `linger_s` (None: until all are).
+        """
+        ...
+
+    def drop_calls(self) -> None:
+        """Forget every question."""
+        ...
+
+    def close(self) -> None:
+        """Close environments and what they share."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
 class _Call:
     key: Hashable
@@ -46,15 +108,6 @@ class _Call:
     env: Environment | None
     uses: tuple[OpenResource, ...]
     """Resources of the environment, each with a bound on the calls at a time."""
-
-    def attempt(self) -> object:
-        """The only place that catches: what an environment raises is data."""
-        try:
-            return self.run()
-        except Exception as error:
-            return error
-        except BaseException as error:  # SystemExit would end the thread silently
-            return EnvError(f"it {describe_raised(error)}")
 
 
 class EnvPool:
@@ -115,7 +168,7 @@ class EnvPool:
         """Queue questions (key, environment, question); `poll` gives the answers by key."""
         self._threads.put(
             [
-                _Call(key, partial(answer, env, question), env, self._uses.get(id(env), ()))
+                _Call(key, _question(env, question), env, self._uses.get(id(env), ()))
                 for key, env, question in questions
             ]
         )
@@ -187,6 +240,11 @@ class EnvPool:
         self.close()
 
 
+def _question(env: Environment, question: Question) -> Callable[[], object]:
+    is_reply = isinstance(question, str)
+    return partial(respond, env, question) if is_reply else partial(begin, env, *question)
+
+
 def thread_pool(rollout: RolloutConfig) -> EnvPool:
     """Environments in this process, as the options say."""
     return EnvPool(workers=rollout.env_workers, timeout_s=rollout.env_timeout_s)
@@ -198,7 +256,7 @@ def make_pool(engine: object, rollout: RolloutConfig) -> EnvCalls[Any]:
 
 
 class _Worker(threading.Thread):
-    """Runs calls, one after another, until it is given up."""
+    """Runs calls until it is given up; what they raise is data, and is caught nowhere else."""
 
     def __init__(self, threads: _Threads) -> None:
         super().__init__(daemon=True, name="moored-env")
@@ -208,9 +266,14 @@ class _Worker(threading.Thread):
         self.is_given_up = False
 
     def run(self) -> None:
-        call = self.threads.exchange(self, None)
-        while call is not None:
-            call = self.threads.exchange(self, call.attempt())
+        result: object = None
+        while (call := self.threads.exchange(self, result)) is not None:
+            try:
+                result = call.run()
+            except Exception as error:
+                result = error
+            except BaseException as error:  # SystemExit would end the thread silently
+                result = EnvError(f"it {describe_raised(error)}")
 
 
 class _Threads:

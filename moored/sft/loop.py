@@ -24,8 +24,7 @@ from moored.envs.mix import EnvMix
 from moored.errors import ConfigError, MooredError
 from moored.evaluate import evaluate
 from moored.models.paths import resolve_paths
-from moored.rollout.calls import EnvCalls
-from moored.rollout.pool import make_pool
+from moored.rollout.pool import EnvCalls, make_pool
 from moored.runlog.log import RunLog, all_done, written_whole
 from moored.runlog.machine import describe_machine, installed_versions, own_command
 from moored.sft.ahead import LessonsAhead, num_workers

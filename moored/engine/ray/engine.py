@@ -26,8 +26,7 @@ from moored.engine.ray.team import MakeWorker, RayTeam
 from moored.engine.workers.learner import TeamLearner
 from moored.engine.workers.ranks import check_ranks
 from moored.errors import require_packages
-from moored.rollout.calls import EnvCalls
-from moored.rollout.pool import thread_pool
+from moored.rollout.pool import EnvCalls, thread_pool
 from moored.rollout.render import Renderer
 
 if TYPE_CHECKING:

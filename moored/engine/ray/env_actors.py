@@ -19,7 +19,7 @@ from moored.engine.ray.env_host import EnvAbout, EnvHost, EnvOrder
 from moored.envs.base import Environment
 from moored.envs.mix import EnvMix
 from moored.errors import EnvError, MooredError
-from moored.rollout.calls import Answer, Question
+from moored.rollout.pool import Answer, Question
 
 logger = logging.getLogger(__name__)
 

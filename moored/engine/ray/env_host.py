@@ -17,8 +17,7 @@ from moored.config import RolloutConfig
 from moored.engine.ray.cluster import find_modules_as_driver
 from moored.envs.base import Environment, check_available
 from moored.errors import EnvError, MooredError, describe_raised
-from moored.rollout.calls import Answer, Question
-from moored.rollout.pool import EnvPool
+from moored.rollout.pool import Answer, EnvPool, Question
 
 POLL_S = 0.02
 """How long a call waits for an answer before it looks for new questions."""

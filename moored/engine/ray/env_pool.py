@@ -21,7 +21,7 @@ from moored.engine.ray.env_actors import ActorEnv, EnvActors, EnvSeat
 from moored.engine.ray.env_host import EnvReport
 from moored.envs.base import Environment
 from moored.errors import EnvError
-from moored.rollout.calls import Answer, Answers, Question
+from moored.rollout.pool import Answer, Answers, Question
 
 LOOK_UP_S = 1.0
 """Longest wait before actors that were lost are looked after again."""

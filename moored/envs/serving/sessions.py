@@ -19,8 +19,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from moored.envs.answers import require_messages, require_result
-from moored.envs.base import Environment, StepResult
+from moored.envs.base import Environment, StepResult, require_messages, require_result
 from moored.envs.resources import OpenResource, SharedResources
 from moored.envs.serving.wire import NoRoomError
 from moored.errors import EnvError, EnvTimeoutError, MooredError

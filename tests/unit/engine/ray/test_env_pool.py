@@ -31,9 +31,8 @@ from moored.engine.ray.env_pool import ActorPool
 from moored.envs.base import StepResult
 from moored.envs.mix import EnvMix
 from moored.errors import EnvError, EnvTimeoutError, MooredError
-from moored.rollout.calls import Answer, EnvCalls
 from moored.rollout.episodes import Task, roll_out
-from moored.rollout.pool import EnvPool
+from moored.rollout.pool import Answer, EnvCalls, EnvPool
 from moored.rollout.render import Renderer
 from moored.types import Completion, FinishReason, Group
 from tests.contract.registered import needs_bubblewrap
