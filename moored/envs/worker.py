@@ -29,11 +29,9 @@ GRACE_S = 5.0
 """How much later than the child's own timer this process kills it."""
 NO_MORE_REQUESTS = 64
 """Exit code of a process whose requests have ended; no other end has it by accident."""
-READY, ITEM, RESULT, ERROR = "ready", "item", "result", "error"
-LAST_WORDS, LOST, END = "last words", "lost", "end"
+READY, ITEM, RESULT, ERROR, LOST, END = "ready", "item", "result", "error", "lost", "end"
 """Messages of a child: ready for requests; an item before the result; the result; what the
-handler raised; the text it leaves with, as in `sys.exit(text)`; how the process that called it
-ended; the end."""
+handler raised; how the process that called it ended; the end."""
 NO_REQUEST = 0
 """Number of a message that belongs to no request; requests count from 1."""
 
@@ -41,9 +39,8 @@ NO_REQUEST = 0
 class WorkerLost(Exception):
     """The process ended, or was killed, over a request."""
 
-    def __init__(self, exit_code: int | None, last_words: str = "") -> None:
-        how = "no answer in time" if exit_code is None else f"exit code {exit_code}"
-        super().__init__(f"{how}: {last_words}" if last_words else how)
+    def __init__(self, exit_code: int | None) -> None:
+        super().__init__("no answer in time" if exit_code is None else f"exit code {exit_code}")
         self.exit_code = exit_code
         """None when it was killed from outside, because it was silent for too long."""
 
@@ -96,7 +93,7 @@ class Worker:
         `cpu_s` limits computing: time in which the machine does other things does not count.
         """
         limit_s = None if wall_s is None else wall_s + GRACE_S
-        said = self._converse(arguments, (cpu_s, wall_s), lambda is_first: limit_s)
+        said = self._converse(arguments, (cpu_s, wall_s), limit_s, limit_s)
         while True:
             try:
                 next(said)
@@ -105,9 +102,7 @@ class Worker:
 
     def watch(self, *arguments: object, limit_s: float) -> Iterator[Any]:
         """What the handler hands to `emit`, as it comes; WorkerLost when silent for `limit_s`."""
-        return self._converse(
-            arguments, (None, None), lambda is_first: START_LIMIT_S if is_first else limit_s
-        )
+        return self._converse(arguments, (None, None), START_LIMIT_S, limit_s)
 
     def stop(self) -> None:
         """Kill the child and all it started; after a fork it belongs to the other process.
@@ -122,7 +117,8 @@ class Worker:
         self,
         arguments: tuple[object, ...],
         limits: tuple[float | None, float | None],
-        patience_s: Callable[[bool], float | None],
+        first_limit_s: float | None,
+        limit_s: float | None,
     ) -> Iterator[Any]:
         """Send a request, yield its items, return its result."""
         with self._lock:
@@ -131,20 +127,17 @@ class Worker:
             data = pickle.dumps((self._number, arguments, *limits))
             stdin = process.stdin
             assert stdin is not None
-            is_answered, last_words = False, ""
+            is_answered = False
             try:
                 with contextlib.suppress(BrokenPipeError):
                     stdin.write(data)
                     stdin.flush()
-                kind, what = self._next(patience_s(True))
-                while kind in (ITEM, LAST_WORDS):
-                    if kind == ITEM:
-                        yield what
-                    else:
-                        last_words = what
-                    kind, what = self._next(patience_s(False))
+                kind, what = self._next(first_limit_s)
+                while kind == ITEM:
+                    yield what
+                    kind, what = self._next(limit_s)
                 if kind == END:
-                    raise WorkerLost(_exit_code(process), last_words)
+                    raise WorkerLost(_exit_code(process))
                 is_answered = True
             finally:
                 # Late, interrupted or gone: the next request must not read this one's answer.
@@ -152,7 +145,7 @@ class Worker:
                     self.stop()
         if kind == RESULT:
             return what
-        raise what if kind == ERROR else WorkerLost(what, last_words)
+        raise what if kind == ERROR else WorkerLost(what)
 
     def _next(self, limit_s: float | None) -> tuple[str, Any]:
         """The next message, but no answer to an earlier request."""
@@ -283,35 +276,10 @@ def serve(handler: str, prepare: str, memory_bytes: int) -> None:
         pid = os.fork()
         if pid == 0:
             _answer_and_exit(call, memory_bytes)
-        _await_end(pid)
         exit_code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         if exit_code == NO_MORE_REQUESTS:
             return
         tell(LOST, exit_code)
-
-
-def _await_end(pid: int) -> None:
-    """Wait for the process that answers; kill it when nobody is left to read an answer.
-
-    The process that asked may be killed in the middle of a request without a limit. Only Linux can
-    wait for both processes; elsewhere such a request goes on until its end.
-    """
-    try:
-        descriptor = os.pidfd_open(pid)
-    except (AttributeError, OSError):
-        return
-    import select
-
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    poll.register(sys.stdin.fileno(), 0)  # its end is told in any case
-    ready = [found for found, _ in poll.poll()]
-    os.close(descriptor)
-    if descriptor in ready:
-        return
-    if os.getpgrp() == os.getpid():  # not in a worker of a worker
-        os.killpg(0, signal.SIGKILL)
-    os.kill(pid, signal.SIGKILL)
 
 
 def _answer_and_exit(call: Callable[..., object], memory_bytes: int) -> None:
@@ -342,10 +310,6 @@ def _answer_requests(call: Callable[..., object], memory_bytes: int) -> None:
             kind, what = RESULT, call(*arguments)
         except Exception as error:
             kind, what = ERROR, _portable(error)
-        except SystemExit as error:
-            if not isinstance(error.code, int | None):
-                _tell(LAST_WORDS, " ".join(str(error).split()))
-            raise
         die_after(cpu_s=cpu_s and 0.0, wall_s=wall_s and 0.0)
         _tell(kind, what)
 
