@@ -22,8 +22,8 @@ from pathlib import Path
 
 import numpy as np
 
+from moored.analysis.diagnose import LookOptions, draw
 from moored.analysis.rewards import read_rewards
-from moored.analysis.sample import draw
 from moored.files.formats import read_records
 from moored.files.records import ReadOptions
 
@@ -90,7 +90,7 @@ def advise(file: Path) -> int:
 
 
 def diagnose(file: Path) -> int:
-    drawn = draw(read_records(file, ReadOptions()), num_prompts=16, num_pairs=64)
+    drawn = draw(read_records(file, ReadOptions()), LookOptions())
     return sum(look.num_rows for look in drawn.looks)
 
 

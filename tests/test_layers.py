@@ -18,7 +18,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "moored"
 BASE = {"types", "errors", "names", "reply", "json_http", "cores"}
-BASE |= {"config", "config_engine", "config_rules", "config_errors", "config_text"}
+BASE |= {"config", "config_engine", "config_rules", "config_text"}
 MATHS = BASE | {"algo", "diagnostics", "envs", "runlog", "files"}
 PARTS = MATHS | {"rollout", "training", "models", "engine.base"}
 ENGINES = PARTS | {"engine"}
@@ -35,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     **dict.fromkeys(PARTS - MATHS, PARTS),
     "engine": LOOPS,
     **dict.fromkeys(LOOPS - ENGINES, LOOPS),
-    "analysis": ANALYSIS | {"engine", "engine.base", "models"},
+    "analysis": ANALYSIS | {"engine", "engine.base", "models", "integrations"},
     "integrations": BASE | {"algo", "diagnostics"},
     "plan": PARTS,
     "presets": BASE,

@@ -38,7 +38,7 @@ WHOLE = (
     "moored.analysis.diagnosis",
     "moored.analysis.report",
     "moored.analysis.report_page",
-    "moored.cli.diagnosing",
+    "moored.analysis.diagnose",
     "moored.cli.main",
     "moored.cli.profiling",
     "moored.cli.progress",

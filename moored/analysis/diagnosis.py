@@ -1,7 +1,7 @@
 """What a run's looks say: reports, verdicts and alarms of every environment.
 
-`Diagnosis` is what terminal, JSON and page show, wherever its looks come from: `scoring` makes them
-from rollout files and a model, `stored` from what training measured.
+`Diagnosis` is what terminal, JSON and page show, wherever its looks come from: `diagnose` makes
+them from rollout files and a model, `stored` from what training measured.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
-from moored.analysis.sample import RewardStats, label_of
 from moored.diagnostics.alarm import Alarm
 from moored.diagnostics.chain import Link
 from moored.diagnostics.information import Likelihood
@@ -19,8 +18,8 @@ from moored.diagnostics.watch import Watched
 from moored.diagnostics.worth import Worth
 
 SCHEMA = 2
-ONE_TURN = "one_turn"
-"""View of looks at files: each reasoning of a turn under the prompts of the others."""
+TRAINING = "training"
+"""Stands for the model where training measured."""
 FOREIGN_NATS = 4.0
 """H(Z|X) per token above which the scoring model cannot be the one that wrote the text."""
 FAR_STEPS = 10
@@ -40,6 +39,27 @@ class Closeup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RewardStats:
+    """Rewards of a step; the spread is inside groups, since that is what training learns from."""
+
+    mean: float
+    std_in_group: float | None
+    """Root of the mean within-group variance; None when no group has two rewards."""
+    zero_spread_share: float | None
+    """Share of the groups with two rewards whose rewards are all equal, up to rounding."""
+    num_groups: int
+    num_compared: int = 0
+    """Groups with two rewards or more, whose share and spread these are."""
+
+
+def label_of(steps: Sequence[int]) -> str:
+    """Names the steps of a look: "5", "1–8", or "all" where steps have no numbers."""
+    if not steps:
+        return "all"
+    return str(steps[0]) if len(steps) == 1 else f"{steps[0]}–{steps[-1]}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
     """One step, or several pooled, measured and judged in the light of the looks before it."""
 
@@ -53,7 +73,7 @@ class Look:
     rewards: RewardStats | None = None
     worth: Worth | None = None
     """What dependence earns; None where rewards do not vary inside prompts, or are not known."""
-    model: str = ""
+    model: str = TRAINING
     """What scored it."""
     steps_away: int = 0
     """Steps between the last one and the weights that scored it."""
@@ -155,7 +175,7 @@ class Series:
     def is_foreign(self) -> bool:
         """A model scores texts that it would not have written; in training it wrote them."""
         entropy = self.looks[-1].report.conditional_entropy_est
-        return self.view == ONE_TURN and entropy > FOREIGN_NATS
+        return self.looks[-1].model != TRAINING and entropy > FOREIGN_NATS
 
     @property
     def doubt(self) -> str:

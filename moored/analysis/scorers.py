@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from moored.analysis.sample import Reasoning
 from moored.config_engine import EndpointConfig
-from moored.diagnostics.pairs import PairSet, ScoreFn
-from moored.errors import MooredError
-from moored.files.records import Chat, PromptLike
+from moored.diagnostics.pairs import ScoreFn
+from moored.errors import MooredError, TooFewPromptsError
+from moored.files.records import Chat, Exchange, PromptLike
 from moored.models.hub import hub_answers
 from moored.models.today import with_fixed_date
+from moored.types import ScoreRequest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -40,22 +40,16 @@ class Scorer:
     """The prompt is computed once for all its continuations."""
     max_context: int | None = None
 
-    def token_forwards(self, num_prompt_tokens: int, continuation_tokens: Sequence[int]) -> int:
-        """Tokens the model goes through to score these continuations after one prompt."""
-        times = 1 if self.shares_prompt else len(continuation_tokens)
-        return num_prompt_tokens * times + sum(continuation_tokens)
+    def token_forwards(self, request: ScoreRequest) -> int:
+        """Tokens the model goes through to score a request."""
+        times = 1 if self.shares_prompt else len(request.continuations)
+        return len(request.prompt.ids) * times + sum(map(len, request.continuations))
 
-    def cost(self, pairs: PairSet) -> int:
-        """Token-forwards of a whole cross-scoring."""
-        tokens = [len(pair.continuation) for pair in pairs.pairs]
-        return sum(self.token_forwards(len(prompt.ids), tokens) for prompt in pairs.prompts)
-
-    def check_fits(self, pairs: PairSet) -> None:
-        """Raise when a reasoning after the longest prompt is beyond the model's context."""
-        prompt = max(len(prompt.ids) for prompt in pairs.prompts)
-        reply = max(len(pair.continuation) for pair in pairs.pairs)
+    def check_fits(self, request: ScoreRequest) -> None:
+        """Raise when a reasoning after its prompt is beyond the model's context."""
+        prompt, reply = len(request.prompt.ids), max(map(len, request.continuations))
         if self.max_context is not None and prompt + reply > self.max_context:
-            raise MooredError(
+            raise TooFewPromptsError(
                 f"a prompt of {prompt} and a reasoning of {reply} tokens do not fit into the "
                 f"{self.max_context} of {self.name!r}; score the beginnings only: --max-tokens N"
             )
@@ -124,9 +118,30 @@ class Encoder:
         adds_bos = tokenizer.encode("")[:1] == [tokenizer.bos_token_id]
         return self._ids(bos + prompt if adds_bos else prompt)
 
-    def reasoning(self, reasoning: Reasoning) -> tuple[np.ndarray, int]:
+    def prompts(self, turns: Sequence[Exchange]) -> list[tuple[np.ndarray, int | None]]:
+        """The prompt of each turn, and where what its reply answers begins; None: not known.
+
+        As in an episode, ids of a dialogue go on from those of the turn before, if the texts do.
+        """
+        if any(isinstance(turn.prompt, np.ndarray | str) for turn in turns):
+            return [(self.prompt(turn.prompt), turn.observation_start) for turn in turns]
+        text = self._render(cast(Chat, turns[0].prompt))
+        found: list[tuple[np.ndarray, int]] = [(self._ids(text), 0)]
+        for turn in turns[1:]:
+            chat, before, (ids, _) = cast(Chat, turn.prompt), text, found[-1]
+            replies = [k for k, each in enumerate(chat[:-1]) if each.get("role") == "assistant"]
+            history = self._render(chat[: replies[-1] + 1], is_open=False) if replies else ""
+            text = self._render(chat)
+            if not (history.startswith(before) and text.startswith(history)):
+                return [(self.prompt(turn.prompt), None) for turn in turns]
+            ids = np.concatenate([ids, self._ids(history[len(before) :])])
+            rest = self._ids(text[len(history) :])
+            found.append((np.concatenate([ids, rest]), len(ids)))
+        return list(found)
+
+    def reasoning(self, turn: Exchange) -> tuple[np.ndarray, int]:
         """Ids up to the end of the reasoning, and how many stand before it."""
-        content, start, stop = reasoning.content, reasoning.start, reasoning.stop
+        content, (start, stop) = turn.response, turn.think or (0, 0)
         if isinstance(content, np.ndarray):
             return self._checked(content[:stop]), start
         tokenizer = self._need_tokenizer()
@@ -146,9 +161,13 @@ class Encoder:
             return " ".join(map(str, ids.tolist()))
         return cast(str, self._tokenizer.decode(ids.tolist(), clean_up_tokenization_spaces=False))
 
-    def check_text(self, reasonings: Sequence[Reasoning]) -> None:
+    def check_text(self, turns: Sequence[Exchange]) -> None:
         """Raise when ids do not decode to the text recorded beside them."""
-        known = [r for r in reasonings if r.text is not None and isinstance(r.content, np.ndarray)]
+        known = [
+            turn
+            for turn in turns
+            if None not in (turn.text, turn.think) and isinstance(turn.response, np.ndarray)
+        ]
         if self._tokenizer is None or not known:
             return
         wrong = [r for r in known if not self._matches(r)]
@@ -160,13 +179,14 @@ class Encoder:
                 f"{(wrong[0].text or '')[:60]!r}; give the model that wrote them"
             )
 
-    def _matches(self, reasoning: Reasoning) -> bool:
-        return self._decode(reasoning).strip(BROKEN).strip() in (reasoning.text or "")
+    def _matches(self, turn: Exchange) -> bool:
+        return self._decode(turn).strip(BROKEN).strip() in (turn.text or "")
 
-    def _decode(self, reasoning: Reasoning) -> str:
-        return self.text(np.asarray(reasoning.content)[reasoning.start : reasoning.stop])
+    def _decode(self, turn: Exchange) -> str:
+        return self.text(np.asarray(turn.response)[slice(*turn.think or (0, 0))])
 
-    def _render(self, chat: Chat) -> str:
+    def _render(self, chat: Chat, *, is_open: bool = True) -> str:
+        """The text of messages; `is_open` where a reply follows."""
         from jinja2.exceptions import TemplateError
 
         tokenizer = self._need_tokenizer()
@@ -175,13 +195,13 @@ class Encoder:
                 f"prompts are chat messages, but the tokenizer {tokenizer.name_or_path!r} has no "
                 f"chat template; give the model that wrote the replies"
             )
-        goes_on = chat[-1].get("role") == "assistant"
+        goes_on = is_open and chat[-1].get("role") == "assistant"
         try:
             text = tokenizer.apply_chat_template(
                 cast(Any, chat),
                 chat_template=with_fixed_date(tokenizer.get_chat_template()),
                 tokenize=False,
-                add_generation_prompt=not goes_on,
+                add_generation_prompt=is_open and not goes_on,
                 continue_final_message=goes_on,
             )
         except (TemplateError, ValueError) as error:

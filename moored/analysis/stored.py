@@ -12,9 +12,8 @@ from statistics import fmean
 from typing import Any
 
 from moored.algo.snr import FIRST_STEPS
-from moored.analysis.diagnosis import Diagnosis, Look, Series, TurnLook
+from moored.analysis.diagnosis import Diagnosis, Look, RewardStats, Series, TurnLook, label_of
 from moored.analysis.models import read_run_config
-from moored.analysis.sample import RewardStats
 from moored.diagnostics.alarm import Alarm
 from moored.diagnostics.chain import CHAIN, LINKS, Link
 from moored.diagnostics.monitor import PREFIXES
@@ -57,13 +56,13 @@ def read_diagnosis(run: Path) -> Diagnosis:
     steps = read_records(run)
     rewards = {record["step"]: _rewards(record) for record in steps}
     where = str(run / "collapse.jsonl")
-    found: dict[str, _SeriesReader] = {}
+    found: dict[str, SeriesReader] = {}
     for record in records:
         environments = _part(record, "environments", where)
         for env, entry in environments.items():
             if env not in found:
                 is_one = len(environments) == 1
-                found[env] = _SeriesReader(env, is_one, config.collapse.ema_decay, where)
+                found[env] = SeriesReader(env, is_one, config.collapse.ema_decay, where)
             reward = rewards.get(record["step"]) if len(environments) == 1 else None
             found[env].add(record, entry, reward)
     series = tuple(reader.finish() for reader in found.values() if reader.looks)
@@ -95,7 +94,7 @@ def early_share(steps: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 @dataclass(slots=True)
-class _SeriesReader:
+class SeriesReader:
     """Gathers the looks of one environment."""
 
     env: str
@@ -118,9 +117,15 @@ class _SeriesReader:
         self._watch = CollapseWatch(ema_decay=self.ema_decay)
 
     def add(
-        self, record: Mapping[str, Any], entry: Mapping[str, Any], rewards: RewardStats | None
-    ) -> None:
+        self,
+        record: Mapping[str, Any],
+        entry: Mapping[str, Any],
+        rewards: RewardStats | None,
+        **facts: Any,
+    ) -> bool:
+        """Take in a look, and say whether it was measured; `facts` are further fields of it."""
         step, followed = record["step"], entry["view"]
+        facts = {"steps": (step,), **facts}
         for name, link in read_links(record, None if self.is_one else self.env).items():
             self.links.setdefault(name, []).append((step, link))
         reports = {
@@ -129,26 +134,26 @@ class _SeriesReader:
             if self.is_one or self._is_mine(name)
         }
         if followed not in reports:
-            self.skipped[str(step)] = self._reason(record["skipped"], followed)
+            self.skipped[label_of(facts["steps"])] = self._reason(record["skipped"], followed)
             self.unmeasured_since = self.unmeasured_since or step
-            return
+            return False
         self.unmeasured_since = None
         worths = {"first_turn": read_worth(record, None if self.is_one else self.env)}
         self.view = self._short(followed)
         missing = entry.get("share_unmeasured")
         self.looks.append(
             Look(
-                steps=(step,),
                 watched=_judged(self._watch.update(step, reports[followed]), entry),
                 valid_thinking_rate=None if missing is None else 1.0 - missing,
                 rewards=rewards,
                 worth=worths.get(self.view),
-                model="training",
+                **facts,
             )
         )
         if entry["alarm"] is not None and self.alarm is None:
             self.alarm = _read_alarm(entry["alarm"], f"{self.where!r}, step {step}")
-        self._add_others(step, {n: r for n, r in reports.items() if n != followed}, worths)
+        self._add_others({n: r for n, r in reports.items() if n != followed}, worths, facts)
+        return True
 
     def _reason(self, reasons: Mapping[str, str], followed: str | None) -> str:
         """Why the view that the verdict follows, or any of this environment, was not measured."""
@@ -160,9 +165,9 @@ class _SeriesReader:
 
     def _add_others(
         self,
-        step: int,
         reports: Mapping[str, CollapseReport],
         worths: Mapping[str, Worth | None],
+        facts: Mapping[str, Any],
     ) -> None:
         self.turns = {}
         for name, report in reports.items():
@@ -170,7 +175,7 @@ class _SeriesReader:
             if view.startswith("turn_"):
                 self.turns[int(view.removeprefix("turn_"))] = report
                 continue
-            look = Look(steps=(step,), watched=_alone(report), worth=worths.get(view))
+            look = Look(watched=_alone(report), worth=worths.get(view), **facts)
             self.others.setdefault(view, []).append(look)
 
     def _short(self, name: str) -> str:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from moored.cli.console import make_console, print_line
+from moored.cli.console import counted, make_console, print_line
 from moored.cli.json_output import print_json
 from moored.cli.options import (
     ROWS,
@@ -26,14 +29,20 @@ from moored.cli.options import (
     SkipBad,
     Timeout,
 )
+from moored.errors import ConfigError, MooredError
 from moored.reply import THINK_TAGS
 
 if TYPE_CHECKING:
+    from moored.analysis.diagnose import LookOptions, Plan
     from moored.analysis.diagnosis import Diagnosis
+    from moored.analysis.models import Device
+    from moored.analysis.scorers import Scorers
+    from moored.files.records import ReadOptions
 
 EXIT_CODES = {"healthy": 0, "collapsed": 3, "cannot_tell": 4}
 """Of `--check`, by verdict."""
 
+SHOW_AFTER_S = 2.0
 SCORING, DEVICE = "How much is scored, and how", "A model in this process"
 """Panels of help."""
 
@@ -68,9 +77,12 @@ Whole = Annotated[
     ),
 ]
 TurnNumber = Annotated[
-    int,
+    int | None,
     typer.Option(
-        help="Turn of each episode (own runs, message lists).", min=1, rich_help_panel=ROWS
+        help="Measure one turn of each episode alone (own runs, message lists); default: all.",
+        min=1,
+        show_default=False,
+        rich_help_panel=ROWS,
     ),
 ]
 Window = Annotated[
@@ -102,7 +114,7 @@ ByTurn = Annotated[
     bool | None,
     typer.Option(
         "--by-turn/--no-by-turn",
-        help="Measure each turn of the last look too (own runs); default: with --html.",
+        help="Measure each turn of the last look too; default: with --html.",
         show_default=False,
         rich_help_panel=SCORING,
     ),
@@ -139,7 +151,7 @@ def diagnose_command(
     group: GroupColumn = None,
     tags: ReasoningTags = THINK_TAGS,
     whole: Whole = False,
-    turn: TurnNumber = 1,
+    turn: TurnNumber = None,
     reader: Reader = None,
     skip_bad: SkipBad = False,
     window: Window = None,
@@ -159,34 +171,242 @@ def diagnose_command(
     timeout: Timeout = 300.0,
 ) -> None:
     """Tell whether reasoning still depends on its prompt."""
+    from moored.analysis.diagnose import LookOptions
     from moored.analysis.models import Device
-    from moored.analysis.reading import DrawOptions
-    from moored.analysis.scoring import Size
-    from moored.cli.diagnosing import Request, Server, read_options
+    from moored.analysis.report_page import check_can_draw, check_can_write
 
-    request = Request(
-        paths=paths,
-        model=model,
-        temperature=temperature,
-        where=Device(device, dtype),
-        server=Server.at(endpoint, tokenizer, api_key_env, concurrency, timeout),
-        reading=read_options(reader, tags, whole, turn, reward, columns, group),
-        drawing=DrawOptions(
-            num_prompts=num_prompts,
-            num_pairs=num_pairs,
-            window=window,
-            skip_bad=skip_bad,
-            seed=seed,
-        ),
-        size=Size(num_prompts=num_prompts, num_pairs=num_pairs, max_tokens=max_tokens),
+    if html is not None:
+        check_can_draw()
+        check_can_write(html, "--html")
+    if by_turn and turn is not None:
+        raise ConfigError("--by-turn measures every turn, --turn one alone; give one of them")
+    served = Server(endpoint, tokenizer, api_key_env, concurrency, timeout) if endpoint else None
+    sizes = LookOptions(
+        num_prompts=num_prompts,
+        num_pairs=num_pairs,
+        window=window,
+        skip_bad=skip_bad,
+        max_tokens=max_tokens,
         draws=draws,
-        by_turn=by_turn,
-        page=html,
+        seed=seed,
     )
-    found = request.answer(rescore=rescore)
+    reading = _read_options(reader, tags, whole, turn, reward, columns, group)
+    has_page, where = html is not None, Device(device, dtype)
+    request = Request(paths, model, temperature, where, served, reading, sizes, by_turn, has_page)
+    found = _answer(request, rescore=rescore)
     _present(found, list(map(str, paths)), html=html, as_json=as_json)
     if check:
         raise typer.Exit(EXIT_CODES[found.verdict])
+
+
+def _read_options(
+    reader: str | None,
+    tags: tuple[str, str],
+    whole: bool,
+    turn: int | None,
+    reward: Sequence[str] | None,
+    columns: Sequence[str] | None,
+    group: str | None,
+) -> ReadOptions:
+    from moored.files.records import ReadOptions, parse_columns, parse_weights
+
+    return ReadOptions(
+        reader=reader,
+        tags=tags,
+        whole=whole,
+        turn=turn,
+        rewards=parse_weights(reward or ()),
+        columns=parse_columns(columns or (), group=group),
+    )
+
+
+class Server(NamedTuple):
+    """A model behind an OpenAI-compatible server."""
+
+    url: str
+    tokenizer: str | None
+    api_key_env: str | None
+    concurrency: int
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the command line asks for."""
+
+    paths: Sequence[Path]
+    model: str | None
+    temperature: float | None
+    where: Device
+    server: Server | None
+    reading: ReadOptions
+    options: LookOptions
+    by_turn: bool | None
+    has_page: bool
+
+
+def _answer(request: Request, *, rescore: bool) -> Diagnosis:
+    """What training measured, for a run directory; else the files are scored."""
+    from moored.analysis.compare_text import lost_sentence
+    from moored.analysis.models import find_run
+    from moored.analysis.stored import has_looks, read_diagnosis, why_no_looks
+    from moored.files.tables import expand, is_run
+    from moored.runlog.log import read_records
+
+    paths = request.paths
+    run = paths[0] if len(paths) == 1 and is_run(paths[0]) else None
+    asks_for_scores = rescore or request.model is not None or request.server is not None
+    if run is not None and not asks_for_scores and not has_looks(run):
+        typer.echo(f"{why_no_looks(run)}: scoring afresh", err=True)
+        asks_for_scores = True
+    if run is None or asks_for_scores:
+        found = _score(request, expand(paths))
+    else:
+        _refuse_options_of_scoring(request)
+        found = read_diagnosis(run)
+        found = _with_closeups(request, found, run) if request.has_page else found
+    run = find_run(paths)
+    lost = None if run is None else lost_sentence(read_records(run))
+    return found if lost is None else replace(found, warnings=(*found.warnings, lost))
+
+
+def _refuse_options_of_scoring(request: Request) -> None:
+    """Options that would have no effect on what training measured."""
+    plain = type(request.reading)(reader=request.reading.reader)
+    options = request.options
+    given = {
+        "--window": options.window is not None,
+        "--prompts": options.num_prompts is not None,
+        "--max-tokens": options.max_tokens is not None,
+        "--temperature": request.temperature is not None,
+        "--by-turn": bool(request.by_turn),
+        "--turn, --tags, --whole, --columns and --reward": request.reading != plain,
+    }
+    wrong = next((name for name, is_given in given.items() if is_given), None)
+    if wrong is not None:
+        raise ConfigError(
+            f"{wrong} would change nothing: of a run, what training measured is shown; add "
+            f"--rescore to score its rollouts afresh"
+        )
+
+
+def _with_closeups(request: Request, found: Diagnosis, run: Path) -> Diagnosis:
+    """Score first turns of the first and the last stored rollouts, for the page to show."""
+    from moored.files.tables import expand
+
+    first_turns = replace(request, reading=replace(request.reading, turn=1), by_turn=False)
+    try:
+        files = expand([run])
+        scored = _score(first_turns, [files[0], *files[-1:]][: len(files)])
+    except MooredError as error:
+        return replace(found, warnings=(*found.warnings, f"no close-ups: {error}"))
+    return found.with_closeups(scored.closeups)
+
+
+def _score(request: Request, files: Sequence[Path]) -> Diagnosis:
+    """Read the files, load models, score."""
+    from moored.analysis.diagnose import diagnose, draw, make_plan, read_files
+
+    reading, by_turn = request.reading, request.by_turn
+    with make_console(stderr=True).status("reading") as status:
+        drawn = draw(read_files(files, reading, status.update), request.options)
+    if by_turn and drawn.num_turns == 1:
+        raise ConfigError(
+            "--by-turn needs episodes of several turns, as runs of moored and lists of messages "
+            "hold them"
+        )
+    if by_turn is None:
+        by_turn = request.has_page and drawn.num_turns > 1
+    scorers = _scorers(request)
+    base = scorers.at(max((look.step or 0 for look in drawn.looks), default=None))
+    plan = make_plan(drawn, base, request.options, by_turn=by_turn, turn=reading.turn)
+    with _progress(plan, scorers) as on_request:
+        found = diagnose(plan, scorers, closeups=request.has_page, on_request=on_request)
+    return replace(found, warnings=tuple(_warnings(request, files, scorers, plan)))
+
+
+def _scorers(request: Request) -> Scorers:
+    from moored.analysis.models import (
+        find_run,
+        guess_model,
+        model_scorers,
+        read_run_config,
+        run_scorers,
+    )
+    from moored.analysis.scorers import Scorers, endpoint_scorer
+
+    run, server = find_run(request.paths), request.server
+    temperature = request.temperature
+    if temperature is None:
+        temperature = 1.0 if run is None else read_run_config(run).rollout.temperature
+    if server is None and request.model is None and run is not None:
+        return run_scorers(run, temperature, request.where)
+    if server is None:
+        model = request.model or guess_model(request.paths)
+        return model_scorers(model, temperature, request.where)
+    if temperature != 1.0:
+        raise ConfigError(
+            f"a server gives log-probabilities at temperature 1, not {temperature:g}; score with "
+            f"a local model, or give --temperature 1"
+        )
+    if request.model is None:
+        raise ConfigError("name the model that the server knows: --model NAME")
+    from moored.engine.endpoint.sampler import read_api_key
+
+    scorer = endpoint_scorer(
+        server.url,
+        request.model,
+        tokenizer=server.tokenizer,
+        api_key=read_api_key(server.api_key_env),
+        concurrency=server.concurrency,
+        timeout_s=server.timeout_s,
+    )
+    return Scorers.single(scorer)
+
+
+def _warnings(
+    request: Request, files: Sequence[Path], scorers: Scorers, plan: Plan
+) -> Iterator[str]:
+    from moored.analysis.models import find_run, late_model_warning
+    from moored.analysis.stored import followed_views
+    from moored.files.columns import several_rewards
+    from moored.files.formats import unclear_rewards
+
+    late = late_model_warning(scorers, plan.steps)
+    if late is not None:
+        yield late
+    run, turn = find_run(request.paths), request.reading.turn
+    swaps = [] if run is None or turn is None else sorted(followed_views(run))
+    for view in [view for view in swaps if view.endswith("_swap")][:1]:
+        yield (
+            f"only turn {turn} is scored afresh; training judged all turns by "
+            f"{view.replace('_', ' ')}, see: moored diagnose {shlex.quote(str(run))}"
+        )
+    unclear = unclear_rewards(files[0], request.reading)
+    if unclear:
+        yield f"rewards are not shown: {files[0].name!r} {several_rewards(unclear)}"
+
+
+@contextmanager
+def _progress(plan: Plan, scorers: Scorers) -> Iterator[Callable[[], None]]:
+    """Say what scoring costs, and show progress when it takes a while."""
+    from rich.progress import Progress
+
+    console = make_console(stderr=True)
+    seconds = plan.cost.seconds()
+    looks = counted(sum(len(series.looks) for series in plan.series), "look")
+    looks += " and each turn of the last" if plan.by_turn else ""
+    prompts = max(series.num_prompts for series in plan.series)
+    print_line(
+        console,
+        f"scoring {looks} with {scorers.name} at temperature {scorers.temperature:g}: {prompts} "
+        f"prompts × up to {plan.options.num_pairs} reasonings, {plan.cost.token_forwards:,} "
+        f"token-forwards, about {seconds:.1f} s",
+    )
+    shown = console.is_terminal and seconds > SHOW_AFTER_S
+    with Progress(console=console, transient=True, disable=not shown) as bar:
+        task = bar.add_task("scoring", total=plan.cost.num_requests)
+        yield lambda: bar.advance(task)
 
 
 def _present(found: Diagnosis, files: list[str], *, html: Path | None, as_json: bool) -> None:

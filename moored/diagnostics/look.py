@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from moored.diagnostics.alarm import Alarm
+from moored.diagnostics.pairs import PairSet
 from moored.diagnostics.report import CollapseReport, Regime, Verdict
 from moored.diagnostics.watch import Watched
 from moored.types import Group, ScoreMatrix, Turn
@@ -73,6 +74,8 @@ class Measurement:
     environments: Mapping[str, EnvironmentLook]
     scores: Mapping[str, ScoreMatrix] = field(default_factory=dict, compare=False, repr=False)
     """By view, of the first turn and of observation swap."""
+    pairs: Mapping[str, PairSet] = field(default_factory=dict, compare=False, repr=False)
+    """By view, what the scores of the first turn are of."""
 
     @property
     def worst(self) -> EnvironmentLook | None:
@@ -96,7 +99,7 @@ class Measurement:
         return next((look.alarm for look in self.environments.values() if look.alarm), None)
 
     def to_dict(self) -> dict[str, object]:
-        """Everything but step and scores, ready for JSON: a line of `collapse.jsonl`."""
+        """Everything but step, scores and pairs, ready for JSON: a line of `collapse.jsonl`."""
         return {
             **self.metrics,
             "verdict": self.verdict,
@@ -119,6 +122,7 @@ class LookBuilder:
     reports: dict[str, CollapseReport] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     scores: dict[str, ScoreMatrix] = field(default_factory=dict)
+    pairs: dict[str, PairSet] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
     """Environment -> a sentence to add where it is healthy."""
 

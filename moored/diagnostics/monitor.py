@@ -130,6 +130,7 @@ class CollapseMonitor:
             skipped=look.skipped,
             environments=found,
             scores=look.scores,
+            pairs=look.pairs,
         )
 
     def _measure_environment(
@@ -176,7 +177,8 @@ class CollapseMonitor:
             look.metrics |= watched[view].report.metrics(prefix)
             if view == "first_turn":
                 assert isinstance(pairs, PairSet)
-                worth = worth_of(pairs, logp_MN, pairs.columns)
+                look.pairs[look.name(env, view)] = pairs
+                worth = worth_of(pairs, logp_MN, _by_policy(pairs, groups))
                 look.metrics |= worth.metrics(prefix) if worth else {}
             if isinstance(pairs, SwapSet):
                 look.metrics[f"{prefix}/share_left_out"] = pairs.share_left_out
@@ -292,6 +294,17 @@ def _tasks(groups: Iterable[Group]) -> dict[int, bytes]:
     """Group id -> key of what its episodes began with: groups of one task have the same."""
     firsts = ((g, next((t.turns[0] for t in g.trajectories if t.turns), None)) for g in groups)
     return {group.group_id: turn.prompt.key for group, turn in firsts if turn is not None}
+
+
+def _by_policy(pairs: PairSet, groups: Sequence[Group]) -> np.ndarray:
+    """(M,) prompt and policy of each reasoning: replies of two policies are not compared."""
+    members = {group.group_id: group.trajectories for group in groups}
+    keys = [
+        (column, members[pair.group_id][pair.trajectory].turns[pair.turn].policy_version)
+        for column, pair in zip(pairs.columns.tolist(), pairs.pairs, strict=True)
+    ]
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    return np.array([numbers[key] for key in keys])
 
 
 def _score_matrix(pairs: PairSet | SwapSet, logp_MN: np.ndarray) -> ScoreMatrix:

@@ -21,9 +21,8 @@ from moored.files.records import (
     Row,
     Unusable,
     read_count,
-    read_exchange,
+    read_exchanges,
     read_number,
-    read_think,
     weighted_rewards,
 )
 from moored.files.tables import Rows, Table
@@ -175,13 +174,14 @@ def may_be_reward(name: str) -> bool:
 
 def _reply_record(row: Row, *, columns: Columns, options: ReadOptions) -> Record | None:
     assert columns.response is not None
-    exchange = read_exchange(row, columns.prompt, columns.response, options)
-    if exchange is None:
+    turns = read_exchanges(row, columns.prompt, columns.response, options)
+    if not turns:
         return None
     return Record(
-        prompt=exchange.prompt,
-        response=exchange.response,
-        think=read_think(row, exchange.response, options),
+        prompt=turns[0].prompt,
+        response=turns[0].response,
+        think=turns[0].think,
+        later=tuple(turns[1:]),
         group=_name(row, columns.group),
         **_facts(row, columns),
     )

@@ -9,7 +9,7 @@ first hold one reply per row, as Parquet, JSON lines or CSV. A new format is one
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -20,6 +20,7 @@ from moored.files.columns import ColumnFormat
 from moored.files.records import (
     BadRow,
     Convert,
+    Exchange,
     ReadOptions,
     Record,
     Row,
@@ -47,6 +48,8 @@ OWN_FOR_REPLIES = (
 )
 OWN_FOR_REWARDS = (*OWN_SHARED, "observation", "turn_reward", "turn_penalty", "is_valid")
 OWN_REWARDS = {"trajectory_reward": 1.0}
+Episode = Sequence[tuple[str, Row]]
+"""Where each row of an episode stands, and the row."""
 TASK_REWARDS = {"task_reward": 1.0}
 """What the filter of a run scores: rewards without penalties, made of the turns of an episode."""
 
@@ -102,9 +105,8 @@ def get_format(name: str) -> Format:
 class OwnRollouts:
     """What `log.rollouts_every` writes: Parquet with one row per turn of an episode.
 
-    When replies are scored, a record is one turn of an episode. When only rewards are compared, it
-    is a whole episode, with the answers of all its turns; unless rewards are named, its reward is
-    the one that the filter of a run scores.
+    A record is an episode. When only rewards are compared, it has the answers of all turns; unless
+    rewards are named, its reward is then the one that the filter of a run scores.
     """
 
     def fits(self, table: Table) -> bool:
@@ -123,17 +125,34 @@ class OwnRollouts:
             )
         wanted = (*fixed, *options.rewards, *options.columns.values())
         table.require(wanted)
-        rows = read_rows(table.file, wanted)
+        rows = read_rows(table.file, (*wanted, "observation_start"))
+        by_episode = groupby(rows, lambda r: (r[1]["step"], r[1]["group_id"], r[1]["episode"]))
+        episodes = (list(members) for _, members in by_episode)
         if options.only_rewards:
-            return _episodes(rows), partial(_own_record, options=options, read=_trajectory_fields)
-        rows = ((where, row) for where, row in rows if row["turn"] == options.turn - 1)
-        return rows, partial(_own_record, options=options, read=_turn_fields)
+            return _whole(episodes), partial(_own_record, options=options, read=_trajectory_fields)
+        return _turns(episodes, options.turn), partial(
+            _own_record, options=options, read=_turn_fields
+        )
 
 
-def _episodes(rows: Iterator[tuple[str, Row]]) -> Rows:
+def _turns(episodes: Iterator[Episode], turn: int | None) -> Rows:
+    """The first row of each episode, with all that are asked for; those without are left out."""
+    for episode in episodes:
+        where = episode[0][0]
+        rows = [row for _, row in episode if row["turn"] is not None]
+        if turn is not None:
+            rows = [row for row in rows if row["turn"] == turn - 1]
+        elif [row["turn"] for row in rows] != list(range(len(rows))):
+            why = "lacks turns of its episode; keep rows in order, or take one turn: --turn 1"
+            yield where, BadRow(where, why)
+            continue
+        if rows:
+            yield where, {**rows[0], "turns": rows}
+
+
+def _whole(episodes: Iterator[Episode]) -> Rows:
     """The first row of each episode, with answers, reward and validity of all its turns."""
-    for _, members in groupby(rows, lambda r: (r[1]["step"], r[1]["group_id"], r[1]["episode"])):
-        found = list(members)
+    for found in episodes:
         where, first = found[0]
         turns = [row for _, row in found if row["turn"] is not None]
         earned = math.fsum(turn["turn_reward"] - turn["turn_penalty"] for turn in turns)
@@ -164,15 +183,22 @@ def _trajectory_fields(row: Row) -> dict[str, Any]:
 
 
 def _turn_fields(row: Row) -> dict[str, Any]:
-    if row["images"]:
+    turns = row["turns"]
+    if any(turn["images"] for turn in turns):
         raise Unusable("holds images; only text can be scored")
-    start, end = row["think_start"], row["think_end"]
-    return {
-        "prompt": row["prompt_ids"],
-        "response": row["completion_ids"],
-        "think": None if start is None else (start, end),
-        "text": row["reply"],
-    }
+    found, *later = [
+        {
+            "prompt": turn["prompt_ids"],
+            "response": turn["completion_ids"],
+            "think": None
+            if turn["think_start"] is None
+            else (turn["think_start"], turn["think_end"]),
+            "text": turn["reply"],
+            "observation_start": turn.get("observation_start"),
+        }
+        for turn in turns
+    ]
+    return found | {"later": tuple(Exchange(**turn) for turn in later)}
 
 
 TRL = ColumnFormat(

@@ -28,16 +28,41 @@ ROLES = ("prompt", "response", "messages", "step", "group", "env", "success")
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Exchange:
+    """One turn: a prompt and the reply to it."""
+
+    prompt: PromptLike
+    response: str | np.ndarray
+    think: Span | None = None
+    """Characters of a text, tokens of ids; None: the reply holds no reasoning."""
+    text: str | None = None
+    """What `response` decodes to where it is ids: shows whether the tokenizer is another one."""
+    observation_start: int | None = None
+    """Where what the reply answers begins in the ids of `prompt`; None where it is not known."""
+
+    @property
+    def is_empty(self) -> bool:
+        """True when there is a place for reasoning and nothing in it."""
+        if self.think is None:
+            return False
+        inner = self.response[slice(*self.think)]
+        return not (inner.strip() if isinstance(inner, str) else len(inner))
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Record:
-    """A reply, or with `ReadOptions.only_rewards` a whole trajectory."""
+    """An episode: the reply of its first turn, and `later` turns where the file holds any."""
 
     step: int | None
     prompt: Any
     """`PromptLike`; with `only_rewards` whatever the file holds, None where it holds none."""
     response: Any
-    """Text or token ids; with `only_rewards` as `prompt`."""
+    """Text or token ids; with `only_rewards` as `prompt`, the whole episode."""
     think: Span | None = None
-    """Characters of a text, tokens of ids; None: the reply holds no reasoning."""
+    """As `text` and `observation_start`: see `Exchange`."""
+    text: str | None = None
+    observation_start: int | None = None
+    later: tuple[Exchange, ...] = ()
     rewards: Mapping[str, float] = field(default_factory=dict)
     """Column -> its value times its weight; NaN where it is not known."""
     group: str | None = None
@@ -50,8 +75,6 @@ class Record:
     """1 or 0; NaN where it is not known."""
     is_valid: bool = True
     """False where the rewards leave out penalties, and a reply of the trajectory was malformed."""
-    text: str | None = None
-    """What `response` decodes to where it is ids: shows whether the tokenizer is another one."""
 
     @property
     def reward(self) -> float:
@@ -60,12 +83,15 @@ class Record:
         return math.fsum(known) if known else math.nan
 
     @property
-    def is_empty(self) -> bool:
-        """True when there is a place for reasoning and nothing in it."""
-        if self.think is None:
-            return False
-        inner = self.response[slice(*self.think)]
-        return not (inner.strip() if isinstance(inner, str) else len(inner))
+    def turns(self) -> tuple[Exchange, ...]:
+        first = Exchange(
+            prompt=self.prompt,
+            response=self.response,
+            think=self.think,
+            text=self.text,
+            observation_start=self.observation_start,
+        )
+        return first, *self.later
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +103,8 @@ class ReadOptions:
     tags: Tags = THINK_TAGS
     whole: bool = False
     """A reply without tags is reasoning from end to end, instead of being left out."""
-    turn: int = 1
-    """Which turn of an episode, where a file holds turns or dialogues."""
+    turn: int | None = None
+    """One turn of each episode, where a file holds turns or dialogues; None: all of them."""
     rewards: Mapping[str, float] = field(default_factory=dict)
     """Reward columns and their weights; none: what the format calls a reward."""
     columns: Mapping[str, str] = field(default_factory=dict)
@@ -189,49 +215,48 @@ def weighted_rewards(row: Row, weights: Mapping[str, float]) -> dict[str, float]
     return {name: weight * read_number(row, name) for name, weight in weights.items()}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Exchange:
-    """A prompt and the reply to it."""
-
-    prompt: PromptLike
-    response: str | np.ndarray
-
-
-def read_exchange(
+def read_exchanges(
     row: Row, prompt: str | None, response: str, options: ReadOptions
-) -> Exchange | None:
-    """The reply of turn `options.turn` and what stood before it; None where it has fewer turns.
+) -> list[Exchange]:
+    """The replies of an episode and what stood before each, or that of turn `options.turn` alone.
 
     Columns `prompt` and `response` hold texts, ids or messages; without a prompt column, the
-    messages of `response` are the whole dialogue.
+    messages of `response` are the whole dialogue. Empty where the episode has no such turn.
     """
     before = [] if prompt is None else _read_prompt(row, prompt)
     value = _value(row, response)
     if not _is_chat(value):
         if prompt is None:
             raise Unusable(f"has a {response!r} that is not a list of messages: {value!r:.80}")
-        if options.turn > 1:
+        if (options.turn or 1) > 1:
             raise Unusable(
                 f"has one text as its reply, so there is no turn {options.turn}; only lists of "
                 f"messages hold turns"
             )
-        return Exchange(before, _text_or_ids(response, value))
-    replies = [place for place, m in enumerate(value) if m.get("role") == "assistant"]
-    if not replies:
+        reply = _text_or_ids(response, value)
+        return [Exchange(prompt=before, response=reply, think=_read_think(row, reply, options))]
+    places = [place for place, m in enumerate(value) if m.get("role") == "assistant"]
+    if not places:
         raise Unusable(f"has no assistant message in {response!r}")
-    if options.turn > len(replies):
-        return None
-    place = replies[options.turn - 1]
-    if not isinstance(before, str | np.ndarray):
-        before = [*before, *(_plain_message(response, m) for m in value[:place])]
-    elif options.turn > 1:
-        raise Unusable(
-            f"has a {prompt!r} that is not a list of messages, so no turn can follow it; use "
-            f"--turn 1"
-        )
-    if len(before) == 0:
-        raise Unusable(f"has a dialogue in {response!r} that begins with the reply")
-    return Exchange(before, _reply_text(response, value[place], options.tags))
+    if options.turn is not None:
+        places = places[options.turn - 1 : options.turn]
+    if isinstance(before, str | np.ndarray):
+        if (options.turn or 1) > 1:
+            raise Unusable(
+                f"has a {prompt!r} that is not a list of messages, so no turn can follow it; use "
+                f"--turn 1"
+            )
+        places = places[:1]
+    found = []
+    messages = [_plain_message(response, m) for m in value[: max(places, default=0)]]
+    for place in places:
+        seen = before if isinstance(before, str | np.ndarray) else [*before, *messages[:place]]
+        if len(seen) == 0:
+            raise Unusable(f"has a dialogue in {response!r} that begins with the reply")
+        reply = _reply_text(response, value[place], options.tags)
+        think = find_reasoning(reply, options) if found else _read_think(row, reply, options)
+        found.append(Exchange(prompt=seen, response=reply, think=think))
+    return found
 
 
 def _is_chat(value: object) -> bool:
@@ -255,7 +280,7 @@ def _reply_text(name: str, message: Row, tags: Tags) -> str:
     return _checked_text(name, format_think(str(reasoning), tags) + text)
 
 
-def read_think(row: Row, response: str | np.ndarray, options: ReadOptions) -> Span | None:
+def _read_think(row: Row, response: str | np.ndarray, options: ReadOptions) -> Span | None:
     """Where the reasoning stands: as the row says, else between tags."""
     start, end = read_count(row, "think_start"), read_count(row, "think_end")
     if start is None and end is None:

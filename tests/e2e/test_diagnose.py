@@ -98,15 +98,17 @@ def rescored(run, tmp_path_factory) -> Rescored:
 def test_a_run_is_scored_afresh_with_the_nearest_checkpoint_at_its_own_temperature(run, rescored):
     done, found = rescored, rescored.found
     assert "scoring 2 looks" in done.stderr and f"at temperature {TEMPERATURE}" in done.stderr
-    looks, logged = looks_of(found), read_records(run, "collapse")
+    (series,), logged = found["environments"], read_records(run, "collapse")
+    looks, firsts = series["looks"], series["other_views"]["first_turn"]
+    assert series["view"] == "episode_swap"
     start = "the model the run started from"
     assert [look["model"] for look in looks] == [start, "checkpoint 1"]
     assert found["source"] == f"scored with {start} (step 1), checkpoint 1 (step 2)"
-    for look, record in zip(looks, logged, strict=True):
+    for look, first, record in zip(looks, firsts, logged, strict=True):
         # All reasonings are drawn, and scored by the weights that wrote them.
         before = record["reports"]["first_turn"]["mi_estimate"]  # pyright: ignore
-        assert look["report"]["mi_estimate"] == pytest.approx(before, abs=1e-6)
-        assert look["report"]["num_prompts"] == 4
+        assert first["report"]["mi_estimate"] == pytest.approx(before, abs=1e-6)
+        assert first["report"]["num_prompts"] == look["report"]["num_prompts"] == 4
         assert look["rewards"]["num_groups"] == 4
 
 
@@ -137,16 +139,19 @@ def test_the_page_of_a_run_has_its_own_curves_and_close_ups_of_first_and_last(ru
 
 
 def test_a_page_of_rescored_rollouts_has_turns_of_the_last_look(rescored):
-    assert "scoring 2 looks and 1 other turn of the last" in rescored.stderr
+    assert "scoring 2 looks and each turn of the last" in rescored.stderr
     (series,) = rescored.found["environments"]
     assert [look["turn"] for look in series["turns"]] == [1, 2]
-    assert series["turns"][0]["report"] == series["looks"][-1]["report"]
     assert f"{rescored.found['token_forwards']:,} token-forwards" in rescored.page
     assert "By turn of the episode" in rescored.page
 
 
-def test_rescoring_one_turn_says_that_training_judged_all_turns(rescored):
-    (warning,) = rescored.found["warnings"]
+def test_rescoring_one_turn_says_that_training_judged_all_turns(run, rescored):
+    options = ("--rescore", "--turn", "1", "--draws", "20", "--json")
+    found = json.loads(moored("diagnose", run, *options).stdout)
+    assert found["environments"][0]["view"] == "first_turn"
+    assert rescored.found["warnings"] == []
+    (warning,) = found["warnings"]
     assert warning.startswith("only turn 1 is scored afresh; training judged all turns by")
 
 
@@ -211,7 +216,8 @@ def test_plain_lines_with_a_torn_end_and_a_bad_row_are_diagnosed(tmp_path, monke
         (ROW, [], "--model"),
         (ROW, ["--model", "nano", "--reader", "tlr"], "did you mean 'trl'"),
         (ROW, ["--model", "nano", "--pairs", "4", "--prompts", "8"], "at least --prompts"),
-        (ROW, ["--model", "nano", "--by-turn"], "needs files with one row per turn"),
+        (ROW, ["--model", "nano", "--by-turn"], "needs episodes of several turns"),
+        (ROW, ["--model", "nano", "--by-turn", "--turn", "2"], "give one of them"),
         ("", ["--html", "no/where/page.html"], "folder 'no/where' does not exist"),
         ("", ["--html", "."], "needs a file, got the folder"),
         (IDS, ["--model", "nano"], "token id 9999, but the model knows 1024"),

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from moored.analysis.diagnosis import FAR_STEPS, Diagnosis, Look, Series
+from moored.analysis.diagnosis import FAR_STEPS, TRAINING, Diagnosis, Look, Series
 from moored.analysis.findings import Finding, Kind, explanation, headline, interval_of, notes
 from moored.diagnostics.alarm import Alarm
 from moored.diagnostics.information import information
@@ -29,12 +29,12 @@ def look(letter: str, steps: Sequence[int]) -> Look:
         regime=REGIMES[letter],
         alarm=None,
     )
-    return Look(steps=tuple(steps), watched=watched)
+    return Look(steps=tuple(steps), watched=watched, model="toy")
 
 
 def series(letters: str, env: str | None = None, alarm: Alarm | None = None) -> Series:
     looks = tuple(look(letter, [10 * (k + 1)]) for k, letter in enumerate(letters))
-    return Series(env=env, view="one_turn", looks=looks, alarm=alarm)
+    return Series(env=env, view="first_turn", looks=looks, alarm=alarm)
 
 
 def diagnosis(*found: Series) -> Diagnosis:
@@ -63,10 +63,10 @@ def test_the_headline_is_the_last_verdict_and_since_when(letters, text):
 
 def test_a_look_over_several_steps_collapsed_with_its_first():
     found = Series(
-        env=None, view="one_turn", looks=(look("h", [1, 2]), look("c", [3, 4])), alarm=None
+        env=None, view="first_turn", looks=(look("h", [1, 2]), look("c", [3, 4])), alarm=None
     )
     assert headline(diagnosis(found)).text == "Collapsed since step 3"
-    nameless = Series(env=None, view="one_turn", looks=(look("c", []),), alarm=None)
+    nameless = Series(env=None, view="first_turn", looks=(look("c", []),), alarm=None)
     assert headline(diagnosis(nameless)).text == "Collapsed"
 
 
@@ -114,7 +114,8 @@ def test_a_model_that_did_not_write_the_texts_is_told_instead_of_a_remedy():
     assert scored.to_dict()["why"] == line.text
     assert [series("hc").to_dict()["is_foreign"], scored.to_dict()["is_foreign"]] == [False, True]
     # In training the model wrote them itself, however high its entropy is.
-    (line,) = explanation(diagnosis(replace(scored, view="first_turn")))
+    looks = tuple(replace(look, model=TRAINING) for look in scored.looks)
+    (line,) = explanation(diagnosis(replace(scored, looks=looks)))
     assert "Go back to a checkpoint" in line.text and "nats per token" not in line.text
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from moored.analysis.sample import Reasoning, draw  # noqa: E402
+from moored.analysis.diagnose import LookOptions, draw, groups_of, make_plan  # noqa: E402
 from moored.analysis.scorers import (  # noqa: E402
     Encoder,
     Scorer,
@@ -17,10 +18,9 @@ from moored.analysis.scorers import (  # noqa: E402
     local_scorer,
     nearest_step,
 )
-from moored.analysis.scoring import Size, make_plan, predict_seconds  # noqa: E402
-from moored.diagnostics.pairs import cross_score  # noqa: E402
+from moored.diagnostics.pairs import PairSet, cross_score, first_turn_pairs  # noqa: E402
 from moored.errors import MooredError  # noqa: E402
-from moored.files.records import ReadOptions, Record, find_reasoning  # noqa: E402
+from moored.files.records import Exchange, ReadOptions, Record, find_reasoning  # noqa: E402
 from moored.models.find import embedded_models  # noqa: E402
 from moored.models.load import load_model  # noqa: E402
 from moored.types import Prompt, ScoreRequest  # noqa: E402
@@ -40,6 +40,15 @@ def record(prompt, response: str) -> Record:
     return Record(step=None, prompt=prompt, response=response, think=think)
 
 
+def pairs_of(rows, scorer: Scorer, num_prompts: int, **options) -> PairSet:
+    """What a monitor draws of one look."""
+    (look,) = draw(rows, LookOptions(num_prompts=num_prompts)).looks
+    return first_turn_pairs(
+        groups_of(look, scorer.encoder, num_prompts=num_prompts, **options),
+        num_prompts=num_prompts,
+    )
+
+
 def test_scores_equal_concatenating_and_running_again(nano):
     rng = np.random.default_rng(0)
     rows = []
@@ -48,8 +57,7 @@ def test_scores_equal_concatenating_and_running_again(nano):
         for _ in range(3):
             thought = " ".join(rng.choice(WORDS, rng.integers(1, 50)))
             rows.append(record(prompt, f"<think>\n{thought}\n</think><answer>up</answer>"))
-    plan = make_plan(draw(rows, num_prompts=4, num_pairs=12), nano, Size(num_pairs=12))
-    pairs = plan.pair_sets[0]
+    pairs = pairs_of(rows, nano, 4)
     found = cross_score(pairs, nano.score)
     model = load_model("nano", torch.device("cpu")).model.eval()
     naive = np.empty_like(found)
@@ -66,26 +74,28 @@ def test_scores_equal_concatenating_and_running_again(nano):
 
 def test_the_stated_cost_counts_prompts_once_here_and_every_time_behind_a_server(nano):
     rows = [record(f"room {p}", "<think>up up</think>") for p in range(3) for _ in range(2)]
-    plan = make_plan(draw(rows, num_prompts=3, num_pairs=6), nano, Size(num_pairs=6))
-    pairs = plan.pair_sets[0]
+    pairs, options = pairs_of(rows, nano, 3), LookOptions(num_prompts=3)
+    drawn = draw(rows, options)
+    plan = make_plan(drawn, nano, options)
     prompts = sum(len(prompt.ids) for prompt in pairs.prompts)
     replies = sum(len(pair.continuation) for pair in pairs.pairs)
     assert plan.series[0].num_prompts == len(pairs.prompts) == 3
-    assert plan.token_forwards == prompts + 3 * replies
+    assert plan.cost.token_forwards == prompts + 3 * replies
     server = Scorer(name="s", score=nano.score, encoder=nano.encoder, shares_prompt=False)
-    assert server.cost(pairs) == 6 * prompts + 3 * replies
-    assert predict_seconds(plan, nano) > 0.0
+    behind = make_plan(drawn, server, options).cost
+    assert behind.token_forwards == 6 * prompts + 3 * replies
+    assert plan.cost.seconds() > 0.0 and plan.cost.num_requests == 3
 
 
 def test_tags_are_context_and_only_the_inside_is_scored(nano, toy_tokenizer):
     text = "<think>é up</think><answer>"
-    ids, num_opening = nano.encoder.reasoning(Reasoning(text, 7, 11, None))
+    ids, num_opening = nano.encoder.reasoning(Exchange(prompt="", response=text, think=(7, 11)))
     tokenizer = load_model("nano", torch.device("cpu")).tokenizer
     assert tokenizer.decode(ids[:num_opening]) == "<think>"
     assert tokenizer.decode(ids[num_opening:]) == "é up"
     # Tokens that run over a border belong to the tag.
     fused = toy_tokenizer.make_tokenizer("chatml", fused=True)
-    ids, num_opening = Encoder(fused).reasoning(Reasoning(text, 7, 11, None))
+    ids, num_opening = Encoder(fused).reasoning(Exchange(prompt="", response=text, think=(7, 11)))
     inner = fused.decode(ids[num_opening:])
     assert inner in "é up" and fused.decode(ids) in text
 
@@ -96,6 +106,21 @@ def test_chats_are_rendered_with_the_template_and_replies_go_on_from_it(nano):
     assert tokenizer.decode(ids) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     open_end = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "I"}]
     assert str(tokenizer.decode(nano.encoder.prompt(open_end))).endswith("assistant\nI")
+
+
+def test_prompts_of_a_dialogue_go_on_from_each_other_and_tell_what_is_new(nano):
+    decode = load_model("nano", torch.device("cpu")).tokenizer.decode
+    chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "<think>I</think>"}]
+    chat += [{"role": "user", "content": "you?"}]
+    turns = [Exchange(prompt=chat[:1], response="a"), Exchange(prompt=chat, response="b")]
+    (first, start), (second, begins) = nano.encoder.prompts(turns)
+    assert start == 0 and np.array_equal(first, nano.encoder.prompt(chat[:1]))
+    assert np.array_equal(second[: len(first)], first)
+    assert decode(second) == decode(nano.encoder.prompt(chat))
+    assert decode(second[begins:]) == "<|im_start|>user\nyou?<|im_end|>\n<|im_start|>assistant\n"
+    # The history of another dialogue is not that of this one: nothing can be exchanged.
+    other = Exchange(prompt=[{"role": "user", "content": "no"}, *chat[1:]], response="b")
+    assert [where for _, where in nano.encoder.prompts([turns[0], other])] == [None, None]
 
 
 def test_chat_messages_have_the_same_date_every_day(toy_tokenizer):
@@ -118,24 +143,28 @@ def test_a_prompt_gets_the_bos_its_tokenizer_adds_and_never_two(toy_tokenizer):
         assert np.count_nonzero(Encoder(tokenizer).prompt(text) == bos_id) == 1
 
 
+def written(ids: np.ndarray, text: str) -> Exchange:
+    return Exchange(prompt="", response=ids, think=(0, len(ids)), text=text)
+
+
 def test_ids_of_another_tokenizer_are_found_out(nano):
     with pytest.raises(MooredError, match="token id 5000, but the model knows 1024"):
         nano.encoder.prompt(np.array([5000]))
     right = load_model("nano", torch.device("cpu")).tokenizer.encode("go up now")
-    nano.encoder.check_text([Reasoning(np.array(right), 0, len(right), "I go up now!")])
+    nano.encoder.check_text([written(np.array(right), "I go up now!")])
     with pytest.raises(MooredError, match="another tokenizer"):
-        nano.encoder.check_text([Reasoning(np.array(right) + 1, 0, len(right), "go up now")])
+        nano.encoder.check_text([written(np.array(right) + 1, "go up now")])
 
 
 def test_texts_without_a_tokenizer_and_texts_too_long_are_refused(nano):
     with pytest.raises(MooredError, match="--tokenizer"):
         Encoder(None).prompt("text")
     rows = [record(f"room {p}", f"<think>{'up ' * 2000}</think>") for p in range(2)]
-    drawn = draw(rows, num_prompts=2, num_pairs=2)
+    options = LookOptions(num_prompts=2)
     with pytest.raises(MooredError, match="--max-tokens"):
-        make_plan(drawn, nano, Size())
-    plan = make_plan(drawn, nano, Size(max_tokens=5))
-    assert plan.pair_sets[0].lengths.tolist() == [5, 5]
+        make_plan(draw(rows, options), nano, options)
+    make_plan(draw(rows, options), nano, replace(options, max_tokens=5))
+    assert pairs_of(rows, nano, 2, max_tokens=5).lengths.tolist() == [5, 5]
 
 
 def test_texts_longer_than_a_models_layers_look_back_are_refused(nano, tmp_path):
@@ -143,10 +172,11 @@ def test_texts_longer_than_a_models_layers_look_back_are_refused(nano, tmp_path)
     shutil.copytree(embedded_models()["nano"], tmp_path, dirs_exist_ok=True)
     tiny_model("mistral", vocab_size=1024, sliding_window=64).save_pretrained(tmp_path)
     rows = [record(f"room {p}", f"<think>{'up ' * 100}</think>") for p in range(2)]
-    drawn = draw(rows, num_prompts=2, num_pairs=2)
-    make_plan(drawn, nano, Size())
+    options = LookOptions(num_prompts=2)
+    drawn = draw(rows, options)
+    make_plan(drawn, nano, options)
     with pytest.raises(MooredError, match="do not fit into the 64 of"):
-        make_plan(drawn, local_scorer(str(tmp_path), "cpu", "float32"), Size())
+        make_plan(drawn, local_scorer(str(tmp_path), "cpu", "float32"), options)
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,9 @@ def test_a_column_of_whole_dialogues_gives_prompt_and_reply_of_each_turn(tmp_pat
     file = lines(tmp_path / "a.jsonl", {"messages": whole}, {"messages": short})
     first, other = records(file)
     assert (first.prompt, first.response) == (whole[:1], REPLY)
-    assert other.prompt == short[:1]
+    assert other.prompt == short[:1] and other.later == ()
+    assert [turn.prompt for turn in first.later] == [whole[:3]]
+    assert [turn.think for turn in first.later] == [(0, 0)]
     (later,) = records(file, ReadOptions(turn=2))  # the other ended before
     assert (later.prompt, later.response) == (whole[:3], "</think>later")
 
@@ -200,8 +202,8 @@ def test_questions_of_a_real_data_set_are_read_by_named_columns():
     assert all(record.think == (0, len(record.response)) for record in found)
 
 
-def test_own_rollouts_give_ids_spans_and_one_turn_of_each_episode(tmp_path):
-    pytest.importorskip("pyarrow")
+def own_rollouts(file: Path) -> Path:
+    """One episode of two turns."""
 
     def turn(first: int) -> Turn:
         return Turn(
@@ -226,9 +228,14 @@ def test_own_rollouts_give_ids_spans_and_one_turn_of_each_episode(tmp_path):
         success=True,
         metrics={},
     )
-    file = tmp_path / "step_000004.parquet"
     group = Group(group_id=2, env="e", task_seed=0, trajectories=(trajectory,))
     write_groups(file, [group], step=4, kept=[True])
+    return file
+
+
+def test_own_rollouts_give_ids_and_spans_of_all_turns_or_of_one(tmp_path):
+    pytest.importorskip("pyarrow")
+    file = own_rollouts(tmp_path / "step_000004.parquet")
     assert find_format(open_table(file)) == "moored"
     (record,) = records(file)
     assert (record.step, record.group, record.reward, record.think) == (4, "2", 1.0, (1, 2))
@@ -236,8 +243,21 @@ def test_own_rollouts_give_ids_spans_and_one_turn_of_each_episode(tmp_path):
     with pytest.raises(ConfigError, match="leave 'prompt' out of --columns"):
         records(file, ReadOptions(columns={"prompt": "reply"}))
     assert np.array_equal(record.response, [9, 3, 8])
+    (second,) = record.later
     (later,) = records(file, ReadOptions(turn=2))
-    assert np.array_equal(later.prompt, [1, 4])  # pyright: ignore[reportArgumentType]
+    assert later.later == () and later.think == second.think == (1, 2)
+    assert later.prompt.tolist() == second.prompt.tolist() == [1, 4]  # pyright: ignore
+
+
+def test_own_rows_that_are_not_in_the_order_of_turns_are_refused(tmp_path):
+    pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    file = own_rollouts(tmp_path / "step_000004.parquet")
+    pq.write_table(pq.read_table(file).take([1, 0]), file)
+    (bad,) = read_records(file, OPTIONS)
+    assert isinstance(bad, BadRow) and "lacks turns" in bad.why
+    assert len(records(file, ReadOptions(turn=1))) == 1
 
 
 def test_a_torn_last_line_is_marked_and_a_broken_one_is_named(tmp_path):
@@ -343,9 +363,9 @@ import moored.cli.main, moored.analysis.findings, moored.engine.endpoint.scorer
 from pathlib import Path
 from moored.files.formats import read_records
 from moored.files.records import ReadOptions
-from moored.analysis.sample import draw
+from moored.analysis.diagnose import LookOptions, draw
 rows = read_records(Path({str(file)!r}), ReadOptions())
-print(draw(rows, num_prompts=2, num_pairs=2).looks[0].num_rows)
+print(draw(rows, LookOptions()).looks[0].num_rows)
 """
     done = run_warm([], code=code, slim=True)
     assert done.stdout == "1\n", done.stderr

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from moored.analysis.diagnose import LookOptions, draw
 from moored.analysis.rewards import read_rewards
-from moored.analysis.sample import draw
 from moored.errors import MooredError
 from moored.files import tables
 from moored.files.formats import read_records
@@ -207,7 +207,8 @@ def advise(file: Path) -> int:
 
 
 def diagnose(file: Path) -> int:
-    drawn = draw(read_records(file, ReadOptions()), num_prompts=4, num_pairs=8)
+    options = LookOptions(num_prompts=4, num_pairs=8)
+    drawn = draw(read_records(file, ReadOptions()), options)
     return sum(step.num_rows for step in drawn.looks)
 
 

@@ -10,10 +10,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from moored.analysis import sample
-from moored.analysis.sample import LowestKeys, draw
+from moored.analysis import diagnose
+from moored.analysis.diagnose import Draw, LookOptions, LowestKeys
 from moored.errors import MooredError
-from moored.files.records import BadRow, Record
+from moored.files.records import BadRow, Exchange, Record
+
+
+def draw(rows, num_prompts: int, num_pairs: int, window: int | None = 1, **options) -> Draw:
+    options = {"num_prompts": num_prompts, "num_pairs": num_pairs, "window": window, **options}
+    return diagnose.draw(rows, LookOptions(**options))
 
 
 def record(prompt: str, number: int = 0, **fields) -> Record:
@@ -23,10 +28,11 @@ def record(prompt: str, number: int = 0, **fields) -> Record:
 
 
 def texts(drawn, step: int = 0) -> dict[str, list[str]]:
-    return {
-        prompt.prompt: [r.content[r.start : r.stop] for _, r in prompt.reasonings]
-        for prompt in drawn.looks[step].chosen(99)
-    }
+    found: dict[str, list[str]] = {}
+    for episode in drawn.looks[step].chosen(99):
+        (turn,) = episode.turns
+        found.setdefault(turn.prompt, []).append(turn.response[slice(*turn.think)])
+    return found
 
 
 def test_lowest_keys_keeps_the_lowest_and_never_takes_one_back():
@@ -46,7 +52,7 @@ def test_reasonings_are_spread_evenly_however_uneven_the_rows_are():
 
 def test_two_prompts_share_all_pairs():
     rows = [record(f"p{k % 2}", k) for k in range(100)]
-    assert [len(x) for x in texts(draw(rows, num_prompts=16, num_pairs=10)).values()] == [5, 5]
+    assert [len(x) for x in texts(draw(rows, num_prompts=8, num_pairs=10)).values()] == [5, 5]
 
 
 def test_every_row_of_a_prompt_has_the_same_chance():
@@ -85,7 +91,7 @@ def test_memory_does_not_grow_with_rows():
 
 def pooled(steps, window, prompts_per_step: int = 1):
     rows = [record(f"{step} {k}", step=step) for step in steps for k in range(prompts_per_step)]
-    return draw(rows, num_prompts=16, num_pairs=16).pooled(window).looks
+    return draw(rows, num_prompts=16, num_pairs=16, window=window).looks
 
 
 def test_a_window_pools_stored_steps_and_is_labelled_by_the_steps_it_holds():
@@ -109,17 +115,17 @@ def test_without_a_window_steps_with_few_prompts_are_pooled_until_there_are_eigh
 
 def test_thousands_of_steps_of_few_prompts_are_pooled_once(monkeypatch):
     calls: list[int] = []
-    monkeypatch.setattr(sample, "pool", lambda draws: calls.append(len(draws)) or draws[0])
+    monkeypatch.setattr(diagnose, "_pool", lambda looks: calls.append(len(looks)) or looks[0])
     rows = [record(f"prompt {step % 3}", step=step) for step in range(1000)]
     # Three prompts are all there are, and three steps have them.
-    assert len(draw(rows, num_prompts=16, num_pairs=16).pooled(None).looks) == 334
+    assert len(draw(rows, num_prompts=16, num_pairs=16, window=None).looks) == 334
     assert calls == [3] * 333 + [1]
 
 
 def test_pooled_steps_are_what_one_draw_of_all_rows_would_be():
     rows = [record(f"p{k % 12}", k, step=k // 40) for k in range(120)]
     together = [replace(row, step=None) for row in rows]
-    pooled_rows = texts(draw(rows, num_prompts=8, num_pairs=24).pooled(3))
+    pooled_rows = texts(draw(rows, num_prompts=8, num_pairs=24, window=3))
     assert pooled_rows == texts(draw(together, num_prompts=8, num_pairs=24))
     assert [len(found) for found in pooled_rows.values()] == [3] * 8
 
@@ -158,7 +164,7 @@ def test_replies_without_reasoning_are_counted_not_drawn():
     rows = [record("a"), record("a", think=None), record("a", think=(3, 3))]
     step = draw(rows, num_prompts=4, num_pairs=4).looks[0]
     assert (step.num_rows, step.num_without_reasoning, step.num_empty) == (3, 1, 1)
-    assert len(step.chosen(4)[0].reasonings) == 1
+    assert len(step.chosen(4)) == 1
 
 
 def test_bad_rows_stop_the_draw_unless_they_are_torn_or_passed_over():
@@ -168,3 +174,12 @@ def test_bad_rows_stop_the_draw_unless_they_are_torn_or_passed_over():
         draw([record("a"), bad], num_prompts=2, num_pairs=2)
     found = draw([bad, record("a"), torn], num_prompts=2, num_pairs=2, skip_bad=True)
     assert (found.num_bad, found.num_torn, found.looks[0].num_rows) == (1, 1, 1)
+
+
+def test_an_episode_is_kept_with_all_turns_where_any_holds_a_reasoning():
+    silent = Exchange(prompt="later", response="no tags")
+    rows = [record("a", later=(silent,)), record("b", think=None, later=(silent,))]
+    step = draw(rows, num_prompts=2, num_pairs=2).looks[0]
+    assert [len(episode.turns) for episode in step.chosen(2)] == [2]
+    assert (step.num_rows, step.num_without_reasoning) == (4, 3)
+    assert step.valid_thinking_rate == 0.25

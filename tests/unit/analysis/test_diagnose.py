@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from moored.analysis.diagnose import LookOptions, diagnose, draw, make_plan
 from moored.analysis.diagnosis import Diagnosis
 from moored.analysis.findings import curve_table, headline, notes, step_table
-from moored.analysis.sample import draw
 from moored.analysis.scorers import Encoder, Scorer, Scorers
-from moored.analysis.scoring import Size, diagnose, make_plan
 from moored.diagnostics.report import Regime, Verdict
 from moored.errors import TooFewPromptsError
-from moored.files.records import Record
+from moored.files.records import Exchange, Record
 from moored.types import Prompt, ScoreRequest
 
 
@@ -55,13 +54,10 @@ def record(
     return Record(step=step, prompt=np.array([prompt]), response=ids, think=(0, 5), env=env)
 
 
-def look_at(
-    rows, num_prompts=None, num_pairs=32, draws=200, seed=0, window: int | None = 1, scorer=SCORER
-) -> Diagnosis:
-    drawn = draw(rows, num_prompts=num_prompts or 16, num_pairs=num_pairs, seed=seed)
-    drawn = drawn.pooled(window)
-    plan = make_plan(drawn, scorer, Size(num_prompts=num_prompts, num_pairs=num_pairs))
-    return diagnose(plan, drawn, Scorers.single(scorer), draws=draws, seed=seed)
+def look_at(rows, num_prompts=None, window: int | None = 1, scorer=SCORER, **options) -> Diagnosis:
+    sizes = {"num_prompts": num_prompts, "num_pairs": 32, "draws": 200, "window": window}
+    made = LookOptions(**sizes | options)
+    return diagnose(make_plan(draw(rows, made), scorer, made), Scorers.single(scorer))
 
 
 def test_p_values_are_uniform_on_shuffled_pairs_and_tiny_on_true_ones():
@@ -87,7 +83,9 @@ def test_a_collapsed_model_is_at_chance_and_an_honest_one_is_not():
     def rows(strength: int) -> list[Record]:
         return [record(k % 16, k % 16, strength, 10 * k) for k in range(128)]
 
-    collapsed, honest = (look_at(rows(strength), 16, 128).worst.looks[0] for strength in (0, 200))
+    collapsed, honest = (
+        look_at(rows(strength), 16, num_pairs=128).worst.looks[0] for strength in (0, 200)
+    )
     assert (collapsed.verdict, honest.verdict) == (Verdict.COLLAPSED, Verdict.HEALTHY)
     assert collapsed.regime is Regime.TEMPLATE_COLLAPSE and honest.regime is Regime.DIVERSE
     interval = collapsed.report.intervals["retrieval_accuracy"]
@@ -278,10 +276,94 @@ def test_replies_to_a_prompt_in_two_pooled_steps_are_not_compared():
 
 def test_a_look_knows_how_far_the_weights_are_that_scored_it():
     rows = [record(k % 8, k % 8, 200, 10 * k, step) for step in (1, 5, 30) for k in range(32)]
-    drawn = draw(rows, num_prompts=8, num_pairs=32, seed=0).pooled(1)
+    options = LookOptions(num_prompts=8, num_pairs=32, window=1, draws=20)
     scorers = Scorers("toy", 1.0, lambda _: SCORER, (4, 10))
-    plan = make_plan(drawn, SCORER, Size(num_prompts=8, num_pairs=32))
-    found = diagnose(plan, drawn, scorers, draws=20)
+    found = diagnose(make_plan(draw(rows, options), SCORER, options), scorers)
     assert [look.steps_away for look in found.worst.looks] == [3, 1, 20]
     assert found.verdict is Verdict.CANNOT_TELL
     assert look_at(rows, 8).verdict is Verdict.HEALTHY
+
+
+def dialogue(task: int, member: int, shown: tuple[int, ...]) -> Record:
+    """An episode whose reasoning at turn t names `shown[t]`; each observation is the task."""
+    prompt, turns = np.zeros(0, dtype=np.int64), []
+    for t, answer in enumerate(shown):
+        start, prompt = len(prompt), np.append(prompt, 100 * t + task)
+        reply = np.array([answer, member, t])
+        turns.append(Exchange(prompt=prompt, response=reply, think=(0, 3), observation_start=start))
+        prompt = np.append(prompt, reply)
+    first, *later = turns
+    return Record(
+        step=7,
+        prompt=first.prompt,
+        response=first.response,
+        think=first.think,
+        observation_start=0,
+        later=tuple(later),
+    )
+
+
+def score_newest(requests: Sequence[ScoreRequest]) -> list[list[np.ndarray]]:
+    """A reasoning is likelier by 2 nats a token after the task that it names."""
+
+    def logp(prompt: Prompt, ids: np.ndarray) -> np.ndarray:
+        before = [*prompt.ids.tolist(), *ids.tolist()]
+        found = []
+        for place in range(len(prompt.ids), len(before)):
+            named = before[len(prompt.ids) + (len(ids) - 3)]
+            newest = [x % 100 for x in before[: len(before) - 3]][-1]
+            found.append(-1.0 - 2.0 * (named != newest) - 0.001 * place)
+        return np.array(found)
+
+    return [[logp(r.prompt, ids) for ids in r.continuations] for r in requests]
+
+
+NEWEST = replace(SCORER, score=score_newest)
+EPISODES = [dialogue(p, k, (p, p, p)) for p in range(8) for k in range(4)]
+
+
+def test_episodes_of_several_turns_are_judged_by_swaps_as_in_training():
+    found = look_at(EPISODES, num_pairs=32, scorer=NEWEST).worst
+    assert found.view == "episode_swap" and set(found.others) == {"first_turn", "observation_swap"}
+    assert found.verdict is Verdict.HEALTHY
+    copied = [dialogue(p, k, (p, 99, 99)) for p in range(8) for k in range(4)]
+    later = look_at(copied, num_pairs=32, scorer=NEWEST).worst
+    first, then = (
+        view[0].report.mi_seq_estimate
+        for view in (later.others["first_turn"], later.others["observation_swap"])
+    )
+    assert first > 1.5 > then
+
+
+def test_one_turn_alone_is_measured_under_the_prompts_of_that_turn():
+    rows = [
+        replace(r, **{name: getattr(r.later[0], name) for name in ("prompt", "response")})
+        for r in EPISODES
+    ]
+    rows = [replace(row, later=()) for row in rows]
+    options = LookOptions(num_pairs=32, draws=0)
+    plan = make_plan(draw(rows, options), NEWEST, options, turn=2)
+    found = diagnose(plan, Scorers.single(NEWEST)).worst
+    assert found.view == "turn_2" and not found.others
+
+
+def test_turns_of_the_last_look_are_measured_one_by_one_and_missing_ones_named():
+    rows = [*EPISODES, dialogue(0, 9, (0, 0, 0, 0))]
+    options = LookOptions(num_prompts=8, num_pairs=32, draws=0)
+    plan = make_plan(draw(rows, options), NEWEST, options, by_turn=True)
+    asked = []
+    found = diagnose(plan, Scorers.single(NEWEST), on_request=lambda: asked.append(1)).worst
+    assert [look.turn for look in found.turns] == [1, 2, 3]
+    assert "turn_4 view needs at least 2 distinct prompts" in found.skipped_turns[4]
+    # What was planned without the model is what the model was asked.
+    assert len(asked) == plan.cost.num_requests
+
+
+def test_close_ups_show_what_was_scored():
+    rows = [record(k % 4, k % 4, 100, 10 * k, step) for step in (1, 2) for k in range(16)]
+    options = LookOptions(num_pairs=16, window=1, draws=0)
+    plan = make_plan(draw(rows, options), SCORER, options)
+    first, last = diagnose(plan, Scorers.single(SCORER), closeups=True).closeups
+    assert (first.name, last.name) == ("Step 1", "Step 2")
+    assert sorted(first.prompts) == list("0123") and len(first.reasonings) == 16
+    assert first.reasonings[0].startswith(f"{first.prompts[0]} 100 ")
