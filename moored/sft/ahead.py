@@ -8,20 +8,15 @@ from __future__ import annotations
 
 import pickle
 import queue
-import signal
-import threading
 from collections import deque
-from concurrent.futures import Future
-from contextlib import suppress
-from dataclasses import dataclass, field
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 
 from moored.cores import num_cores
 from moored.engine.gpu import present_gpu
 from moored.envs.worker import Worker, WorkerLost
 from moored.errors import MooredError
-from moored.models.find import embedded_models
-from moored.models.load import load_tokenizer, needs_torch_for_tokenizer
+from moored.models.load import load_tokenizer
 from moored.names import ENGINES
 from moored.rollout.render import Renderer
 from moored.sft.options import SftConfig
@@ -37,8 +32,6 @@ CHUNKS_AHEAD = 8
 ATTEMPTS = 2
 """A worker may be lost by accident, e.g. to a signal that was meant for the whole job."""
 ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
-CLOSING_S = 5.0
-"""How long `close` waits for threads whose workers it has killed."""
 
 
 def num_workers(config: SftConfig, renderer: ReplyRenderer) -> int:
@@ -52,13 +45,6 @@ def num_workers(config: SftConfig, renderer: ReplyRenderer) -> int:
     return max(0, min(MOST_WORKERS, num_cores() - 1))
 
 
-@dataclass(slots=True, eq=False)
-class _Chunk:
-    first: int
-    lessons: Future[list[Lesson]] = field(default_factory=Future)
-    """From number `first` on; fewer than `CHUNK` when a later one cannot be played."""
-
-
 class LessonsAhead:
     """Lessons that `count` processes make ahead, handed out in the order of their numbers.
 
@@ -70,121 +56,69 @@ class LessonsAhead:
     def __init__(self, config: SftConfig, count: int) -> None:
         """`config` is settled."""
         self._config = pickle.dumps(config)
-        self._wanted: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
-        self._chunks: deque[_Chunk] = deque()
-        self._is_closed = False
-        prepare = import_all if needs_torch_for_tokenizer(config.model) else import_light
         self._workers = [
-            Worker(
-                f"{__name__}:make_lessons",
-                prepare=f"{__name__}:{prepare.__name__}",
-                environ=ONE_THREAD,
-                is_quiet=False,
-            )
+            Worker(f"{__name__}:make_lessons", environ=ONE_THREAD, is_quiet=False)
             for _ in range(count)
         ]
-        self._threads: list[threading.Thread] = []
+        self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+        for worker in self._workers:
+            self._idle.put(worker)
+        self._threads = ThreadPoolExecutor(count)
+        self._chunks: deque[tuple[int, Future[list[Lesson]]]] = deque()
+        """The first number of each, and lessons from there on: fewer than `CHUNK` when a later one
+        cannot be made."""
+        self._is_closed = False
 
     def lesson(self, index: int) -> Lesson:
-        if not self._chunks or index < self._chunks[0].first:
+        if not self._chunks or index < self._chunks[0][0]:
             self.begin(index)
-        while index >= self._chunks[0].first + CHUNK:
+        while index >= self._chunks[0][0] + CHUNK:
             self._chunks.popleft()
-            self._want(self._chunks[-1].first + CHUNK)
-        chunk = self._chunks[0]
-        place, lessons = index - chunk.first, chunk.lessons.result()
-        if place < len(lessons):
-            return lessons[place]
+            self._want(self._chunks[-1][0] + CHUNK)
+        first, made = self._chunks[0]
+        if index - first < len(made.result()):
+            return made.result()[index - first]
         # Its turn has come: asked for as the first of a chunk, it says what is wrong with it.
         self.begin(index)
-        return self._chunks[0].lessons.result()[0]
+        return self._chunks[0][1].result()[0]
 
     def begin(self, first: int) -> None:
         """Forget what was asked for, and ask for lessons from number `first` on."""
-        if not self._threads:
-            self._start_threads()
-        for chunk in self._chunks:
-            chunk.lessons.cancel()
+        for _, made in self._chunks:
+            made.cancel()
         self._chunks.clear()
         for number in range(CHUNKS_AHEAD * len(self._workers)):
             self._want(first + number * CHUNK)
 
-    def _start_threads(self) -> None:
-        for worker in self._workers:
-            # Daemons: an environment that hangs must not keep this process from its end.
-            thread = threading.Thread(target=self._serve, args=(worker,), daemon=True)
-            thread.start()
-            self._threads.append(thread)
-
     def _want(self, first: int) -> None:
-        chunk = _Chunk(first)
-        self._chunks.append(chunk)
-        self._wanted.put(chunk)
+        self._chunks.append((first, self._threads.submit(self._make, first)))
 
-    def _serve(self, worker: Worker) -> None:
-        """A thread: pass requests on to one process until the end."""
+    def _make(self, first: int) -> list[Lesson]:
+        """In a thread: pass a request on to a process that is idle."""
+        worker, lost = self._idle.get(), None
         try:
-            with suppress(MooredError):  # the first request tries again, and says why
-                worker.start()
-            while (chunk := self._wanted.get()) is not None:
-                if not chunk.lessons.set_running_or_notify_cancel():
-                    continue
+            for _ in range(ATTEMPTS):
+                if self._is_closed:
+                    break
                 try:
-                    chunk.lessons.set_result(self._ask(worker, chunk.first))
-                except Exception as error:
-                    chunk.lessons.set_exception(error)
+                    made = worker.ask(self._config, first, CHUNK)
+                    return made.unpacked() if isinstance(made, PackedLessons) else made
+                except WorkerLost as error:
+                    lost = error
         finally:
-            worker.stop()
-
-    def _ask(self, worker: Worker, first: int) -> list[Lesson]:
-        lost: WorkerLost | None = None
-        for _ in range(ATTEMPTS):
-            if self._is_closed:
-                break
-            try:
-                made = worker.ask(self._config, first, CHUNK)
-                return made.unpacked() if isinstance(made, PackedLessons) else made
-            except WorkerLost as error:
-                lost = error
-        is_killed = lost is not None and lost.exit_code in (None, -signal.SIGKILL)
-        remedy = (
-            "the system may have killed it for its memory: lower workers, or set workers=0 to play "
-            "in the process that trains"
-            if is_killed
-            else "the environment, or what it uses, ended it: let it raise an error instead"
-        )
+            self._idle.put(worker)
         raise MooredError(
             f"a process that plays dialogues was lost {ATTEMPTS} times over numbers {first} to "
-            f"{first + CHUNK - 1} ({lost}); {remedy}"
+            f"{first + CHUNK - 1} ({lost}); if the system killed it for its memory, lower workers, "
+            f"or set workers=0; if the environment ended it, let it raise an error instead"
         ) from lost
 
     def close(self) -> None:
         """Kill the processes; what they were asked for is never answered."""
         self._is_closed = True
-        for chunk in self._chunks:
-            chunk.lessons.cancel()
         for worker in self._workers:
-            self._wanted.put(None)
             worker.stop()
-        for thread in self._threads:
-            thread.join(CLOSING_S)
-
-
-def import_light() -> None:
-    """In a child, before its first request: a process that replaces a lost one has it all, too.
-
-    Reading any tokenizer imports what each needs: a second, and memory that both processes share.
-    """
-    load_tokenizer(min(embedded_models()))
-
-
-def import_all() -> None:
-    """Import what transformers needs to find a tokenizer by the model's configuration."""
-    from transformers import AutoTokenizer
-
-    AutoTokenizer.from_pretrained(
-        min(embedded_models().values()), local_files_only=True, trust_remote_code=False
-    )
+        self._threads.shutdown(cancel_futures=True)
 
 
 def make_lessons(config: bytes, first: int, count: int) -> PackedLessons | list[Lesson]:

@@ -111,7 +111,7 @@ def test_a_finished_run_that_is_resumed_starts_no_workers(tiny_folder, tmp_path)
     again = build_sft(config.model_copy(update={"workers": 1}), tmp_path / "run", resume=True)
     resume_sft(again)
     assert run_sft(again) == "the only step is done"
-    assert isinstance(again.lessons, LessonsAhead) and not again.lessons._threads
+    assert isinstance(again.lessons, LessonsAhead) and not again.lessons._chunks
     again.close()
 
 
