@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import random
@@ -28,10 +29,13 @@ from rich.console import Console
 from rich.table import Table
 
 from moored.envs import Environment, format_reply
-from moored.envs.check.probe import Probe, time_fuzzed_replies
+from moored.envs.check.nasty import EXECUTED, fuzz_replies
+from moored.envs.check.probe import Probe, play_oracle, shorten, time_reply
+from moored.envs.check.types import Broken
 from moored.envs.describe import playable_names
 from moored.envs.game import Game
 from moored.envs.mix import make_env, open_env
+from moored.reply import parse_reply
 
 NUM_RESETS = 300
 REPEATS = 3
@@ -153,6 +157,32 @@ def measure_env(name: str, num_fuzz: int | None) -> list[Measurement]:
     if num_fuzz:
         found.append(measure_fuzz(name, num_fuzz))
     return found
+
+
+def time_fuzzed_replies(env: Probe, count: int, limit_s: float) -> float:
+    """Seconds the slowest of `count` hostile replies took, over many tasks and turns.
+
+    Raises whatever the environment raises, and Broken when it ran one of them.
+    """
+    scripts = [play_oracle(env, seed)[0] for seed in range(5)]
+    answers = [parse_reply(reply).answer or "" for replies in scripts for reply in replies]
+    slowest_s, seed, played = 0.0, 0, []
+    env.reset(seed)
+    for reply in fuzz_replies(random.Random(0), count, answers=answers):
+        start = time.perf_counter()
+        result = env.step(reply)
+        elapsed_s = time.perf_counter() - start
+        if not math.isfinite(result.reward) or EXECUTED:
+            raise Broken(f"step({shorten(reply)}) earned {result.reward}, or ran code of the reply")
+        is_slow = elapsed_s > limit_s
+        if is_slow:  # the machine may have been busy: once more, by itself
+            elapsed_s = time_reply(env, seed, reply, limit_s, played)
+        slowest_s = max(slowest_s, elapsed_s)
+        played.append(reply)
+        if result.is_over or is_slow:
+            seed, played = seed + 1, []
+            env.reset(seed)
+    return slowest_s
 
 
 def main() -> int:

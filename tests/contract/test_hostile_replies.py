@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.envs import time_fuzzed_replies
 from moored.envs import format_reply
 from moored.envs.check.nasty import EXECUTED
-from moored.envs.check.probe import Probe, time_fuzzed_replies
+from moored.envs.check.probe import Probe
 from moored.envs.describe import playable_names
 from moored.envs.mix import make_env, open_env
 from tests.contract.registered import every_environment, needs_bubblewrap

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import pickle
 import random
 import time
@@ -17,11 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from moored.envs.base import SPLIT_SEEDS, Environment, StepResult
-from moored.envs.check.nasty import EXECUTED, fuzz_replies
 from moored.envs.check.types import Broken, expect_result
 from moored.envs.resources import SharedResources, detached
 from moored.envs.teaching import Guesses
-from moored.reply import format_reply, parse_reply
+from moored.reply import format_reply
 from moored.types import Message, messages_digest
 
 MALFORMED = "This reply has no tags."
@@ -221,32 +219,6 @@ def time_reply(
         if best_s <= limit_s:
             break
     return best_s
-
-
-def time_fuzzed_replies(env: Probe, count: int, limit_s: float) -> float:
-    """Seconds the slowest of `count` hostile replies took, over many tasks and turns.
-
-    Raises whatever the environment raises, and Broken when it ran one of them.
-    """
-    scripts = [play_oracle(env, seed)[0] for seed in range(5)]
-    answers = [parse_reply(reply).answer or "" for replies in scripts for reply in replies]
-    slowest_s, seed, played = 0.0, 0, []
-    env.reset(seed)
-    for reply in fuzz_replies(random.Random(0), count, answers=answers):
-        start = time.perf_counter()
-        result = env.step(reply)
-        elapsed_s = time.perf_counter() - start
-        if not math.isfinite(result.reward) or EXECUTED:
-            raise Broken(f"step({shorten(reply)}) earned {result.reward}, or ran code of the reply")
-        is_slow = elapsed_s > limit_s
-        if is_slow:  # the machine may have been busy: once more, by itself
-            elapsed_s = time_reply(env, seed, reply, limit_s, played)
-        slowest_s = max(slowest_s, elapsed_s)
-        played.append(reply)
-        if result.is_over or is_slow:
-            seed, played = seed + 1, []
-            env.reset(seed)
-    return slowest_s
 
 
 def total_reward(results: Sequence[StepResult]) -> float:

@@ -123,18 +123,19 @@ def check_global_random(subject: Subject) -> str:
 
 
 def check_pickling(subject: Subject) -> str:
-    """A pickled copy, taken before reset or in mid-episode, goes on like the original."""
+    """A pickled copy, taken after reset or in mid-episode, goes on like the original."""
     for seed in subject.seeds:
-        original = subject.make()
-        with closing(original.copy()) as copy:
-            there = messages_digest(copy.reset(seed))
-        if there != messages_digest(original.reset(seed)):
-            raise Broken(f"task seed {seed}: a copy pickled before reset gave another first prompt")
-        solve, fail, _ = subject.scripts(seed)
-        for replies in ([MALFORMED, *solve], fail):
-            _expect_same_after_pickling(original, seed, replies, num_played=0)
-            _expect_same_after_pickling(original, seed, replies, num_played=1)
-    return f"{len(subject.seeds)} tasks, before reset, after it and after a turn"
+        env = subject.make()
+        for replies in subject.scripts(seed)[:2]:
+            for num_played in (0, 1):
+                played = replay(env, seed, replies[:num_played])
+                if played and played[-1].is_over:
+                    continue
+                with closing(env.copy()) as copy:
+                    rest = feed(env, replies[num_played:])
+                    where = f"a copy pickled after {num_played} turns"
+                    expect_same(rest, feed(copy, replies[num_played:]), seed, where)
+    return f"{len(subject.seeds)} tasks, after reset and after a turn"
 
 
 def check_ending(subject: Subject) -> str:
@@ -292,18 +293,6 @@ def _replay_in_new(subject: Subject, seed: int, replies: list[str]) -> list[Step
 
 def _global_random_state() -> tuple[object, str]:
     return random.getstate(), repr(np.random.get_state(legacy=False))
-
-
-def _expect_same_after_pickling(
-    env: Probe, seed: int, replies: list[str], *, num_played: int
-) -> None:
-    played = replay(env, seed, replies[:num_played])
-    with closing(env.copy()) as copy:
-        if played and played[-1].is_over:
-            return
-        rest = feed(env, replies[num_played:])
-        where = f"a copy pickled after {num_played} turns"
-        expect_same(rest, feed(copy, replies[num_played:]), seed, where)
 
 
 def _expect_over(env: Probe) -> None:
