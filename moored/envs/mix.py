@@ -240,8 +240,6 @@ class EnvMix:
         Any stretch of n groups in a row holds an entry n · weight / total times, give or take a
         few, so every training step sees the mix, and a resumed run goes on where it stopped.
         """
-        if group < 0:
-            raise MooredError(f"groups are counted from 0, got {group}")
         total = math.fsum(spec.weight for spec in self.specs)
         bounds = list(accumulate(spec.weight / total for spec in self.specs))
         offset = random.Random(seed).getrandbits(64)

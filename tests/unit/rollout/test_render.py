@@ -473,8 +473,6 @@ def test_spans_are_right_when_tokens_change_each_others_text(toy_tokenizer):
     assert spans.think is not None and spans.answer is not None
     assert tokenizer.decode(ids[slice(*spans.think)]) == "zw q"
     assert tokenizer.decode(ids[slice(*spans.answer)]) == "Up"
-    with pytest.raises(MooredError, match="another text"):
-        renderer.spans(ids, text + "!")
 
 
 INNER = st.text(alphabet=st.sampled_from("ab c\n<>/UpLeft|√推🙂éß▁\ufffdthinkanswer"), max_size=24)
