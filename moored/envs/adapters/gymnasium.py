@@ -9,23 +9,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from moored.envs.base import (
-    FORMAT_REMINDER,
-    StepResult,
-    draw_task,
-    malformed_reward,
-    split_of_seed,
-)
+from moored.envs.adapters.turns import SHARE_STARTS, TextGame, draw_start
+from moored.envs.base import StepResult, malformed_reward
 from moored.errors import EnvError, require_packages
 from moored.names import import_object
 from moored.reply import parse_actions, parse_reply
-from moored.types import Content, Message, TextPart, messages_digest
+from moored.types import Content, Message, messages_digest
 
 if TYPE_CHECKING:
     import gymnasium
@@ -37,19 +30,11 @@ DISCOUNT = 0.999
 """Makes the built-in oracle prefer the sooner of two equal rewards."""
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """A start state: the seed that leads to it, and what the model sees of it."""
-
-    seed: int
-    content: Content
-
-    @property
-    def digest(self) -> str:
-        return messages_digest([Message("user", self.content)])
+Start = tuple[int, Content]
+"""The seed that leads to a start state, and what the model sees of it."""
 
 
-class GymnasiumEnv:
+class GymnasiumEnv(TextGame):
     """Any gymnasium environment in text, one action per reply (needs `moored[gym]`).
 
     Reward: the environment's own; `format_penalty` for a malformed reply, which changes nothing and
@@ -102,8 +87,7 @@ class GymnasiumEnv:
         is_stochastic: bool = True,
         format_penalty: float | None = None,
     ) -> None:
-        if max_turns < 1:
-            raise EnvError(f"gymnasium: max_turns must be at least 1, got {max_turns}")
+        self.check_options(max_turns=max_turns)
         if isinstance(env, str):
             require_packages("environment gymnasium", ("gymnasium",))
         self.max_turns = max_turns
@@ -123,32 +107,27 @@ class GymnasiumEnv:
         self._success = _load("success", success or _has_won)
         self._oracle = None if oracle is None else _load("oracle", oracle)
         self._env: gymnasium.Env | None = None
-        self._over = True
 
     def check_available(self) -> None:
         self._living_env()
 
     def reset(self, task_seed: int, episode_seed: int = 0) -> list[Message]:
         self._over = True
-        start = self._draw_start(task_seed)
-        self._seed_noise(start.seed, episode_seed)
-        self._seeds = start.seed, episode_seed
-        self._content = start.content
+        start_seed, self._content = self._draw_start(task_seed)
+        self._seeds = start_seed, episode_seed
+        self._seed_noise()
         self._played: list[object] = []
         self._info: dict = {}
         self._total = 0.0
-        self._turn = 0
-        self._over = False
-        return [Message("system", self._system_text()), Message("user", self._turn_content(""))]
+        return self.open_episode(self._rules_text(), self._content)
 
     def step(self, reply: str) -> StepResult:
-        if self._over:
-            raise EnvError("gymnasium: the episode is over; call reset before step")
+        self.check_running("step")
         env = self._living_env()
         action = self._read_action(env, parse_reply(reply).answer)
         self._turn += 1
         if action is None:
-            return self._finish(self._malformed_reward, is_valid=False)
+            return self._finish(self.malformed_reward, is_valid=False)
         observation, reward, terminated, truncated, self._info = env.step(action)
         self._played.append(action)
         self._total += float(reward)
@@ -156,8 +135,7 @@ class GymnasiumEnv:
         return self._finish(float(reward), terminated=bool(terminated), truncated=bool(truncated))
 
     def oracle(self) -> str:
-        if self._over:
-            raise EnvError("gymnasium: there is no episode; call reset before oracle")
+        self.check_running("oracle")
         env = self._living_env()
         if self._oracle is not None:
             return self._oracle(env)
@@ -177,13 +155,6 @@ class GymnasiumEnv:
             self._env = None
 
     def __getstate__(self) -> dict[str, object]:
-        for attribute in ("_source", "_to_text", "_to_action", "_success", "_oracle"):
-            name = getattr(getattr(self, attribute), "__qualname__", "")
-            if "<" in name:
-                raise EnvError(
-                    f"gymnasium: {attribute[1:]} is {name}, which cannot be pickled; write it as "
-                    f"a function at the top of a module"
-                )
         return {**self.__dict__, "_env": None, "_info": {}}
 
     def _living_env(self) -> gymnasium.Env:
@@ -192,20 +163,22 @@ class GymnasiumEnv:
             self._env = self._make()
             if not self._over:
                 self._env.reset(seed=self._seeds[0])
-                self._seed_noise(*self._seeds)
+                self._seed_noise()
                 for action in self._played:
                     *_, self._info = self._env.step(action)
         return self._env
 
     def _make(self) -> gymnasium.Env:
-        make = self._source if callable(self._source) else partial(_make_by_id, self._source)
-        env = make(**self._make_options)
+        if callable(self._source):
+            env = self._source(**self._make_options)
+        else:
+            env = _make_by_id(self._source, self._make_options)
         if not hasattr(env, "action_space"):
             raise EnvError(f"gymnasium: env must make a gymnasium.Env, got {type(env).__name__}")
         if self._to_action is None:
             self._check_discrete(env.action_space)
         price = dearest_step(getattr(env.unwrapped, "P", None) or {})
-        self._malformed_reward = malformed_reward(self.format_penalty, price)
+        self.malformed_reward = malformed_reward(self.format_penalty, price)
         return env
 
     def _check_discrete(self, space: gymnasium.Space) -> None:
@@ -222,29 +195,26 @@ class GymnasiumEnv:
             )
 
     def _draw_start(self, task_seed: int) -> Start:
-        split = split_of_seed(task_seed)
         if self._fixed_start is None:
-            starts = {self._start(random.Random(seed)).digest for seed in range(NUM_PROBES)}
+            starts = {_digest(self._start(random.Random(seed))) for seed in range(NUM_PROBES)}
             self._fixed_start = len(starts) == 1
-        if self._fixed_start:
-            return self._start(random.Random(task_seed))
-        try:
-            return draw_task(task_seed, self._start, lambda start: start.digest)[0]
-        except EnvError as error:
-            raise EnvError(
-                f"gymnasium: {self._env_name()} has too few starts for a {split} split; set "
-                f"fixed_start=True to let all splits share them"
-            ) from error
+        return draw_start(
+            task_seed,
+            self._start,
+            _digest,
+            is_fixed=self._fixed_start,
+            source=f"gymnasium: {self._env_name()}",
+            remedy=SHARE_STARTS,
+        )
 
     def _start(self, rng: random.Random) -> Start:
         seed = rng.getrandbits(31)
         observation, _ = self._living_env().reset(seed=seed)
-        return Start(seed, self._to_text(observation))
+        return seed, self._to_text(observation)
 
-    def _seed_noise(self, start_seed: int, episode_seed: int) -> None:
+    def _seed_noise(self) -> None:
         # Both seeds: episode 3 of one task must not draw the noise of episode 3 of another.
-        noise = np.random.default_rng([start_seed, episode_seed])
-        self._living_env().unwrapped.np_random = noise
+        self._living_env().unwrapped.np_random = np.random.default_rng(self._seeds)
 
     def _read_action(self, env: gymnasium.Env, answer: str | None) -> object | None:
         if answer is None or len(answer) > MAX_ANSWER_CHARS:
@@ -270,41 +240,24 @@ class GymnasiumEnv:
         terminated: bool = False,
         truncated: bool = False,
     ) -> StepResult:
-        # gymnasium may report both; an episode that is over by itself was not cut off.
-        truncated = not terminated and (truncated or self._turn >= self.max_turns)
-        self._over = terminated or truncated
-        success = self._over and bool(self._success(self._total, terminated, self._info))
-        lead = f"Reward: {reward:g}." if is_valid else f"Malformed reply. Reward: {reward:g}."
-        closing = f"{lead} {'Solved.' if success else 'Game over.'}"
-        return StepResult(
-            observation=closing if self._over else self._turn_content(f"{lead}\n"),
-            reward=reward,
-            penalty=0.0 if is_valid else reward,
+        is_over = terminated or truncated or self._turn >= self.max_turns
+        return self.end_turn(
+            reward,
+            self._content,
             terminated=terminated,
             truncated=truncated,
+            success=is_over and bool(self._success(self._total, terminated, self._info)),
             is_valid=is_valid,
-            success=success,
         )
 
-    def _system_text(self) -> str:
+    def _rules_text(self) -> str:
         env = self._living_env()
         rules = self._rules or f"You play {self._env_name()}; you see {env.observation_space}."
         if self._action_names:
             rules += f"\nActions: {', '.join(self._action_names)}."
         elif self._to_action is None:
             rules += f"\nActions: the numbers of {env.action_space}."
-        return (
-            f"{rules}\nGive one action a turn, in at most {self.max_turns} turns.\n"
-            f"A malformed reply earns {self._malformed_reward:g}, changes nothing and uses up the "
-            f"turn.\n{FORMAT_REMINDER}."
-        )
-
-    def _turn_content(self, lead: str) -> Content:
-        head = f"{lead}Turn {self._turn + 1} of {self.max_turns}.\n"
-        tail = f"\n{FORMAT_REMINDER}."
-        if isinstance(self._content, str):
-            return f"{head}{self._content}{tail}"
-        return [TextPart(type="text", text=head), *self._content, TextPart(type="text", text=tail)]
+        return f"{rules}\nGive one action a turn, in at most {self.max_turns} turns."
 
     def _env_name(self) -> str:
         return str(getattr(self._source, "__name__", self._source))
@@ -350,12 +303,16 @@ def _load(option: str, function: str | Callable) -> Callable:
     return loaded
 
 
-def _make_by_id(env_id: str, **options: object) -> gymnasium.Env:
+def _digest(start: Start) -> str:
+    return messages_digest([Message("user", start[1])])
+
+
+def _make_by_id(env_id: str, options: Mapping[str, object]) -> gymnasium.Env:
     import gymnasium
 
     # The checker's warnings are for those who write the simulator.
-    options = {"disable_env_checker": True} | options
+    keywords: dict = {"disable_env_checker": True, **options}
     try:
-        return gymnasium.make(env_id, **options)  # pyright: ignore[reportArgumentType]
+        return gymnasium.make(env_id, **keywords)
     except gymnasium.error.Error as error:
         raise EnvError(f"gymnasium cannot make {env_id!r}: {error}") from error

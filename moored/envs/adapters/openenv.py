@@ -18,14 +18,8 @@ from moored.envs.adapters.openenv_client import (
     OpenEnvSession,
     fetch_action_schema,
 )
-from moored.envs.base import (
-    FORMAT_REMINDER,
-    StepResult,
-    check_address,
-    draw_task,
-    encodable,
-    split_of_seed,
-)
+from moored.envs.adapters.turns import SHARE_STARTS, TextGame, draw_start
+from moored.envs.base import StepResult, check_address, encodable
 from moored.envs.serving.wire import expect_number
 from moored.errors import EnvError, require_packages
 from moored.names import import_object
@@ -45,7 +39,7 @@ CONVERTERS: Mapping[str, Callable[[str], object]] = {
 """What turns an answer into a field of an action, by the type in the server's schema."""
 
 
-class OpenEnv:
+class OpenEnv(TextGame):
     """An environment behind an OpenEnv server, over its WebSocket (needs `moored[serve]`).
 
     Reward: the server's own; −0.1 for a malformed reply, which does not reach the server, and for
@@ -92,15 +86,12 @@ class OpenEnv:
         timeout_s: float = 30.0,
         format_penalty: float = -0.1,
     ) -> None:
-        if max_turns < 1:
-            raise EnvError(f"openenv: max_turns must be at least 1, got {max_turns}")
-        if timeout_s <= 0:
-            raise EnvError(f"openenv: timeout_s must be positive, got {timeout_s}")
+        self.check_options(max_turns=max_turns, timeout_s=timeout_s)
         check_address("openenv", url)
         require_packages("environment openenv", ("websockets",))
         self.max_turns = max_turns
         self.is_stochastic = is_stochastic
-        self.format_penalty = format_penalty
+        self.malformed_reward = format_penalty
         self._url, self._timeout_s = url, timeout_s
         self._action_field, self._observation_field = action_field, observation_field
         self._rules = rules
@@ -113,7 +104,6 @@ class OpenEnv:
         self._fields: Mapping[str, Mapping[str, Any]] | None = None
         self._start_seeds: dict[int, tuple[int, bytes]] = {}
         """Task seed -> the server's seed, and a digest of the first observation."""
-        self._over = True
 
     def check_available(self) -> None:
         self._fields = fetch_action_schema(self._url, self._timeout_s)
@@ -125,22 +115,20 @@ class OpenEnv:
         self._seed = self._draw_start(task_seed)
         self._actions: list[Mapping[str, object]] = []
         self._is_connected = True
-        self._turn, self._total = 0, 0.0
-        self._over = False
-        system, user = self._system_text(), self._turn_text("")
-        return [Message("system", system), Message("user", user)]
+        self._total = 0.0
+        return self.open_episode(self._rules_text(), self._shown(self._observed))
 
     def step(self, reply: str) -> StepResult:
-        self._check_running("step")
+        self.check_running("step")
         action = self._read_action(parse_reply(reply).answer)
         self._turn += 1
         if action is None:
-            return self._finish(self.format_penalty, is_valid=False)
+            return self._finish(self.malformed_reward, is_valid=False)
         try:
             self._catch_up()
             self._observed = self._session.step(action)
         except ActionRefused:
-            return self._finish(self.format_penalty, is_valid=False)
+            return self._finish(self.malformed_reward, is_valid=False)
         except EnvError:
             self._over = True
             raise
@@ -149,7 +137,7 @@ class OpenEnv:
         return self._finish(self._observed.reward, is_done=self._observed.is_done)
 
     def oracle(self) -> str:
-        self._check_running("oracle")
+        self.check_running("oracle")
         if self._oracle is None:
             raise EnvError(
                 "openenv: no good answer is known; give oracle=, a function from the "
@@ -169,7 +157,6 @@ class OpenEnv:
 
     def _draw_start(self, task_seed: int) -> int:
         """Reset the server to a start of the task's split; its seed."""
-        split = split_of_seed(task_seed)
         if task_seed in self._start_seeds:
             seed, digest = self._start_seeds[task_seed]
             if _digest(self._begin(seed)) != digest:
@@ -180,19 +167,14 @@ class OpenEnv:
             return seed
         if self._fixed_start is None:
             self._fixed_start = len({self._begin(seed) for seed in range(NUM_PROBES)}) == 1
-        try:
-            if self._fixed_start:
-                seed = random.Random(task_seed).getrandbits(31)
-                text = self._begin(seed)
-            else:
-                (seed, text), _ = draw_task(task_seed, self._draw, lambda start: start[1])
-        except EnvError as error:
-            if "task space" not in str(error):
-                raise
-            raise EnvError(
-                f"openenv: {self._url} has too few starts for a {split} split; set "
-                f"fixed_start=True to let all splits share them"
-            ) from error
+        seed, text = draw_start(
+            task_seed,
+            self._draw,
+            lambda start: start[1],
+            is_fixed=self._fixed_start,
+            source=f"openenv: {self._url}",
+            remedy=SHARE_STARTS,
+        )
         self._start_seeds[task_seed] = seed, _digest(text)
         return seed
 
@@ -229,19 +211,10 @@ class OpenEnv:
         return action if isinstance(action, dict) else None
 
     def _finish(self, reward: float, *, is_done: bool = False, is_valid: bool = True) -> StepResult:
-        truncated = not is_done and self._turn >= self.max_turns
-        self._over = is_done or truncated
+        shown = self._shown(self._observed)
         success = is_done and self._total >= self._success_reward
-        lead = f"{'' if is_valid else 'Malformed reply. '}Reward: {reward:g}."
-        closing = f"{lead} {'Solved.' if success else 'Game over.'}\n{self._shown(self._observed)}"
-        return StepResult(
-            observation=closing if self._over else self._turn_text(f"{lead}\n"),
-            reward=reward,
-            penalty=0.0 if is_valid else reward,
-            terminated=is_done,
-            truncated=truncated,
-            is_valid=is_valid,
-            success=success,
+        return self.end_turn(
+            reward, shown, closing=shown, terminated=is_done, success=success, is_valid=is_valid
         )
 
     def _shown(self, observed: Observed) -> str:
@@ -258,27 +231,15 @@ class OpenEnv:
         text = found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
         return encodable(text[:MAX_SHOWN_CHARS])
 
-    def _system_text(self) -> str:
+    def _rules_text(self) -> str:
         fields = ", ".join(self._fields or {})
         form = f"the action's {self._action_field or fields}"
         if not self._action_field and len(self._fields or {}) != 1:
             form = f"the action as a JSON object ({fields})"
         return (
             f"{self._rules or 'Act in the environment, and earn as much reward as you can.'}\n"
-            f"Between the answer tags write {form}. You have at most {self.max_turns} turns.\n"
-            f"A malformed reply earns {self.format_penalty:g}, changes nothing and uses up the "
-            f"turn.\n{FORMAT_REMINDER}."
+            f"Between the answer tags write {form}. You have at most {self.max_turns} turns."
         )
-
-    def _turn_text(self, lead: str) -> str:
-        return (
-            f"{lead}Turn {self._turn + 1} of {self.max_turns}.\n{self._shown(self._observed)}\n"
-            f"{FORMAT_REMINDER}."
-        )
-
-    def _check_running(self, method: str) -> None:
-        if self._over:
-            raise EnvError(f"openenv: the episode is over; call reset before {method}")
 
 
 def _digest(text: str) -> bytes:

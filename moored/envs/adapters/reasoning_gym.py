@@ -8,11 +8,12 @@ child the hash seed is fixed, nothing is shared, and what takes too long is kill
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from moored.envs.adapters.reasoning_gym_worker import Task, Verdict
+from moored.envs.adapters.turns import PackageChild
 from moored.envs.base import FORMAT_REMINDER, StepResult
-from moored.envs.worker import Worker, WorkerLost
+from moored.envs.worker import WorkerLost
 from moored.errors import EnvError, require_packages
 from moored.reply import parse_reply
 from moored.types import Message
@@ -20,14 +21,8 @@ from moored.types import Message
 SUCCESS_SCORE = 0.99
 DATASET_LIMIT_S = 120.0
 """For a request that has to build its dataset first; scoring alone has `time_limit_s`."""
-WORKER = "moored.envs.adapters.reasoning_gym_worker"
 
-_CHILD = Worker(
-    f"{WORKER}:answer_request",
-    prepare=f"{WORKER}:import_datasets",
-    memory_bytes=8 << 30,
-    environ={"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
-)
+_CHILD = PackageChild("reasoning_gym", "moored.envs.adapters.reasoning_gym_worker")
 
 
 class ReasoningGym:
@@ -127,22 +122,15 @@ class ReasoningGym:
 
     def _draw(self, task_seed: int) -> Task:
         try:
-            return _ask("draw", self.dataset, self.config, task_seed)
+            return _CHILD.ask(DATASET_LIMIT_S, "draw", self.dataset, self.config, task_seed)
         except WorkerLost as lost:
             raise EnvError(
                 f"reasoning_gym: the child process was lost over a task of {self.dataset}: {lost}"
             ) from lost
 
     def _score(self, task: Task, answer: str) -> Verdict:
+        request = "score", self.dataset, self.config, task.index, answer, self.time_limit_s
         try:
-            return _ask("score", self.dataset, self.config, task.index, answer, self.time_limit_s)
+            return _CHILD.ask(DATASET_LIMIT_S, *request)
         except WorkerLost as lost:
             return Verdict(0.0, "timeout" if lost.is_late else "error")
-
-
-def _ask(request: str, dataset: str, config: Mapping[str, object], *rest: object) -> Any:
-    """Have the child make a task or score an answer."""
-    try:
-        return _CHILD.ask(request, dataset, config, *rest, wall_s=DATASET_LIMIT_S)
-    except EnvError as error:
-        raise EnvError(f"reasoning_gym: {error}") from error

@@ -61,7 +61,7 @@ class Verdict:
     outcome: Literal["scored", "refused", "error", "timeout"]
 
 
-def import_datasets() -> None:
+def import_package() -> None:
     """Import the package once, for all processes that answer requests."""
     import reasoning_gym.factory  # noqa: F401
 

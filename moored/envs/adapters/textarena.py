@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from moored.envs.adapters.textarena_worker import GameSpec, Start, View
-from moored.envs.base import FORMAT_REMINDER, StepResult, malformed_reward
-from moored.envs.worker import Worker, WorkerLost
+from moored.envs.adapters.turns import PackageChild, TextGame
+from moored.envs.base import StepResult, malformed_reward
+from moored.envs.worker import WorkerLost
 from moored.errors import EnvError, require_packages
 from moored.reply import parse_reply
 from moored.types import Message
@@ -20,17 +21,11 @@ from moored.types import Message
 MAX_ANSWER_CHARS = 1000
 START_LIMIT_S = 60.0
 """For a start: some games search for a puzzle that can be solved."""
-WORKER = "moored.envs.adapters.textarena_worker"
 
-_CHILD = Worker(
-    f"{WORKER}:answer_request",
-    prepare=f"{WORKER}:import_package",
-    memory_bytes=8 << 30,
-    environ={"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
-)
+_CHILD = PackageChild("textarena", "moored.envs.adapters.textarena_worker")
 
 
-class TextArena:
+class TextArena(TextGame):
     """A game of TextArena: alone, or against an opponent (needs `moored[textarena]`).
 
     Reward: the game's own for the player, at its end: from 0 to 1 in games for one, 1 for a win, 0
@@ -73,10 +68,7 @@ class TextArena:
         time_limit_s: float = 5.0,
         format_penalty: float | None = None,
     ) -> None:
-        if max_turns < 1:
-            raise EnvError(f"textarena: max_turns must be at least 1, got {max_turns}")
-        if time_limit_s <= 0:
-            raise EnvError(f"textarena: time_limit_s must be positive, got {time_limit_s}")
+        self.check_options(max_turns=max_turns, time_limit_s=time_limit_s)
         if not opponent:
             raise EnvError("textarena: opponent must name at least one move, got none")
         require_packages("environment textarena", ("textarena",))
@@ -90,7 +82,6 @@ class TextArena:
             opponent=opponent if isinstance(opponent, str) else tuple(opponent),
             player=player,
         )
-        self._over = True
 
     def check_available(self) -> None:
         self._ask_for_start("check", self._spec)
@@ -101,21 +92,23 @@ class TextArena:
         episode = episode_seed if self.is_stochastic else "every"
         self._episode = self._spec, start.seed, f"{start.seed} {episode}"
         price = 1.0 if start.num_players > 1 else 0.0  # of a lost game
-        self._malformed_reward = malformed_reward(self.format_penalty, price)
+        self.malformed_reward = malformed_reward(self.format_penalty, price)
         self._answers: tuple[str, ...] = ()
-        self._turn = 0
-        self._over = False
-        return [Message("system", self._rules()), Message("user", self._turn_text("", start.text))]
+        rules = (
+            f"You play {self._spec.id}. Between the answer tags write your move alone, as the "
+            f"game asks for it. You have at most {self.max_turns} turns."
+        )
+        return self.open_episode(rules, start.text or None)
 
     def step(self, reply: str) -> StepResult:
-        self._check_running("step")
+        self.check_running("step")
         answer = parse_reply(reply).answer
         self._turn += 1
         if answer is None or len(answer) > MAX_ANSWER_CHARS:
-            return self._finish(View("", False, self._malformed_reward, False), is_valid=False)
+            return self._finish(View("", False, self.malformed_reward, False), is_valid=False)
         self._answers = (*self._answers, answer)
         try:
-            view: View = _ask(self.time_limit_s, "play", *self._episode, self._answers)
+            view: View = _CHILD.ask(self.time_limit_s, "play", *self._episode, self._answers)
         except WorkerLost as lost:
             is_late = lost.is_late
             return self._finish(
@@ -124,61 +117,29 @@ class TextArena:
         return self._finish(view)
 
     def oracle(self) -> str:
-        self._check_running("oracle")
-        return _ask(START_LIMIT_S, "oracle", *self._episode, self._answers)
+        self.check_running("oracle")
+        return _CHILD.ask(START_LIMIT_S, "oracle", *self._episode, self._answers)
 
     def close(self) -> None:
         self._over = True
 
     def _ask_for_start(self, request: str, *arguments: object) -> Any:
         try:
-            return _ask(START_LIMIT_S, request, *arguments)
+            return _CHILD.ask(START_LIMIT_S, request, *arguments)
         except WorkerLost as lost:
             raise EnvError(f"textarena: {self._spec.id} could not be started: {lost}") from lost
 
-    def _check_running(self, method: str) -> None:
-        if self._over:
-            raise EnvError(f"textarena: there is no episode; call reset before {method}")
-
     def _finish(self, view: View, is_late: bool = False, *, is_valid: bool = True) -> StepResult:
-        truncated = not view.is_over and self._turn >= self.max_turns
-        self._over = view.is_over or truncated
-        success = view.is_over and view.reward >= 1.0
-        lead = f"{'' if is_valid else 'Malformed reply. '}Reward: {view.reward:g}."
-        if self._over:
-            text = f"{lead} {'Solved.' if success else 'Game over.'}\n{view.text}".rstrip()
-        else:
-            text = self._turn_text(f"{lead}\n", view.text)
-        return StepResult(
-            observation=text,
-            reward=view.reward,
-            penalty=0.0 if is_valid else view.reward,
+        return self.end_turn(
+            view.reward,
+            view.text or None,
+            closing=view.text.rstrip(),
             terminated=view.is_over,
-            truncated=truncated,
+            success=view.is_over and view.reward >= 1.0,
             is_valid=is_valid,
-            success=success,
             metrics={
                 "invalid_moves": float(view.is_invalid_move),
                 "game_errors": float(view.has_failed),
                 "game_timeouts": float(is_late),
             },
         )
-
-    def _rules(self) -> str:
-        return (
-            f"You play {self._spec.id}. Between the answer tags write your move alone, as the "
-            f"game asks for it. You have at most {self.max_turns} turns.\n"
-            f"A malformed reply earns {self._malformed_reward:g}, changes nothing and uses up the "
-            f"turn.\n{FORMAT_REMINDER}."
-        )
-
-    def _turn_text(self, lead: str, text: str) -> str:
-        shown = f"{text}\n" if text else ""
-        return f"{lead}Turn {self._turn + 1} of {self.max_turns}.\n{shown}{FORMAT_REMINDER}."
-
-
-def _ask(limit_s: float, request: str, *arguments: object) -> Any:
-    try:
-        return _CHILD.ask(request, *arguments, wall_s=limit_s)
-    except EnvError as error:
-        raise EnvError(f"textarena: {error}") from error

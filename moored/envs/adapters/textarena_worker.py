@@ -20,7 +20,8 @@ from typing import Any
 
 from moored.envs.adapters.textarena_opponents import choose_move
 from moored.envs.adapters.textarena_oracles import ORACLES
-from moored.envs.base import draw_task, encodable, split_of_seed
+from moored.envs.adapters.turns import draw_start
+from moored.envs.base import encodable
 from moored.errors import EnvError, close_match_hint
 
 NUM_PROBES = 16
@@ -98,7 +99,7 @@ def import_package() -> None:
 def answer_request(request: str, *arguments: Any) -> object:
     """What `Worker.ask` calls: `check` a game, `draw` a start, `play`, or ask the `oracle`."""
     handlers: dict[str, Callable[..., object]] = {
-        "check": check,
+        "check": lambda spec: start_of(spec, 0),
         "draw": draw,
         "play": play,
         "oracle": oracle,
@@ -106,22 +107,15 @@ def answer_request(request: str, *arguments: Any) -> object:
     return handlers[request](*arguments)
 
 
-def check(spec: GameSpec) -> None:
-    """Raise when the game cannot be started."""
-    start_of(spec, 0)
-
-
 def draw(spec: GameSpec, task_seed: int) -> Start:
-    """Choose a start for a task seed; where all starts look alike, the splits share them."""
-    split = split_of_seed(task_seed)
-    if has_one_start(spec):
-        return start_of(spec, random.Random(task_seed).getrandbits(31))
-    try:
-        return draw_task(
-            task_seed, lambda rng: start_of(spec, rng.getrandbits(31)), lambda start: start.text
-        )[0]
-    except EnvError as error:
-        raise EnvError(f"{spec.id} has too few starts for a {split} split") from error
+    """Choose a start for a task seed."""
+    return draw_start(
+        task_seed,
+        lambda rng: start_of(spec, rng.getrandbits(31)),
+        lambda start: start.text,
+        is_fixed=has_one_start(spec),
+        source=spec.id,
+    )
 
 
 @lru_cache(maxsize=64)

@@ -14,13 +14,8 @@ import warnings
 from pathlib import Path
 from typing import Any, ClassVar
 
-from moored.envs.base import (
-    FORMAT_REMINDER,
-    StepResult,
-    draw_task,
-    encodable,
-    warn_of_missing_splits,
-)
+from moored.envs.adapters.turns import TextGame
+from moored.envs.base import StepResult, draw_task, encodable, warn_of_missing_splits
 from moored.errors import EnvError, require_packages
 from moored.reply import parse_reply
 from moored.types import Message
@@ -37,7 +32,7 @@ Z8_HEADER_BYTES = 64
 NOT_HERE = "That is not possible here."
 
 
-class TextWorld:
+class TextWorld(TextGame):
     """Play a text adventure of TextWorld from game files (needs `moored[textworld]`).
 
     Reward: the points a command gains, as a share of all the game has, so that a won game earns 1
@@ -68,16 +63,14 @@ class TextWorld:
         max_turns: int = 30,
         format_penalty: float = -0.1,
     ) -> None:
-        if max_turns < 1:
-            raise EnvError(f"textworld: max_turns must be at least 1, got {max_turns}")
+        self.check_options(max_turns=max_turns)
         require_packages("environment textworld", ("textworld",))
         self.max_turns = max_turns
         self.show_commands = show_commands
-        self.format_penalty = format_penalty
+        self.malformed_reward = format_penalty
         self._games = find_games(str(games))
         self._path: Path | None = None
         self._game: Any = None
-        self._over = True
 
     def reset(self, task_seed: int, episode_seed: int = 0) -> list[Message]:
         self._over = True
@@ -86,18 +79,17 @@ class TextWorld:
         )
         self._commands: list[str] = []
         state = self._begin(path)
-        self._turn, self._score = 0, 0.0
-        self._over = False
+        self._score = 0.0
         parts = (state.objective, state.description, state.inventory)
         shown = "\n".join(part.strip() for part in parts if part) or clean(state.feedback)
-        return [Message("system", self._rules()), Message("user", self._turn_text("", shown))]
+        return self.open_episode(self._rules(), self._with_commands(shown))
 
     def step(self, reply: str) -> StepResult:
-        self._check_running("step")
+        self.check_running("step")
         answer = parse_reply(reply).answer
         self._turn += 1
         if answer is None or not COMMAND.fullmatch(answer):
-            return self._finish(self.format_penalty, "", is_valid=False)
+            return self._finish(self.malformed_reward, "", is_valid=False)
         if not CONTROLS.isdisjoint(answer.lower().replace(".", " ").replace(",", " ").split()):
             return self._finish(0.0, NOT_HERE)
         self._catch_up()
@@ -109,7 +101,7 @@ class TextWorld:
         return self._finish(reward, clean(self._state.feedback), is_over=is_over)
 
     def oracle(self) -> str:
-        self._check_running("oracle")
+        self.check_running("oracle")
         self._catch_up()
         plan = self._state.policy_commands or []
         if not plan:
@@ -158,39 +150,25 @@ class TextWorld:
     def _finish(
         self, reward: float, shown: str, *, is_over: bool = False, is_valid: bool = True
     ) -> StepResult:
-        truncated = not is_over and self._turn >= self.max_turns
-        self._over = is_over or truncated
-        success = is_over and bool(self._state.won)
-        lead = f"{'' if is_valid else 'Malformed reply. '}Reward: {reward:g}."
-        closing = f"{lead} {'Solved.' if success else 'Game over.'}\n{shown}".rstrip()
-        return StepResult(
-            observation=closing if self._over else self._turn_text(f"{lead}\n", shown),
-            reward=reward,
-            penalty=0.0 if is_valid else reward,
+        return self.end_turn(
+            reward,
+            self._with_commands(shown),
+            closing=shown,
             terminated=is_over,
-            truncated=truncated,
+            success=is_over and bool(self._state.won),
             is_valid=is_valid,
-            success=success,
         )
 
     def _rules(self) -> str:
         return (
             "You play a text adventure. Between the answer tags write one command, such as `look`, "
-            f"`go north` or `take key`. You have at most {self.max_turns} turns; winning earns 1.\n"
-            f"A malformed reply earns {self.format_penalty:g}, changes nothing and uses up "
-            f"the turn.\n{FORMAT_REMINDER}."
+            f"`go north` or `take key`. You have at most {self.max_turns} turns; winning earns 1."
         )
 
-    def _turn_text(self, lead: str, shown: str) -> str:
-        commands = ""
+    def _with_commands(self, shown: str) -> str:
         if self.show_commands and self._state is not None and self._state.admissible_commands:
-            commands = f"\nCommands: {', '.join(self._state.admissible_commands)}."
-        text = f"{shown}{commands}"[:MAX_SHOWN_CHARS]
-        return f"{lead}Turn {self._turn + 1} of {self.max_turns}.\n{text}\n{FORMAT_REMINDER}."
-
-    def _check_running(self, method: str) -> None:
-        if self._over:
-            raise EnvError(f"textworld: the episode is over; call reset before {method}")
+            shown = f"{shown}\nCommands: {', '.join(self._state.admissible_commands)}."
+        return shown[:MAX_SHOWN_CHARS]
 
 
 @functools.lru_cache(maxsize=16)

@@ -362,11 +362,6 @@ def test_a_copy_pickled_in_mid_episode_goes_on_alike() -> None:
             break
 
 
-def test_a_lambda_is_named_when_pickling() -> None:
-    with pytest.raises(EnvError, match=r"to_text is .*<lambda>.* top of a module"):
-        pickle.dumps(GymnasiumEnv(to_text=lambda cell: str(cell)))
-
-
 def test_a_gymnasium_environment_keeps_the_contract() -> None:
     check_env(GymnasiumEnv, num_tasks=1, num_split_seeds=20).raise_if_failed()
 
