@@ -12,7 +12,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import yaml
-from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from moored.config_engine import EngineConfig, OptimizerConfig, Section
 from moored.config_rules import GROUP_BASELINES, with_algorithm_defaults
@@ -221,19 +228,29 @@ class EvaluationConfig(Section):
     """Where the tasks come from."""
 
 
+Threshold = tuple[
+    typing.Annotated[float, Field(ge=0.0)],
+    typing.Annotated[int, Field(ge=1)],
+]
+
+
 class StopConfig(Section):
     """When a run ends early."""
 
-    low_variance: float = Field(default=0.1, ge=0.0)
-    """Stop when RV stays below this share of its mean over the first 10 steps; 0: never."""
-    low_variance_steps: int = Field(default=10, ge=1)
-    """Steps in a row it has to stay there."""
-    min_success: float = Field(default=0.01, ge=0.0)
-    """Stop when validation success stays below this; 0: never."""
-    min_success_evaluations: int = Field(default=5, ge=1)
-    """Evaluations in a row it has to stay there."""
+    low_variance: Threshold = (0.1, 10)
+    """`[share, steps]`, or the share alone: stop when RV stays below this share of its mean over
+    the first 10 steps, for so many steps in a row; 0: never."""
+    min_success: Threshold = (0.01, 5)
+    """`[rate, evaluations]`, or the rate alone: stop when validation success stays below it for so
+    many evaluations in a row; 0: never."""
     alarm: bool = False
     """Stop when the collapse alarm goes off: MI fell far below what the run had held."""
+
+    @field_validator("low_variance", "min_success", mode="before")
+    @classmethod
+    def _with_usual_patience(cls, value: object, info: ValidationInfo) -> object:
+        is_alone = isinstance(value, int | float | str)
+        return (value, cls.model_fields[str(info.field_name)].default[1]) if is_alone else value
 
 
 class LogConfig(Section):

@@ -18,7 +18,7 @@ from moored.envs.base import SPLIT_SEEDS, Environment, Split
 from moored.envs.mix import EnvMix, in_a_sentence, open_env
 from moored.envs.teaching import Guesses
 from moored.errors import ConfigError, EnvError
-from moored.sft.demonstrations import Episode, Kind, TraceMix, play
+from moored.sft.demonstrations import Episode, Kind, TraceMix, answer_of, play
 from moored.sft.dialogues import Dialogue, hold_out, read_dialogues
 from moored.sft.options import SftConfig
 
@@ -149,19 +149,12 @@ class OracleSource:
 
 def check_oracle(name: str, env: Environment) -> None:
     """Refuse an environment that knows no good answer for its first task."""
-    answer: object
     with in_a_sentence(name):
         env.reset(0)
         try:
-            answer, why = env.oracle(), "it gives no answer to task 0"
+            answer, why = answer_of(env), "it gives no answer to task 0"
         except (EnvError, NotImplementedError) as error:
             answer, why = "", str(error) or "it is not implemented"
-    if answer is not None and not isinstance(answer, str):
-        kind = type(answer).__name__
-        raise EnvError(
-            f"oracle() of environment {name!r} must return a text, got {repr(answer)[:80]} of type "
-            f"{kind}; return a str"
-        )
     if not answer:
         raise ConfigError(
             f"environment {name!r} has no oracle to learn from ({why}); give dialogues=FILE, or "

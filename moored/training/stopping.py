@@ -50,7 +50,7 @@ def take_step(
         state.first_shares.append(share)
     success = metrics.get("evaluation/success_rate", math.nan)
     if not math.isnan(success):  # where every episode was lost, nothing was measured
-        is_low = success < config.stop.min_success
+        is_low = success < config.stop.min_success[0]
         state.low_evaluations = state.low_evaluations + 1 if is_low else 0
 
 
@@ -58,7 +58,7 @@ def _take_variance(config: Config, state: LoopState, variance: float) -> None:
     if len(state.first_variances) < 10:
         state.first_variances.append(variance)
         return
-    floor = config.stop.low_variance * float(np.mean(state.first_variances))
+    floor = config.stop.low_variance[0] * float(np.mean(state.first_variances))
     state.low_variance_steps = state.low_variance_steps + 1 if variance < floor else 0
 
 
@@ -71,16 +71,15 @@ def stop_reason(config: Config, state: LoopState) -> str:
     if state.empty_steps >= config.filter.max_empty_steps:
         steps = "1 step" if state.empty_steps == 1 else f"{state.empty_steps} steps in a row"
         return f"{steps} had no group with reward variance to train on: {_remedy(state)}"
-    if config.stop.low_variance and state.low_variance_steps >= config.stop.low_variance_steps:
+    share, patience = config.stop.low_variance
+    if share and state.low_variance_steps >= patience:
         return (
-            f"reward variance stayed below {config.stop.low_variance:.0%} of its start for "
+            f"reward variance stayed below {share:.0%} of its start for "
             f"{state.low_variance_steps} steps"
         )
-    if config.stop.min_success and state.low_evaluations >= config.stop.min_success_evaluations:
-        return (
-            f"validation success stayed below {config.stop.min_success:.0%} for "
-            f"{state.low_evaluations} evaluations"
-        )
+    rate, patience = config.stop.min_success
+    if rate and state.low_evaluations >= patience:
+        return f"validation success stayed below {rate:.0%} for {state.low_evaluations} evaluations"
     if config.stop.alarm and state.alarm_step is not None:
         return (
             f"the collapse alarm went off at step {state.alarm_step}: moored diagnose RUN shows "

@@ -84,9 +84,7 @@ def test_a_mix_keeps_its_shares_in_every_step_and_groups_have_one_environment(to
 
 
 def test_low_variance_and_low_success_end_a_run_when_the_log_says_so(toy_folder, tmp_path):
-    config = toy_config(
-        toy_folder, *SMALL, "stop.low_variance=1.0", "stop.low_variance_steps=2", "num_steps=60"
-    )
+    config = toy_config(toy_folder, *SMALL, "stop.low_variance=[1.0, 2]", "num_steps=60")
     assert "reward variance stayed below 100%" in run_to_end(
         build_run(config, tmp_path / "variance")
     )
@@ -97,8 +95,7 @@ def test_low_variance_and_low_success_end_a_run_when_the_log_says_so(toy_folder,
     config = toy_config(
         toy_folder,
         *SMALL,
-        "stop.min_success=1.0",
-        "stop.min_success_evaluations=3",
+        "stop.min_success=[1.0, 3]",
         "evaluation.every=2",
         "evaluation.num_tasks=8",
     )

@@ -94,6 +94,14 @@ def test_what_would_do_nothing_is_refused_with_a_remedy(words, remedy):
         load_config({}, words)
 
 
+def test_a_threshold_to_stop_at_may_be_given_without_its_patience():
+    stop = load_config({"stop": {"min_success": [0.2, 3]}}, ["stop.low_variance=0"]).stop
+    assert (stop.low_variance, stop.min_success) == ((0.0, 10), (0.2, 3))
+    assert load_config({}, ["stop.low_variance.1=4"]).stop.low_variance == (0.1, 4)
+    with pytest.raises(ConfigError, match=r"stop\.low_variance"):
+        load_config({}, ["stop.low_variance=[0.1, 0]"])
+
+
 def test_a_lag_needs_an_engine_whose_samplers_have_their_own_weights():
     with pytest.raises(ConfigError, match=r"engine\.kind=ray"):
         load_config({}, ["rollout.max_lag=1"])

@@ -11,7 +11,7 @@ import pytest
 from moored.config import EnvConfig
 from moored.envs.base import split_of_seed
 from moored.envs.mix import make_env
-from moored.errors import ConfigError, EnvError
+from moored.errors import ConfigError, EnvError, MooredError
 from moored.reply import parse_reply
 from moored.sft import source as sources
 from moored.sft.boilerplate import write_boilerplate
@@ -183,11 +183,9 @@ def probe(name: str, traces: TraceMix = GROUNDED, **options) -> list[str]:
     ],
 )
 def test_a_method_that_returns_no_text_is_named(method, traces):
-    with pytest.raises(EnvError) as caught:
+    with pytest.raises(MooredError, match=rf"{method}\(\) must return a text") as caught:
         probe("tests.unit.sft.lessons:Counting", traces, method=method)
-    said = str(caught.value)
-    assert "environment 'tests.unit.sft.lessons:Counting'" in said and f"{method}()" in said
-    assert said.endswith("must return a text, got 7 of type int; return a str")
+    assert "environment 'tests.unit.sft.lessons:Counting'" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", [*BUILT_IN, "search", "webshop", "tests.unit.sft.lessons:Slow"])

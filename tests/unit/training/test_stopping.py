@@ -58,7 +58,7 @@ def test_a_step_without_two_rewards_to_compare_is_none_of_low_variance():
 
 
 def test_an_evaluation_of_lost_episodes_neither_counts_as_low_nor_forgives_low_ones():
-    config = load_config({"stop": {"min_success_evaluations": 2}})
+    config = load_config({"stop": {"min_success": [0.01, 2]}})
     low, lost = (1.0, False, 0.0), (1.0, False, math.nan)
     assert stops_at(config, [low, lost, lost])[0] == 0
     assert stops_at(config, [low, lost, low])[0] == 3
