@@ -98,20 +98,16 @@ class RayConfig(Section):
     when nodes join."""
     learners: int = Field(default=1, ge=1)
     """Ranks that the learner is split over."""
-    replica_cpus: float = Field(default=1.0, gt=0.0)
-    """CPUs of one replica."""
+    cpus: float = Field(default=1.0, gt=0.0)
+    """CPUs of one replica, learner rank or environment actor, as Ray counts them."""
     replica_gpus: float | None = Field(default=None, ge=0.0)
     """GPUs of one replica; null: 1, or engine.vllm.tensor_parallel, where the cluster has GPUs and
     engine.device is not cpu."""
-    learner_cpus: float = Field(default=1.0, gt=0.0)
-    """CPUs of one learner rank."""
     learner_gpus: float | None = Field(default=None, ge=0.0)
     """GPUs of one learner rank; null: as for a replica."""
     env_actors: int = Field(default=0, ge=0)
     """Processes that environments live in, on nodes without GPUs where there are any; each has
     many, and answers `rollout.env_workers` calls at a time. 0: environments live in the driver."""
-    env_actor_cpus: float = Field(default=1.0, gt=0.0)
-    """CPUs of one such process."""
     publish: typing.Literal["store", "direct"] = "store"
     """How weights reach replicas: `store` through main memory and Ray's object store; `direct` from
     the learner's rank 0 by NCCL between GPUs, else by gloo. A replica that comes back then waits

@@ -43,7 +43,7 @@ def replicas(real: RealRollouts, given: Scenario) -> Iterator[ReplicaSampler]:
     """A cluster on this machine for as long as it is needed."""
     folder = str(Path(__file__).parents[1])
     os.environ["PYTHONPATH"] = os.pathsep.join([folder, *filter(None, sys.path)])
-    options = [f"engine.ray.replicas={given.replicas}", "engine.ray.replica_cpus=0.1"]
+    options = [f"engine.ray.replicas={given.replicas}", "engine.ray.cpus=0.1"]
     config = read_config(["model=nano", "engine.device=cpu", "engine.kind=ray", *options])
     cluster = Cluster(config, num_learners=0)
     try:

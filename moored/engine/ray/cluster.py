@@ -67,7 +67,7 @@ class Cluster:
     def __init__(self, config: Config, *, num_learners: int, num_env_actors: int = 0) -> None:
         require_packages("engine.kind=ray", ("ray", "torch", "transformers", "safetensors"))
         options = config.engine.ray
-        self.env = Needs(cpus=options.env_actor_cpus, gpus=0.0)
+        self.env = Needs(cpus=options.cpus, gpus=0.0)
         self.num_env_actors_down = num_env_actors
         """Environment actors that have no place yet, or have lost it."""
         replicas = 1 if options.replicas == "auto" else options.replicas
@@ -86,8 +86,8 @@ class Cluster:
                     f"nodes with GPUs, or set engine.device to cpu"
                 )
             ways = config.engine.gpus_per_sampler if has_gpus else 0
-            self.replica = _needs(options.replica_cpus, options.replica_gpus, ways)
-            self.learner = _needs(options.learner_cpus, options.learner_gpus, int(has_gpus))
+            self.replica = _needs(options.cpus, options.replica_gpus, ways)
+            self.learner = _needs(options.cpus, options.learner_gpus, int(has_gpus))
             self._check_room(numbers)
         except BaseException:
             self.close()
@@ -95,14 +95,12 @@ class Cluster:
 
     def _check_this_machine(self, options: RayConfig, numbers: Numbers) -> None:
         """Refuse more CPUs than there are, before Ray is started here."""
-        cpus = numbers.learners * options.learner_cpus + numbers.replicas * options.replica_cpus
-        cpus += numbers.env_actors * options.env_actor_cpus
+        cpus = options.cpus * (numbers.learners + numbers.replicas + numbers.env_actors)
         if cpus > num_cpus_here():
             also = "engine.ray.env_actors, " if numbers.env_actors else ""
             raise ConfigError(
                 f"engine.ray asks for {cpus:g} CPUs ({numbers}), but this machine has "
-                f"{num_cpus_here()}; lower {also}engine.ray.replicas, engine.ray.replica_cpus or "
-                f"engine.ray.learner_cpus"
+                f"{num_cpus_here()}; lower {also}engine.ray.replicas or engine.ray.cpus"
             )
 
     def _init(self, options: RayConfig) -> None:

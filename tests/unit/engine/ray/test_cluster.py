@@ -64,11 +64,8 @@ def test_more_cpus_than_this_machine_has_are_refused_before_ray_is_started(monke
 def test_more_environment_actors_than_cpus_are_refused_before_ray_is_started(monkeypatch):
     ray = pytest.importorskip("ray")
     monkeypatch.setattr("moored.engine.ray.cluster.num_cpus_here", lambda: 4)
-    assert refusal(env_actors=3) == (
-        "engine.ray asks for 5 CPUs (1 learner rank, 1 replica and 3 environment actors), but this "
-        "machine has 4; lower engine.ray.env_actors, engine.ray.replicas, engine.ray.replica_cpus "
-        "or engine.ray.learner_cpus"
-    )
+    said = refusal(env_actors=3)
+    assert "asks for 5 CPUs" in said and "lower engine.ray.env_actors" in said
     assert not ray.is_initialized()
 
 
@@ -98,7 +95,7 @@ import psutil
 from moored.config import load_config
 from moored.engine.ray.cluster import Cluster
 
-config = load_config({"engine": {"kind": "ray", "ray": {"learner_cpus": 0.5, "replica_cpus": 0.5}}})
+config = load_config({"engine": {"kind": "ray", "ray": {"cpus": 0.5}}})
 cluster = Cluster(config, num_learners=1)
 me = psutil.Process()
 for process in [me, *me.children(recursive=True)]:
@@ -129,7 +126,7 @@ def test_a_gpu_that_no_node_has_is_told_instead_of_computing_on_a_cpu(ray_cluste
 def test_a_replica_that_fits_no_single_node_is_refused(ray_cluster, monkeypatch):
     monkeypatch.setattr("moored.engine.ray.cluster.FREE_TIMEOUT_S", 0.0)
     # Two nodes with 2 CPUs each.
-    text = refusal(address=ray_cluster.address, replica_cpus=3)
+    text = refusal(address=ray_cluster.address, replicas=2, cpus=1.2)
     assert "only 4 CPUs and 0 GPUs free, or not together on one node" in text
 
 
