@@ -22,11 +22,11 @@ from pathlib import Path
 from statistics import fmean
 
 import numpy as np
-from curves import interval
+from curves import interval, up_to_shortest
 
 from moored import __version__
 from moored.algo.snr import FIRST_STEPS, FREE_ABOVE, HELPS_ABOVE, Figure, recommend
-from moored.analysis.curve_files import StoredRun, read_curve_file, up_to_shortest
+from moored.analysis.curves import StoredRun, read_curve_file
 from moored.analysis.study_table import has_collapsed
 from moored.errors import ConfigError
 

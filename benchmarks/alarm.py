@@ -25,11 +25,12 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
+from curves import up_to_shortest
 from rich.console import Console
 from rich.table import Table
 
 from moored import __version__
-from moored.analysis.curve_files import Curve, StoredRun, read_curve_file, up_to_shortest
+from moored.analysis.curves import Curve, StoredRun, read_curve_file
 from moored.analysis.study_table import has_collapsed
 from moored.diagnostics.alarm import MIN_LOOKS, AlarmRule, CollapseAlarm
 

@@ -18,11 +18,11 @@ import advice
 import alarm
 import curves
 import figure
+from curves import up_to_shortest
 
 from moored.analysis.compare import half_width
 from moored.analysis.correlate import correlate
-from moored.analysis.curve_files import read_curve_file, up_to_shortest
-from moored.analysis.run_curves import read_all
+from moored.analysis.curves import read_all, read_curve_file
 from moored.diagnostics.resampling import wilson_interval
 
 ROOT = Path(__file__).parents[1]

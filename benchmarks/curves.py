@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
@@ -24,15 +25,14 @@ from rich.console import Console
 from rich.table import Table
 
 from moored.analysis.compare import half_width
-from moored.analysis.curve_files import (
+from moored.analysis.curves import (
     LOOK_CURVES,
     STEP_CURVES,
     Curve,
     StoredRun,
+    read_all,
     read_curve_file,
-    up_to_shortest,
 )
-from moored.analysis.run_curves import read_all
 from moored.analysis.study_table import has_collapsed
 from moored.cli.console import counted
 from moored.errors import ConfigError
@@ -55,6 +55,21 @@ PAIRS = (
     *(("moored", "plain"), ("lora", "plain")),
 )
 """Arms of one factor that `--each` compares by seed, where the others are the same."""
+
+
+def up_to_shortest(runs: Mapping[str, Sequence[StoredRun]]) -> dict[str, list[StoredRun]]:
+    """All runs up to the step that every one of them has reached."""
+    last = min(run.last_step for of_arm in runs.values() for run in of_arm)
+    return {arm: [_cut(run, last) for run in of_arm] for arm, of_arm in runs.items()}
+
+
+def _cut(run: StoredRun, last: int) -> StoredRun:
+    curves = {
+        name: [(step, value) for step, value in curve if step <= last]
+        for name, curve in run.curves.items()
+    }
+    alarm = run.alarm_step if run.alarm_step is not None and run.alarm_step <= last else None
+    return replace(run, curves=curves, alarm_step=alarm)
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:

@@ -20,9 +20,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from curves import up_to_shortest
+
 from moored.analysis.compare import half_width
-from moored.analysis.curve_files import Curve as StoredCurve
-from moored.analysis.curve_files import read_curve_file, up_to_shortest
+from moored.analysis.curves import Curve as StoredCurve
+from moored.analysis.curves import read_curve_file
 from moored.analysis.figures import PALETTE, SOFT, Chart, Curve, base_layout, line_chart
 from moored.analysis.report_data import FIGURES
 

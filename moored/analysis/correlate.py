@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moored.analysis.run_curves import RunCurves
+from moored.analysis.curves import RunCurves
 from moored.errors import MooredError
 
 LAGS = (-20, -15, -10, -5, 0, 5, 10, 15, 20)
@@ -262,3 +262,44 @@ def _within(run: RunCurves, name: str, lag: int) -> float:
 
 def _numbered(names: Sequence[str]) -> Floats:
     return np.unique(names, return_inverse=True)[1]
+
+
+def runs_lines(found: Sequence[Correlation]) -> list[list[str]]:
+    """The end of a run against its final success: header, then a line for each diagnostic."""
+    arms = list(dict.fromkeys(arm for each in found for arm in each.by_arm))
+    shown = arms if len(arms) > 1 else []
+    header = ["diagnostic", "Spearman", "Pearson", *(f"arm {arm}" for arm in shown)]
+    lines = [[*header, "between seeds", "runs"]]
+    for each in found:
+        of_arms = [_cell(each.by_arm.get(arm)) for arm in shown]
+        cells = [each.name, _cell(each.spearman), _cell(each.pearson), *of_arms]
+        lines.append([*cells, _cell(each.between_seeds), str(each.num_runs)])
+    return lines
+
+
+def time_lines(found: Sequence[Correlation]) -> list[list[str]]:
+    """Within runs, by the steps from a look to success."""
+    lags = sorted({lag for each in found for lag in each.by_lag if lag % 10 == 0})
+    lines = [["within runs", *(f"{lag:+d} steps" for lag in lags), "strongest lag"]]
+    for each in found:
+        cells = [_cell(each.by_lag.get(lag)) for lag in lags]
+        best = each.best_lag
+        shown = "–" if best is None else f"{best.lag:+d} [{best.low:+d}, {best.high:+d}]"
+        lines.append([each.name, *cells, shown])
+    return lines
+
+
+def explanation(found: Sequence[Correlation]) -> str:
+    num_settings = max((each.num_settings for each in found), default=0)
+    drawn = "settings" if num_settings >= MIN_SETTINGS else "runs inside their settings"
+    return (
+        f"Against final success; {num_settings} settings (runs of one setting differ in their seed "
+        f"only). Brackets are 95 % bootstrap intervals that draw {drawn}. Arms and between seeds: "
+        f"Spearman. Within runs: positive steps mean that the diagnostic comes first."
+    )
+
+
+def _cell(estimate: Estimate | None) -> str:
+    if estimate is None:
+        return "–"
+    return f"{estimate.value:+.2f} [{estimate.low:+.2f}, {estimate.high:+.2f}]"

@@ -325,14 +325,15 @@ def _span(values: set[int]) -> str:
 
 def to_markdown(table: StudyTable) -> str:
     """The table, the differences below it, and what its figures are."""
-    text = _markdown(table_lines(table))
+    text = markdown_table(table_lines(table))
     if table.against is not None and any(row.differences for row in table.rows):
         text += f"\nDifferences from {table.against[0]} {table.against[1]}, seed by seed:\n\n"
-        text += _markdown(table_lines(table, differences=True))
+        text += markdown_table(table_lines(table, differences=True))
     return "\n".join([text, *(f"{note}\n" for note in table_notes(table))])
 
 
-def _markdown(lines: Sequence[Sequence[str]]) -> str:
+def markdown_table(lines: Sequence[Sequence[str]]) -> str:
+    """A header and rows of cells."""
     header, *rows = lines
     table = [header, ["---"] * len(header), *rows]
     cells = [[cell.replace("|", "\\|") for cell in line] for line in table]

@@ -7,6 +7,7 @@ for such processes before it resumes their runs.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -21,8 +22,8 @@ from typing import Literal, Protocol
 from moored.errors import RunLogError
 from moored.runlog.lock import check_unlocked
 from moored.runlog.log import STOPPED_EARLY
+from moored.studies.declaration import PlannedRun
 from moored.studies.folder import StudyFolder, changes_of
-from moored.studies.grid import PlannedRun
 
 POLL_S = 0.1
 KILL_AFTER_S = 60.0
@@ -31,15 +32,8 @@ PR_SET_PDEATHSIG = 1
 ENTRY = "from moored.cli.main import main; main()"
 
 What = Literal["started", "resumed", "finished", "failed", "stopped", "waits"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
-    """A change in the state of a run."""
-
-    run: PlannedRun
-    what: What
-    detail: str = ""
+OnEvent = Callable[[PlannedRun, What, str], None]
+"""Is told of a change in the state of a run, with details where there are any."""
 
 
 class RunProcess(Protocol):
@@ -76,7 +70,7 @@ def run_all(
     *,
     jobs: int,
     launch: Launch,
-    on_event: Callable[[Event], None],
+    on_event: OnEvent,
     on_poll: Callable[[Sequence[PlannedRun]], None],
     is_stopped: Callable[[], bool],
 ) -> None:
@@ -84,7 +78,7 @@ def run_all(
 
     `on_poll` is called several times a second with the runs that are under way.
     """
-    waiting, children, seen_busy = list(runs), [], set()
+    waiting, children, busy = list(runs), list[_Child](), set[str]()
     try:
         while waiting or children:
             if is_stopped():
@@ -92,9 +86,11 @@ def run_all(
                 for child in children:
                     if not child.is_told_to_stop:
                         child.stop()
-            for run in _startable(folder, waiting, jobs - len(children), seen_busy, on_event):
-                waiting.remove(run)
-                children.append(_start(folder, run, launch, on_event))
+            while len(children) < jobs:
+                child = _start_next(folder, waiting, busy, launch, on_event)
+                if child is None:
+                    break
+                children.append(child)
             for child in list(children):
                 if (code := child.process.poll()) is not None:
                     children.remove(child)
@@ -106,27 +102,28 @@ def run_all(
         raise
 
 
-def _startable(
+def _start_next(
     folder: StudyFolder,
-    waiting: Sequence[PlannedRun],
-    free: int,
-    seen_busy: set[str],
-    on_event: Callable[[Event], None],
-) -> list[PlannedRun]:
-    """The next runs that nobody writes to; a child of a killed study may still be stopping."""
-    found: list[PlannedRun] = []
+    waiting: list[PlannedRun],
+    busy: set[str],
+    launch: Launch,
+    on_event: OnEvent,
+) -> _Child | None:
+    """Start the first run that nobody writes to; a child of a killed study may be stopping."""
     for run in waiting:
-        if len(found) >= free:
-            break
         try:
             check_unlocked(folder.run_folder(run))
         except RunLogError as error:
-            if run.name not in seen_busy:
-                seen_busy.add(run.name)
-                on_event(Event(run=run, what="waits", detail=str(error).partition(";")[0]))
+            if run.name not in busy:
+                busy.add(run.name)
+                on_event(run, "waits", str(error).partition(";")[0])
             continue
-        found.append(run)
-    return found
+        waiting.remove(run)
+        words = train_command(folder, run)
+        process = launch(words, folder.log_file(run))
+        on_event(run, "resumed" if "--resume" in words else "started", "")
+        return _Child(run, process, time.monotonic())
+    return None
 
 
 def train_command(folder: StudyFolder, run: PlannedRun) -> list[str]:
@@ -140,8 +137,9 @@ def train_command(folder: StudyFolder, run: PlannedRun) -> list[str]:
 
 
 def launch_here(words: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-    """A child of this process, which stops when this process is killed."""
+    """A child of this process, which gets SIGTERM when this process is killed."""
     log.parent.mkdir(parents=True, exist_ok=True)
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     with log.open("ab") as output:
         return subprocess.Popen(
             # -P: a file in the current folder must not hide a module.
@@ -152,41 +150,22 @@ def launch_here(words: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
             env={"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **os.environ},
             # Ctrl-C reaches the whole group of a terminal; the study passes it on, once.
             start_new_session=True,
-            preexec_fn=_stop_with_parent() if sys.platform == "linux" else None,
+            preexec_fn=libc and (lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)),
         )
 
 
-def _start(
-    folder: StudyFolder, run: PlannedRun, launch: Launch, on_event: Callable[[Event], None]
-) -> _Child:
-    words = train_command(folder, run)
-    process = launch(words, folder.log_file(run))
-    on_event(Event(run=run, what="resumed" if "--resume" in words else "started"))
-    return _Child(run, process, time.monotonic())
-
-
-def _stop_with_parent() -> Callable[[], None]:
-    """Called in the child before it becomes `moored train`: SIGTERM when the study is killed."""
-    import ctypes
-
-    libc = ctypes.CDLL(None)
-    return lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def _note_end(
-    folder: StudyFolder, child: _Child, code: int, on_event: Callable[[Event], None]
-) -> None:
+def _note_end(folder: StudyFolder, child: _Child, code: int, on_event: OnEvent) -> None:
     seconds = time.monotonic() - child.started_s
     is_finished = code in (0, STOPPED_EARLY)
     if child.is_told_to_stop and not is_finished:
-        on_event(Event(run=child.run, what="stopped"))
+        on_event(child.run, "stopped", "")
         return
     folder.note_end(child.run, code, seconds)
     if is_finished:
         early = "" if code == 0 else ", stopped early by itself"
-        on_event(Event(run=child.run, what="finished", detail=f"in {seconds:.0f} s{early}"))
+        on_event(child.run, "finished", f"in {seconds:.0f} s{early}")
         return
-    on_event(Event(run=child.run, what="failed", detail=failure(folder, child.run)))
+    on_event(child.run, "failed", failure(folder, child.run))
 
 
 def failure(folder: StudyFolder, run: PlannedRun) -> str:
@@ -194,7 +173,7 @@ def failure(folder: StudyFolder, run: PlannedRun) -> str:
     log = folder.log_file(run)
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
     last = next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
-    return f"exit code {folder.exit_code(run)}: {last} (log: {log})"
+    return f"exit code {folder.ended[run.name].exit_code}: {last} (log: {log})"
 
 
 def _stop_at_once(children: Sequence[_Child]) -> None:

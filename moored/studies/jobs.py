@@ -14,7 +14,7 @@ from pathlib import Path
 from moored.cores import num_cores
 from moored.errors import ConfigError
 from moored.plan import Gpu, plan_if_known
-from moored.studies.grid import PlannedRun
+from moored.studies.declaration import PlannedRun
 
 RUNS_PER_GPU = 8
 """Of small models through MPS: eight take about as long as two one after the other."""

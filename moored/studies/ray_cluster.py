@@ -10,18 +10,17 @@ import logging
 import os
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from moored.errors import ConfigError, require_packages
-from moored.studies.execute import launch_here
+from moored.studies.execute import Launch, launch_here
 from moored.studies.jobs import Jobs
 
 LOST_NODE_CODE = 255
 """Exit code of a run whose node or actor died; its log ends where it did."""
-
-
 CONNECT_TIMEOUT_S = 5.0
 
 
@@ -69,41 +68,39 @@ class _RayProcess:
             return LOST_NODE_CODE
 
 
-class Cluster:
-    """A Ray cluster that runs of a study are started on; close it."""
+@contextmanager
+def on_cluster(address: str, *, uses_gpu: bool) -> Iterator[tuple[Jobs, Launch]]:
+    """As many runs as a Ray cluster has GPUs, or cores where runs use none; and what starts one."""
+    require_packages("a study on a Ray cluster", ("ray",))
+    import ray
 
-    def __init__(self, address: str, *, uses_gpu: bool) -> None:
-        require_packages("a study on a Ray cluster", ("ray",))
-        import ray
+    _check_reachable(address)
+    paths = os.environ.get("PYTHONPATH", "")
+    try:
+        ray.init(
+            address=address,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            runtime_env={"env_vars": {"PYTHONPATH": paths}},
+        )
+    except ConnectionError as error:
+        raise _no_cluster(address, error) from None
+    resources = ray.cluster_resources()
+    kind = "GPU" if uses_gpu and resources.get("GPU") else "CPU"
+    needs = {"num_gpus": 1} if kind == "GPU" else {"num_cpus": 1}
 
-        _check_reachable(address)
-        self._ray = ray
-        paths = os.environ.get("PYTHONPATH", "")
-        try:
-            ray.init(
-                address=address,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                runtime_env={"env_vars": {"PYTHONPATH": paths}},
-            )
-        except ConnectionError as error:
-            raise _no_cluster(address, error) from None
-        self._needs = "GPU" if uses_gpu and ray.cluster_resources().get("GPU") else "CPU"
-
-    def jobs(self) -> Jobs:
-        """As many runs as the cluster has GPUs, or cores where runs use none."""
-        count = int(self._ray.cluster_resources().get(self._needs, 1))
-        return Jobs(max(count, 1), f"one per {self._needs} of the Ray cluster")
-
-    def launch(self, words: Sequence[str], log: Path) -> _RayProcess:
-        """Start `moored` with these words where there is room."""
-        needs = {"num_gpus": 1} if self._needs == "GPU" else {"num_cpus": 1}
+    def launch(words: Sequence[str], log: Path) -> _RayProcess:
         # Two threads: one waits for the run, the other passes signals on.
-        host = self._ray.remote(_Host).options(max_concurrency=2, **needs)
-        return _RayProcess(self._ray, host.remote(list(words), os.getcwd(), str(log)))
+        host = ray.remote(_Host).options(max_concurrency=2, **needs)
+        return _RayProcess(ray, host.remote(list(words), os.getcwd(), str(log)))
 
-    def close(self) -> None:
-        self._ray.shutdown()
+    try:
+        yield (
+            Jobs(max(int(resources.get(kind, 1)), 1), f"one per {kind} of the Ray cluster"),
+            launch,
+        )
+    finally:
+        ray.shutdown()
 
 
 def _check_reachable(address: str) -> None:

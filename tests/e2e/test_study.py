@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from moored.runlog.log import read_records
-from moored.studies.declaration import read_study, study_names
-from moored.studies.grid import PlannedRun, plan_runs
+from moored.studies.declaration import PlannedRun, plan_runs, read_study, study_names
 from moored.train import build_run, start, train
 from tests.e2e.forked_runs import START
 from tests.warm import WarmProcess
@@ -184,7 +183,7 @@ SMALL = ["num_steps=1", "rollout.num_groups=4", "rollout.group_size=2", "collaps
 SMALL += ["rollout.max_response_tokens=8", "env.0.options.max_turns=1", "filter.keep_zero=true"]
 
 
-@pytest.mark.parametrize("name", [n for n in study_names() if not read_study(n).is_analysis])
+@pytest.mark.parametrize("name", [n for n in study_names() if not read_study(n).of])
 def test_the_first_run_of_every_study_trains(name, tmp_path):
     run = plan_runs(read_study(name), SMALL)[0]
     assert len(read_records(train_here(run, tmp_path))) == 1

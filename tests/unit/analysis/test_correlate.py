@@ -16,7 +16,7 @@ from moored.analysis.correlate import (
     weighted_ranks,
     weighted_spearman,
 )
-from moored.analysis.run_curves import RunCurves
+from moored.analysis.curves import RunCurves
 from moored.errors import MooredError
 
 

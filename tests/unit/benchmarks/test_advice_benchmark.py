@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from moored.analysis.curve_files import StoredRun, write_curve_file
+from moored.analysis.curves import StoredRun, write_curve_file
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "benchmarks" / "results"

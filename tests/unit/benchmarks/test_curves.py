@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from moored.analysis.curve_files import StoredRun, write_curve_file
+from moored.analysis.curves import StoredRun, write_curve_file
 
 ROOT = Path(__file__).parents[3]
 
@@ -23,6 +23,16 @@ def test_start_and_end_of_curves_are_the_first_twentieth_and_the_last_fifth(curv
     assert curves.start_of(curve) == 3.0  # steps 1 to 5
     assert curves.end_of(curve) == 90.5  # steps 81 to 100
     assert curves.start_of([(50, 7.0), (100, 9.0)]) == 7.0
+
+
+def test_runs_are_cut_to_the_shortest_with_alarms_after_it_forgotten(curves):
+    def run(num_steps: int) -> StoredRun:
+        success = [(step, 0.5) for step in range(1, num_steps + 1)]
+        return StoredRun(seed=0, alarm_step=3, curves={"success": success})
+
+    cut = curves.up_to_shortest({"a": [run(9)], "b": [run(2)]})
+    assert [found.last_step for arm in cut.values() for found in arm] == [2, 2]
+    assert cut["a"][0].alarm_step is None
 
 
 def test_ends_of_a_curve_are_means_over_ten_steps_or_single_looks(curves):

@@ -1,13 +1,14 @@
-"""Studies as YAML: what they mean, and mistakes that are refused with their line."""
+"""Studies as YAML: what they mean, and mistakes that are refused."""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 
 from moored.errors import ConfigError, MooredError
 from moored.runlog.changes import flat_options
-from moored.studies.declaration import parse_seeds, read_study, restricted, study_names
-from moored.studies.grid import plan_runs
+from moored.studies.declaration import parse_seeds, plan_runs, read_study, restricted, study_names
 
 GOOD = """question: Does it work?
 base: [smoke, num_steps=3]
@@ -21,20 +22,6 @@ factors:
 against: {filter: none}
 seeds: 2
 """
-
-
-@pytest.fixture
-def refusal(tmp_path):
-    """What reading and planning a study says."""
-
-    def refused(text: str, *overrides: str) -> str:
-        file = tmp_path / "mine.yaml"
-        file.write_text(text)
-        with pytest.raises(MooredError) as error:
-            plan_runs(read_study(str(file)), overrides)
-        return str(error.value).replace(repr(str(file)), "FILE")
-
-    return refused
 
 
 def test_every_combination_of_arms_is_run_with_every_seed(tmp_path):
@@ -58,39 +45,32 @@ def test_every_combination_of_arms_is_run_with_every_seed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "message"),
+    ("old", "new", "key"),
     [
-        ("seeds: 2", "seed: 2", "FILE, line 11: unknown key 'seed'; did you mean 'seeds'?"),
-        ("none}", "nine}", "FILE, line 10: factor 'filter' has no arm 'nine'; did you mean 'none'"),
-        ("{filter:", "{filtr:", "FILE, line 10: unknown factor 'filtr'; did you mean 'filter'?"),
-        ("    0.9:", "    none:", "FILE, line 6: 'none' stands there a second time, first in line"),
-        ("    0.9:", "    NONE:", "FILE, line 6: arms 'none' and 'NONE' differ in capitals only"),
-        ("    0.9:", "    a/b:", "FILE, line 6: arm 'a/b' becomes the name of a folder; use lett"),
-        ("[grpo]", "[grop]", "FILE, line 8: unknown preset 'grop'; did you mean 'grpo'?"),
-        ("smoke,", "smok,", "FILE, line 2: unknown preset 'smok'; did you mean 'smoke'?"),
-        ("filter.value", "filter.vale", "FILE, line 6: unknown option 'filter.vale'; did you mean"),
-        ("=0.9]", "=9]", "FILE, line 6: arm '0.9': filter: rule top_p takes a share of the total"),
-        ("num_steps=3", "num_steps=0", "FILE, line 2: base: num_steps = 0: "),
-        ("[grpo]", "[grpo, seed=3]", "FILE, line 8: a study sets the seed itself; use 'seeds' or"),
-        ("[grpo]", "{grpo: 1}", "FILE, line 8: arm 'grpo', presets and key=value, must be a list"),
-        ("seeds: 2", "seeds: [1, 1]", "FILE, line 11: seeds must be a count >= 1 or a list of"),
-        ("seeds: 2", "seeds: 20261116", "FILE, line 11: seeds: 20261116 are more than 1000 seeds"),
-        ("seeds: 2", "report: [sucess]", "FILE, line 11: unknown figure 'sucess'; did you mean"),
-        ("question", "# question", "FILE, line 2: 'question' is missing: say in one line what"),
-        ("base:", "paper:", "FILE, line 2: paper must be text, got a list"),
-        ("seeds: 2", "seeds: 'a", "FILE is not valid YAML: line 12: "),
-        ("[filter.rule=none]", "[grpo]", "FILE, line 9: arms 'none' and 'ppo' do not go together"),
+        ("seeds: 2", "seed: 2", "'seed'; did you mean 'seeds'"),
+        ("none}", "nine}", "'nine'; did you mean 'none'"),
+        ("{filter:", "{filtr:", "'filtr'; did you mean 'filter'"),
+        ("    0.9:", "    a/b:", "a/b"),
+        ("[grpo]", "[grop]", "'grop'; did you mean 'grpo'"),
+        ("filter.value", "filter.vale", "arm '0.9 grpo' cannot run: unknown option 'filter.vale'"),
+        ("=0.9]", "=9]", "arm '0.9 grpo' cannot run: filter: rule top_p takes a share"),
+        ("[grpo]", "[grpo, seed=3]", "use 'seeds'"),
+        ("[grpo]", "{grpo: 1}", "factors.algorithm.grpo"),
+        ("seeds: 2", "seeds: [1, 1]", "different seeds"),
+        ("seeds: 2", "seeds: 20261116", "more than 1000"),
+        ("seeds: 2", "report: [sucess]", "unknown figure 'sucess'; did you mean 'success'"),
+        ("question", "# question", "'question' is missing"),
+        ("base:", "paper:", "paper"),
+        ("seeds: 2", "seeds: 'a", "not a study in YAML"),
+        (GOOD, "", "'question' is missing"),
     ],
 )
-def test_a_mistake_is_refused_with_its_line(refusal, old, new, message):
+def test_a_mistake_in_the_file_is_named(tmp_path, old, new, key):
     assert old in GOOD
-    assert refusal(GOOD.replace(old, new, 1)).startswith(message)
-
-
-def test_a_mistake_on_the_command_line_is_not_blamed_on_the_file(refusal):
-    assert refusal(GOOD, "filter.vale=1").startswith("unknown option 'filter.vale'; did you mean")
-    assert refusal(GOOD, "rollout.group_size=1").startswith("rollout.group_size=1: configuration: ")
-    assert refusal(GOOD, "seed=1") == "a study sets the seed itself; use --seeds"
+    (file := tmp_path / "mine.yaml").write_text(GOOD.replace(old, new, 1))
+    with pytest.raises(ConfigError, match=re.escape(key)) as error:
+        plan_runs(read_study(str(file)))
+    assert "\n" not in str(error.value)
 
 
 def test_what_a_run_needs_is_checked_once_for_equal_environments_and_models(tmp_path):
@@ -107,20 +87,12 @@ def test_what_a_run_needs_is_checked_once_for_equal_environments_and_models(tmp_
         plan_runs(study, check=refuse)
 
 
-def test_a_misspelt_study_is_corrected():
-    with pytest.raises(ConfigError) as refused:
-        read_study("quartile")
-    assert str(refused.value) == (
-        "unknown study 'quartile'; did you mean 'quartiles'? (or give a .yaml file)"
-    )
-
-
 def test_the_studies_of_the_paper_can_be_planned():
     num_runs = {}
     for name in study_names():
         study = read_study(name)
         assert study.question.endswith("?") and study.paper
-        num_runs[name] = len(plan_runs(study)) if not study.is_analysis else 0
+        num_runs[name] = len(plan_runs(study)) if not study.of else 0
     assert num_runs == {
         "bottle": 60,
         "bottle_mini": 72,
@@ -168,7 +140,7 @@ def test_ppo_of_the_papers_studies_ends_cut_episodes_as_its_code_does(name):
 
 def test_part_of_a_grid_can_be_chosen():
     study = restricted(read_study("main_table"), ["task=sokoban", "algorithm=ppo,grpo"])
-    assert [len(factor.arms) for factor in study.factors] == [2, 1, 2]
+    assert [len(arms) for arms in study.factors.values()] == [2, 1, 2]
     with pytest.raises(ConfigError, match="no factor is called 'tsk'; did you mean 'task'"):
         restricted(study, ["tsk=sokoban"])
     with pytest.raises(ConfigError, match="'task' has no arm 'sokobam'; did you mean 'sokoban'"):
@@ -180,13 +152,13 @@ def test_seeds_are_a_count_a_range_or_a_list():
     assert parse_seeds("4-6") == (4, 5, 6)
     assert parse_seeds("7,1") == (7, 1)
     for wrong in ("0", "6-4", "1,1", "a", "-1", ""):
-        with pytest.raises(ConfigError, match="--seeds takes a count"):
+        with pytest.raises(ConfigError, match="a count"):
             parse_seeds(wrong)
 
 
 @pytest.mark.parametrize("text", ["20261116", "1-2000", "9" * 40])
 def test_a_seed_given_as_a_count_is_not_a_million_runs(text):
-    with pytest.raises(ConfigError, match=r"are more than 1000 seeds, .* is written: 7-7$"):
+    with pytest.raises(ConfigError, match="more than 1000"):
         parse_seeds(text)
     assert len(parse_seeds("1000")) == 1000
     assert parse_seeds("20261116-20261116") == (20261116,)

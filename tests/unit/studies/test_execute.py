@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from moored.runlog.log import STOPPED_EARLY
-from moored.studies.declaration import read_study
-from moored.studies.execute import Event, run_all
+from moored.studies.declaration import plan_runs, read_study
+from moored.studies.execute import run_all
 from moored.studies.folder import StudyFolder
-from moored.studies.grid import plan_runs
 
 
 class Ends:
@@ -40,15 +39,15 @@ class Ends:
 )
 def test_a_run_that_stopped_itself_has_finished(tmp_path, code, is_stopped, what):
     study = read_study("bottle")
-    run, events, looks = plan_runs(study)[0], list[Event](), iter([False])
+    run, events, looks = plan_runs(study)[0], list[tuple[str, str]](), iter([False])
     run_all(
         StudyFolder(tmp_path / "study", study),
         [run],
         jobs=1,
         launch=lambda words, log: Ends(code),
-        on_event=events.append,
+        on_event=lambda _, what, detail: events.append((what, detail)),
         on_poll=lambda runs: None,
         is_stopped=lambda: next(looks, is_stopped),
     )
-    assert [event.what for event in events] == ["started", what]
-    assert ("early" in events[-1].detail) is (code == STOPPED_EARLY)
+    assert [what for what, _ in events] == ["started", what]
+    assert ("early" in events[-1][1]) is (code == STOPPED_EARLY)

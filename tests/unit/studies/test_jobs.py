@@ -9,8 +9,7 @@ import pytest
 from moored.errors import ConfigError
 from moored.plan import Gpu, plan_if_known
 from moored.studies import jobs
-from moored.studies.declaration import read_study
-from moored.studies.grid import plan_runs
+from moored.studies.declaration import plan_runs, read_study
 from moored.studies.jobs import choose_jobs, num_fitting
 
 

@@ -1,6 +1,9 @@
-"""Curves of finished runs for `correlate`: success by step, and diagnostics by look.
+"""Curves of finished runs: success and diagnostics by step, from run directories or curve files.
 
-They come from run directories or from curve files; a run that is there twice counts once.
+A curve file holds the curves of many runs in one JSON file, small enough to keep: for each arm and
+seed, every curve as pairs of step and value, beside the command, versions and machine. `moored
+study NAME --curves FILE` writes one. Figures, the alarm's operating curve and correlations are made
+from such files, without run directories. A run that is there twice counts once.
 """
 
 from __future__ import annotations
@@ -11,14 +14,44 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, FiniteFloat, TypeAdapter
 
 from moored.analysis.compare import LAST, compared_options, read_options
-from moored.analysis.curve_files import STEP_CURVES, StoredRun, read_curve_file
 from moored.errors import ConfigError, MooredError
-from moored.runlog.log import read_records
+from moored.runlog.log import read_records, write_atomically
 
-SUCCESS = STEP_CURVES["success"]
+STEP_CURVES = {
+    "success": "rollout/success_rate",
+    "reward": "rollout/reward_mean",
+    "validity": "rollout/validity_rate",
+    "reply tokens": "rollout/reply_tokens_mean",
+    "kept": "filter/kept_fraction",
+    "reward variance": "rollout/reward_variance_mean",
+    "Std/Mean of RV": "rollout/reward_variance_std_over_mean",
+    "token entropy": "learner/entropy",
+    "outcome-free share": "signal/outcome_free_share",
+}
+LOOK_CURVES = {
+    "retrieval": "retrieval_accuracy",
+    "MI": "mi_estimate",
+    "MI of sequences": "mi_seq_estimate",
+    "MI z-score": "mi_zscore",
+    "MI z-score of sequences": "mi_zscore_seq",
+    "H(Z|X)": "conditional_entropy_est",
+    "H(Z)": "reasoning_entropy_est",
+    "MI, error": "mi_estimate_se",
+}
+VIEWS = {
+    "": "collapse_first_turn_sample",
+    "swap": "collapse_observation_swap_sample",
+    "episode": "collapse_episode_swap_sample",
+}
+"""What is added to the name of a curve -> the view that it was measured in."""
+DIGITS = 6
+"""Significant digits of a stored value."""
+
 LOOK_DIAGNOSTICS = {
     "MI": "mi_estimate",
     "MI of sequences": "mi_seq_estimate",
@@ -34,7 +67,86 @@ LOOK_DIAGNOSTICS = {
 """Of the view that regime and alarm follow."""
 STEP_DIAGNOSTICS = {name: key for name, key in STEP_CURVES.items() if name != "success"}
 
+Curve = Sequence[tuple[int, FiniteFloat]]
+"""Steps and values."""
 ByStep = Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredRun:
+    """The curves of one finished run."""
+
+    seed: int
+    alarm_step: int | None
+    curves: Mapping[str, Curve]
+    """By name; one that was not measured is empty or missing."""
+
+    @property
+    def last_step(self) -> int:
+        return self.curves["success"][-1][0]
+
+    def followed(self, name: str) -> Curve:
+        """A curve of a look in the view that the alarm follows: the swaps if measured."""
+        measured = (v for v in ("episode", "swap") if self.curves.get(look_curve("MI", v)))
+        return self.curves.get(look_curve(name, next(measured, "")), ())
+
+
+def look_curve(name: str, view: str) -> str:
+    """`MI` and `MI, error` in the view `swap` are `MI, swap` and `MI, swap, error`."""
+    if not view:
+        return name
+    first, sep, rest = name.partition(",")
+    return f"{first}, {view}{sep}{rest}"
+
+
+CURVE_FILE = TypeAdapter(dict[str, Annotated[list[StoredRun], Field(min_length=1)]])
+
+
+def read_curve_file(file: Path) -> dict[str, list[StoredRun]]:
+    """Runs by arm; raises for a file that is not a curve file."""
+    try:
+        found = CURVE_FILE.validate_python(json.loads(file.read_text(encoding="utf-8"))["runs"])
+        if not found or not all(run.curves["success"] for runs in found.values() for run in runs):
+            raise ValueError("no runs, or one without a step")
+        return found
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ConfigError(
+            f"{str(file)!r} is not a curve file; `moored study NAME --curves FILE` writes one"
+        ) from error
+
+
+def read_run_curves(path: Path, seed: int) -> StoredRun:
+    """The curves of a run directory, for a curve file."""
+    steps, looks = read_records(path), read_records(path, "collapse")
+    curves = {name: _pairs(steps, key) for name, key in STEP_CURVES.items()}
+    for suffix, view in VIEWS.items():
+        for name, key in LOOK_CURVES.items():
+            curves[look_curve(name, suffix)] = _pairs(looks, f"{view}/{key}")
+    if not curves["success"]:
+        raise MooredError(f"{str(path)!r} has no finished step")
+    alarms = [look["step"] for look in looks if look.get("alarm")]
+    alarm_step = int(str(alarms[0])) if alarms else None
+    measured = {name: curve for name, curve in curves.items() if curve}
+    return StoredRun(seed=seed, alarm_step=alarm_step, curves=measured)
+
+
+def _pairs(records: Sequence[Mapping[str, Any]], key: str) -> Curve:
+    """As they are stored."""
+    return [(step, float(f"{value:.{DIGITS}g}")) for step, value in _curve(records, key).items()]
+
+
+def write_curve_file(
+    file: Path, runs: Mapping[str, Sequence[StoredRun]], about: Mapping[str, object]
+) -> None:
+    """Store runs by arm; `about` says how they were made: command, versions, hardware."""
+    found = {
+        arm: [
+            {"seed": run.seed, "alarm_step": run.alarm_step, "curves": dict(run.curves)}
+            for run in of_arm
+        ]
+        for arm, of_arm in runs.items()
+    }
+    write_atomically(file, json.dumps({**about, "runs": found}) + "\n")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +213,7 @@ def read_curves(path: Path) -> RunCurves:
     """Curves of one run directory; raises where it has no finished step."""
     steps: Sequence[Any] = read_records(path)
     looks: Sequence[Any] = read_records(path, "collapse")
-    success = _curve(steps, SUCCESS)
+    success = _curve(steps, STEP_CURVES["success"])
     if not success:
         raise MooredError(f"{str(path)!r} has no finished step")
     found = {name: _curve(steps, key) for name, key in STEP_DIAGNOSTICS.items()}

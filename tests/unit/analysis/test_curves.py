@@ -1,4 +1,4 @@
-"""Curves of runs, from run directories and from curve files."""
+"""Curves of runs, from run directories and from curve files, and what such a file holds."""
 
 from __future__ import annotations
 
@@ -7,11 +7,77 @@ from pathlib import Path
 
 import pytest
 
-from moored.analysis.run_curves import read_all, read_curves, read_stored
+from moored.analysis.curves import (
+    StoredRun,
+    look_curve,
+    read_all,
+    read_curve_file,
+    read_curves,
+    read_run_curves,
+    read_stored,
+    write_curve_file,
+)
 from moored.errors import ConfigError, MooredError
 from moored.runlog.log import RunLog
 
 STORED = Path(__file__).parents[3] / "benchmarks" / "results"
+
+
+def run(seed: int, num_steps: int, **curves: list[tuple[int, float]]) -> StoredRun:
+    success = [(step, 0.5) for step in range(1, num_steps + 1)]
+    return StoredRun(seed=seed, alarm_step=3, curves={"success": success, **curves})
+
+
+def test_the_curves_of_a_run_directory_come_back_from_the_file(tmp_path):
+    log = RunLog(tmp_path / "run")
+    for step in (1, 2):
+        log.append("metrics", step, {"rollout/success_rate": step / 3, "filter/kept_fraction": 1})
+    view = "collapse_first_turn_sample"
+    look = {f"{view}/mi_estimate": 0.25, f"{view}/mi_estimate_se": 0.1, "alarm": {"step": 2}}
+    log.append("collapse", 2, look)
+    stored = read_run_curves(tmp_path / "run", 7)
+    file = tmp_path / "curves.json"
+    write_curve_file(file, {"none": [stored]}, {"command": ["moored"]})
+    (found,) = read_curve_file(file)["none"]
+    assert (found.seed, found.alarm_step, found.last_step) == (7, 2, 2)
+    assert dict(found.curves) == {
+        "success": [(1, 0.333333), (2, 0.666667)],
+        "kept": [(1, 1.0), (2, 1.0)],
+        "MI": [(2, 0.25)],
+        "MI, error": [(2, 0.1)],
+    }
+    assert json.loads(file.read_text())["command"] == ["moored"]
+
+
+def test_a_look_is_followed_in_observation_swap_where_that_was_measured():
+    assert look_curve("MI, error", "swap") == "MI, swap, error"
+    both = run(0, 5, **{"MI": [(5, 0.9)], "MI, swap": [(5, 0.2)], "MI, swap, error": [(5, 0.1)]})
+    assert both.followed("MI") == [(5, 0.2)]
+    assert both.followed("MI, error") == [(5, 0.1)]
+    single = run(0, 5, **{"MI": [(5, 0.9)], "MI, swap": []})
+    assert single.followed("MI") == [(5, 0.9)]
+
+
+def text_of(curves: str) -> str:
+    return f'{{"runs": {{"a": [{{"seed": 0, "alarm_step": null, "curves": {curves}}}]}}}}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no JSON",
+        "[]",
+        '{"runs": {}}',
+        '{"runs": {"a": []}}',
+        text_of("{}"),
+        text_of('{"success": []}'),
+        text_of('{"success": [[1, NaN]]}'),
+    ],
+)
+def test_another_file_is_refused_with_what_writes_one(tmp_path, text):
+    (file := tmp_path / "x.json").write_text(text)
+    with pytest.raises(ConfigError, match="--curves FILE"):
+        read_curve_file(file)
 
 
 def test_diagnostics_are_read_in_the_view_that_the_verdict_rests_on(tmp_path):
@@ -24,8 +90,9 @@ def test_diagnostics_are_read_in_the_view_that_the_verdict_rests_on(tmp_path):
     assert run.final("MI") == 0.2
     assert (run.final("token entropy"), run.final("validity")) == (0.7, None)
     RunLog(tmp_path / "empty").write_config("seed: 0\n")
-    with pytest.raises(MooredError, match="has no finished step"):
-        read_curves(tmp_path / "empty")
+    for read in (read_curves, lambda path: read_run_curves(path, 0)):
+        with pytest.raises(MooredError, match="has no finished step"):
+            read(tmp_path / "empty")
 
 
 def test_run_directories_that_differ_in_their_seed_only_are_one_setting(tmp_path):
@@ -85,8 +152,3 @@ def test_runs_of_a_curve_file_with_several_factors_belong_to_the_arm_of_the_last
     runs = read_stored(file)
     assert [run.arm for run in runs] == ["none", "top_p", "none"]
     assert len({run.setting for run in runs}) == 3
-
-
-def test_a_folder_without_a_run_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="holds no run; give the folder of a study or a curve"):
-        read_all([tmp_path])
