@@ -10,7 +10,6 @@ its share of M.
 from __future__ import annotations
 
 import hashlib
-import heapq
 import json
 import math
 import random
@@ -95,20 +94,17 @@ class LowestKeys(Generic[V]):
     def __init__(self, size: int) -> None:
         self.size = size
         self.values: dict[bytes, V] = {}
-        self._highest_first: list[tuple[int, bytes]] = []
+        self._highest = b""
 
     def slot(self, key: bytes, new: Callable[[], V]) -> V | None:
         """The value of a key, made by `new` on first sight; None when the key is too high."""
-        if key in self.values:
-            return self.values[key]
-        entry = (-int.from_bytes(key), key)
-        if len(self.values) == self.size:
-            if entry < self._highest_first[0]:
-                return None
-            del self.values[heapq.heapreplace(self._highest_first, entry)[1]]
-        else:
-            heapq.heappush(self._highest_first, entry)
-        self.values[key] = new()
+        if key not in self.values:
+            if len(self.values) == self.size:
+                if key > self._highest:
+                    return None
+                del self.values[self._highest]
+            self.values[key] = new()
+            self._highest = max(self.values) if len(self.values) == self.size else b""
         return self.values[key]
 
 
@@ -340,7 +336,7 @@ def _fewest_steps(looks: Sequence[LookDraw]) -> int:
 
 
 def groups_of(
-    look: LookDraw, encoder: Encoder, *, num_prompts: int, max_tokens: int | None = None
+    look: LookDraw, encoder: Encoder, num_prompts: int, max_tokens: int | None = None
 ) -> list[Group]:
     """The groups a monitor measures: one for each prompt of each step."""
     episodes = look.chosen(num_prompts)
@@ -368,128 +364,157 @@ def _encode(episode: Episode, encoder: Encoder, max_tokens: int | None) -> tuple
     return tuple(turns)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedSeries:
-    """The looks of one environment that will be scored."""
-
-    env: str | None
-    looks: tuple[tuple[LookDraw, list[Group]], ...]
-    skipped: Mapping[str, str]
-    """Steps -> why they cannot be measured."""
-    num_prompts: int
-
-
 @dataclass(slots=True)
-class Cost:
-    """A score function that counts what scoring will take, and finds out what does not fit."""
+class Meter:
+    """Counts what is scored; requests go one by one, so that progress can be shown."""
 
-    scorer: Scorer
+    on_request: Callable[[], None] = lambda: None
     token_forwards: int = 0
     num_requests: int = 0
-    probe: ScoreRequest | None = None
+    first: ScoreRequest | None = None
 
-    def __call__(self, requests: Sequence[ScoreRequest]) -> list[list[np.ndarray]]:
-        for request in requests:
-            self.scorer.check_fits(request)
-            self.token_forwards += self.scorer.token_forwards(request)
-            self.num_requests += 1
-            self.probe = self.probe or request
-        return [[np.zeros(len(ids)) for ids in request.continuations] for request in requests]
+    def score(self, scorer: Scorer) -> ScoreFn:
+        def scored(requests: Sequence[ScoreRequest]) -> list[Sequence[np.ndarray]]:
+            found: list[Sequence[np.ndarray]] = []
+            for request in requests:
+                scorer.check_fits(request)
+                self.token_forwards += scorer.token_forwards(request)
+                self.num_requests += 1
+                self.first = self.first or request
+                found += scorer.score([request])
+                self.on_request()
+            return found
 
-    def seconds(self) -> float:
-        """From a few reasonings under one prompt, timed after a warm-up."""
-        assert self.probe is not None
-        few = replace(self.probe, continuations=self.probe.continuations[:PROBE_PAIRS])
-        self.scorer.score([replace(few, continuations=few.continuations[:1])])
-        start = time.perf_counter()
-        self.scorer.score([few])
-        elapsed_s = time.perf_counter() - start
-        return elapsed_s * self.token_forwards / self.scorer.token_forwards(few)
+        return scored
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What will be scored, and what that costs."""
-
-    series: tuple[PlannedSeries, ...]
-    cost: Cost
-    options: LookOptions
-    by_turn: bool
-    turn: int | None
-    """The only turn of each episode; None: all of them."""
-    unmeasured: Mapping[str, str] = field(default_factory=dict)
-    """Environments without a look that can be measured, and why."""
-    num_bad: int = 0
-    num_torn: int = 0
-
-    @property
-    def steps(self) -> list[int]:
-        """All that are scored, in order."""
-        looks = (look for series in self.series for look, _ in series.looks)
-        return sorted({step for look in looks for step in look.steps})
+def plan(drawn: Draw, scorer: Scorer, options: LookOptions, *, by_turn: bool = False) -> Meter:
+    """What scoring will take: the same measurement, with a score function that only counts."""
+    zeros = replace(
+        scorer, score=lambda found: [[np.zeros(len(ids)) for ids in found[0].continuations]]
+    )
+    meter = Meter()
+    few_draws = replace(options, draws=0)
+    diagnose(drawn, Scorers.single(zeros), few_draws, meter=meter, by_turn=by_turn)
+    return meter
 
 
-def make_plan(
+def predict_seconds(planned: Meter, scorer: Scorer) -> float:
+    """From a few reasonings under one prompt, timed after a warm-up."""
+    assert planned.first is not None
+    few = replace(planned.first, continuations=planned.first.continuations[:PROBE_PAIRS])
+    scorer.score([replace(few, continuations=few.continuations[:1])])
+    start = time.perf_counter()
+    scorer.score([few])
+    elapsed_s = time.perf_counter() - start
+    return elapsed_s * planned.token_forwards / scorer.token_forwards(few)
+
+
+def diagnose(
     drawn: Draw,
-    scorer: Scorer,
+    scorers: Scorers,
     options: LookOptions,
     *,
+    meter: Meter | None = None,
     by_turn: bool = False,
-    turn: int | None = None,
-) -> Plan:
-    """Encode what was drawn, and measure it without a model; what cannot be measured is skipped.
+    view: str | None = None,
+    closeups: bool = False,
+) -> Diagnosis:
+    """Measure all looks, oldest first; what cannot be measured is skipped and named.
 
-    An environment without a look that can be measured is named, unless it is the only one.
+    An environment without a look that can be measured is named, unless it is the only one. `view`
+    is what to call the only turn of episodes that were cut to one.
     """
     if not drawn.series:
         raise TooFewPromptsError(
             f"the files hold no rows that can be used ({drawn.num_bad + drawn.num_torn} bad)"
         )
-    cost, planned = Cost(scorer), []
+    start, meter = time.perf_counter(), meter or Meter()
+    found: list[tuple[Series, list[Closeup]]] = []
     refusals: dict[str, TooFewPromptsError] = {}
     for env, looks in drawn.series.items():
         try:
-            planned.append(_plan_series(env, looks, cost, options, by_turn=by_turn))
+            series, shown = _measure(looks, scorers, options, meter, by_turn=by_turn)
         except TooFewPromptsError as error:
             refusals[env or "the rest"] = error
-    if not planned:
+        else:
+            found.append((replace(series, env=env, view=view or series.view), shown))
+    if not found:
         raise next(iter(refusals.values()))
-    return Plan(
-        series=tuple(planned),
-        cost=cost,
-        options=options,
-        by_turn=by_turn,
-        turn=turn,
+    diagnosis = Diagnosis(
+        series=tuple(series for series, _ in found),
         unmeasured={env: str(error).removeprefix(NOTHING) for env, error in refusals.items()},
-        num_bad=drawn.num_bad,
-        num_torn=drawn.num_torn,
+        source=f"scored with {_models([look for series, _ in found for look in series.looks])}",
+        temperature=scorers.temperature,
+        token_forwards=meter.token_forwards,
+        num_bad_rows=drawn.num_bad,
+        num_torn_rows=drawn.num_torn,
+        seconds=time.perf_counter() - start,
     )
+    shown = found[diagnosis.series.index(diagnosis.worst)][1]
+    return diagnosis.with_closeups(shown if closeups else ())
 
 
-def _plan_series(
-    env: str | None, looks: Sequence[LookDraw], cost: Cost, options: LookOptions, *, by_turn: bool
-) -> PlannedSeries:
+def _measure(
+    looks: Sequence[LookDraw],
+    scorers: Scorers,
+    options: LookOptions,
+    meter: Meter,
+    *,
+    by_turn: bool,
+) -> tuple[Series, list[Closeup]]:
+    """The looks of one environment, and close-ups of the first and the last."""
     num_prompts = _choose_num_prompts(looks, options.num_prompts)
-    monitor = _monitor(num_prompts, replace(options, draws=0), cost)
-    planned: list[tuple[LookDraw, list[Group]]] = []
-    skipped: dict[str, str] = {}
+    monitor = CollapseMonitor(
+        score=lambda requests: [],
+        views=VIEWS,
+        num_pairs=options.num_pairs,
+        num_prompts=num_prompts,
+        bootstrap=options.draws,
+        permutations=options.draws,
+        seed=options.seed,
+    )
+    reader = SeriesReader(NAMELESS, is_one=True, ema_decay=monitor.ema_decay, where="a look")
+    closeups: list[Closeup] = []
+    groups: list[Group] = []
     for look in looks:
         if len(look.prompts.values) < num_prompts:
-            skipped[look.label] = _too_few_prompts(look, num_prompts)
+            reader.skipped[look.label] = _too_few_prompts(look, num_prompts)
             continue
-        groups = groups_of(
-            look, cost.scorer.encoder, num_prompts=num_prompts, max_tokens=options.max_tokens
-        )
-        found = monitor.measure(look.step or 0, groups)
-        if found.reports:
-            planned.append((look, groups))
-        else:
-            skipped[look.label] = next(iter(found.skipped.values()))
-    if not planned:
-        raise TooFewPromptsError(f"{NOTHING}{next(iter(skipped.values()))}")
-    if by_turn:
-        _by_turn(*planned[-1], num_prompts, replace(options, draws=0), cost)
-    return PlannedSeries(env=env, looks=tuple(planned), skipped=skipped, num_prompts=num_prompts)
+        scorer = scorers.at(look.step)
+        measured = groups_of(look, scorer.encoder, num_prompts, options.max_tokens)
+        monitor.score = meter.score(scorer)
+        found = monitor.measure(look.step or 0, measured)
+        away = scorers.steps_away(look.step)
+        entry = found.environments[NAMELESS].to_dict()
+        facts = {"steps": look.steps, "model": scorer.name, "steps_away": away}
+        record = {"step": found.step, **found.to_dict()}
+        if reader.add(record, entry, look.rewards(), **facts):
+            groups = measured
+            reader.looks[-1] = replace(
+                reader.looks[-1],
+                num_rows=look.num_rows,
+                valid_thinking_rate=look.valid_thinking_rate,
+                reasoning_tokens_mean=reader.looks[-1].report.mean_length,
+            )
+            if "first_turn" in found.pairs:
+                closeups = [*closeups[:1], _closeup(look, found, scorer)]
+    if not reader.looks:
+        raise TooFewPromptsError(f"{NOTHING}{next(iter(reader.skipped.values()))}")
+    series = replace(reader.finish(), unmeasured_since=None)
+    return _with_turns(series, monitor, groups) if by_turn else series, closeups
+
+
+def _with_turns(series: Series, monitor: CollapseMonitor, groups: Sequence[Group]) -> Series:
+    """Every turn position of the last look; each costs about as much as its first turns."""
+    assert isinstance(monitor.num_prompts, int)
+    num_pairs = math.isqrt(monitor.num_prompts * monitor.num_pairs)
+    positions = replace(monitor, views=("positions",), num_pairs=num_pairs)
+    found = positions.measure(series.looks[-1].step or 0, groups)
+    number = {name: int(name.removeprefix("turn_")) for name in (*found.reports, *found.skipped)}
+    turns = [TurnLook(turn=number[name], report=each) for name, each in found.reports.items()]
+    skipped = {number[name]: why for name, why in found.skipped.items()}
+    return replace(series, turns=tuple(turns), skipped_turns=skipped)
 
 
 def _choose_num_prompts(looks: Sequence[LookDraw], num_prompts: int | None) -> int:
@@ -521,110 +546,6 @@ def _too_few_prompts(look: LookDraw, wanted: int) -> str:
     if look.num_without_reasoning or look.num_empty:
         text += f" ({look.num_without_reasoning} without tags, {look.num_empty} empty)"
     return text
-
-
-def _monitor(num_prompts: int, options: LookOptions, score: ScoreFn) -> CollapseMonitor:
-    return CollapseMonitor(
-        score=score,
-        views=VIEWS,
-        num_pairs=options.num_pairs,
-        num_prompts=num_prompts,
-        bootstrap=options.draws,
-        permutations=options.draws,
-        seed=options.seed,
-    )
-
-
-def _by_turn(
-    look: LookDraw, groups: list[Group], num_prompts: int, options: LookOptions, score: ScoreFn
-) -> Measurement:
-    """Every turn position of a look; each costs about as much as its first turns."""
-    monitor = _monitor(num_prompts, options, score)
-    monitor.views = ("positions",)
-    monitor.num_pairs = math.isqrt(num_prompts * options.num_pairs)
-    return monitor.measure(look.step or 0, groups)
-
-
-def diagnose(
-    plan: Plan,
-    scorers: Scorers,
-    *,
-    closeups: bool = False,
-    on_request: Callable[[], None] = lambda: None,
-) -> Diagnosis:
-    """Measure all planned looks, oldest first; `on_request` is called after each scored context."""
-    start = time.perf_counter()
-    measured = [_measure(planned, plan, scorers, on_request) for planned in plan.series]
-    found = Diagnosis(
-        series=tuple(series for series, _ in measured),
-        unmeasured=plan.unmeasured,
-        source=f"scored with {_models([look for series, _ in measured for look in series.looks])}",
-        temperature=scorers.temperature,
-        token_forwards=plan.cost.token_forwards,
-        num_bad_rows=plan.num_bad,
-        num_torn_rows=plan.num_torn,
-        seconds=time.perf_counter() - start,
-    )
-    if not closeups:
-        return found
-    return found.with_closeups(measured[found.series.index(found.worst)][1])
-
-
-def _measure(
-    planned: PlannedSeries, plan: Plan, scorers: Scorers, on_request: Callable[[], None]
-) -> tuple[Series, list[Closeup]]:
-    """The looks of one environment, and close-ups of the first and the last."""
-    monitor = _monitor(planned.num_prompts, plan.options, plan.cost)
-    reader = SeriesReader(NAMELESS, is_one=True, ema_decay=monitor.ema_decay, where="a look")
-    closeups: list[Closeup] = []
-    for place, (look, groups) in enumerate(planned.looks):
-        scorer = scorers.at(look.step)
-        monitor.score = _one_by_one(scorer, on_request)
-        found = monitor.measure(look.step or 0, groups)
-        facts = {
-            "steps": look.steps,
-            "model": scorer.name,
-            "steps_away": scorers.steps_away(look.step),
-        }
-        record = {"step": found.step, **found.to_dict()}
-        entry = found.environments[NAMELESS].to_dict()
-        if reader.add(record, entry, look.rewards(), **facts):
-            reader.looks[-1] = replace(
-                reader.looks[-1],
-                num_rows=look.num_rows,
-                valid_thinking_rate=look.valid_thinking_rate,
-                reasoning_tokens_mean=reader.looks[-1].report.mean_length,
-            )
-        if place in (0, len(planned.looks) - 1) and "first_turn" in found.pairs:
-            closeups.append(_closeup(look, found, scorer))
-    series = replace(reader.finish(), env=planned.env, unmeasured_since=None)
-    if plan.turn is not None and plan.turn > 1:
-        series = replace(series, view=f"turn_{plan.turn}")
-    if plan.by_turn:
-        last, groups = planned.looks[-1]
-        found = _by_turn(last, groups, planned.num_prompts, plan.options, monitor.score)
-        turns = [TurnLook(turn=_turn(name), report=each) for name, each in found.reports.items()]
-        skipped = {_turn(name): why for name, why in found.skipped.items()}
-        series = replace(series, turns=tuple(turns), skipped_turns=skipped)
-    return replace(series, skipped={**planned.skipped, **series.skipped}), closeups
-
-
-def _turn(view: str) -> int:
-    return int(view.removeprefix("turn_"))
-
-
-def _one_by_one(scorer: Scorer, on_request: Callable[[], None]) -> ScoreFn:
-    """One request at a time, so that progress can be shown."""
-
-    def score(requests: Sequence[ScoreRequest]) -> list[Sequence[np.ndarray]]:
-        found: list[Sequence[np.ndarray]] = []
-        for request in requests:
-            scorer.check_fits(request)
-            found += scorer.score([request])
-            on_request()
-        return found
-
-    return score
 
 
 def _models(looks: Sequence[Look]) -> str:

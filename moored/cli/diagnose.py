@@ -7,8 +7,9 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -33,10 +34,10 @@ from moored.errors import ConfigError, MooredError
 from moored.reply import THINK_TAGS
 
 if TYPE_CHECKING:
-    from moored.analysis.diagnose import LookOptions, Plan
+    from moored.analysis.diagnose import LookOptions, Meter
     from moored.analysis.diagnosis import Diagnosis
     from moored.analysis.models import Device
-    from moored.analysis.scorers import Scorers
+    from moored.analysis.scorers import Scorer, Scorers
     from moored.files.records import ReadOptions
 
 EXIT_CODES = {"healthy": 0, "collapsed": 3, "cannot_tell": 4}
@@ -180,7 +181,7 @@ def diagnose_command(
         check_can_write(html, "--html")
     if by_turn and turn is not None:
         raise ConfigError("--by-turn measures every turn, --turn one alone; give one of them")
-    served = Server(endpoint, tokenizer, api_key_env, concurrency, timeout) if endpoint else None
+    served = _server(endpoint, tokenizer, api_key_env, concurrency, timeout)
     sizes = LookOptions(
         num_prompts=num_prompts,
         num_pairs=num_pairs,
@@ -220,14 +221,27 @@ def _read_options(
     )
 
 
-class Server(NamedTuple):
-    """A model behind an OpenAI-compatible server."""
+def _server(
+    url: str | None,
+    tokenizer: str | None,
+    api_key_env: str | None,
+    concurrency: int,
+    timeout_s: float,
+) -> Callable[[str], Scorer] | None:
+    """What makes a scorer of the name of a model behind a server; None without a server."""
+    if url is None:
+        return None
+    from moored.analysis.scorers import endpoint_scorer
+    from moored.engine.endpoint.sampler import read_api_key
 
-    url: str
-    tokenizer: str | None
-    api_key_env: str | None
-    concurrency: int
-    timeout_s: float
+    return partial(
+        endpoint_scorer,
+        url,
+        tokenizer=tokenizer,
+        api_key=read_api_key(api_key_env),
+        concurrency=concurrency,
+        timeout_s=timeout_s,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +252,7 @@ class Request:
     model: str | None
     temperature: float | None
     where: Device
-    server: Server | None
+    server: Callable[[str], Scorer] | None
     reading: ReadOptions
     options: LookOptions
     by_turn: bool | None
@@ -305,7 +319,7 @@ def _with_closeups(request: Request, found: Diagnosis, run: Path) -> Diagnosis:
 
 def _score(request: Request, files: Sequence[Path]) -> Diagnosis:
     """Read the files, load models, score."""
-    from moored.analysis.diagnose import diagnose, draw, make_plan, read_files
+    from moored.analysis.diagnose import Meter, diagnose, draw, plan, read_files
 
     reading, by_turn = request.reading, request.by_turn
     with make_console(stderr=True).status("reading") as status:
@@ -319,10 +333,19 @@ def _score(request: Request, files: Sequence[Path]) -> Diagnosis:
         by_turn = request.has_page and drawn.num_turns > 1
     scorers = _scorers(request)
     base = scorers.at(max((look.step or 0 for look in drawn.looks), default=None))
-    plan = make_plan(drawn, base, request.options, by_turn=by_turn, turn=reading.turn)
-    with _progress(plan, scorers) as on_request:
-        found = diagnose(plan, scorers, closeups=request.has_page, on_request=on_request)
-    return replace(found, warnings=tuple(_warnings(request, files, scorers, plan)))
+    planned = plan(drawn, base, request.options, by_turn=by_turn)
+    what = counted(len(drawn.looks), "look") + (" and each turn of the last" if by_turn else "")
+    with _progress(planned, base, scorers, what) as on_request:
+        found = diagnose(
+            drawn,
+            scorers,
+            request.options,
+            meter=Meter(on_request),
+            by_turn=by_turn,
+            view=f"turn_{reading.turn}" if (reading.turn or 1) > 1 else None,
+            closeups=request.has_page,
+        )
+    return replace(found, warnings=tuple(_warnings(request, files, scorers, found)))
 
 
 def _scorers(request: Request) -> Scorers:
@@ -333,7 +356,7 @@ def _scorers(request: Request) -> Scorers:
         read_run_config,
         run_scorers,
     )
-    from moored.analysis.scorers import Scorers, endpoint_scorer
+    from moored.analysis.scorers import Scorers
 
     run, server = find_run(request.paths), request.server
     temperature = request.temperature
@@ -351,28 +374,19 @@ def _scorers(request: Request) -> Scorers:
         )
     if request.model is None:
         raise ConfigError("name the model that the server knows: --model NAME")
-    from moored.engine.endpoint.sampler import read_api_key
-
-    scorer = endpoint_scorer(
-        server.url,
-        request.model,
-        tokenizer=server.tokenizer,
-        api_key=read_api_key(server.api_key_env),
-        concurrency=server.concurrency,
-        timeout_s=server.timeout_s,
-    )
-    return Scorers.single(scorer)
+    return Scorers.single(server(request.model))
 
 
 def _warnings(
-    request: Request, files: Sequence[Path], scorers: Scorers, plan: Plan
+    request: Request, files: Sequence[Path], scorers: Scorers, found: Diagnosis
 ) -> Iterator[str]:
     from moored.analysis.models import find_run, late_model_warning
     from moored.analysis.stored import followed_views
     from moored.files.columns import several_rewards
     from moored.files.formats import unclear_rewards
 
-    late = late_model_warning(scorers, plan.steps)
+    looks = (look for series in found.series for look in series.looks)
+    late = late_model_warning(scorers, sorted({step for look in looks for step in look.steps}))
     if late is not None:
         yield late
     run, turn = find_run(request.paths), request.reading.turn
@@ -388,24 +402,23 @@ def _warnings(
 
 
 @contextmanager
-def _progress(plan: Plan, scorers: Scorers) -> Iterator[Callable[[], None]]:
+def _progress(
+    planned: Meter, base: Scorer, scorers: Scorers, what: str
+) -> Iterator[Callable[[], None]]:
     """Say what scoring costs, and show progress when it takes a while."""
     from rich.progress import Progress
 
-    console = make_console(stderr=True)
-    seconds = plan.cost.seconds()
-    looks = counted(sum(len(series.looks) for series in plan.series), "look")
-    looks += " and each turn of the last" if plan.by_turn else ""
-    prompts = max(series.num_prompts for series in plan.series)
+    from moored.analysis.diagnose import predict_seconds
+
+    console, seconds = make_console(stderr=True), predict_seconds(planned, base)
     print_line(
         console,
-        f"scoring {looks} with {scorers.name} at temperature {scorers.temperature:g}: {prompts} "
-        f"prompts × up to {plan.options.num_pairs} reasonings, {plan.cost.token_forwards:,} "
-        f"token-forwards, about {seconds:.1f} s",
+        f"scoring {what} with {scorers.name} at temperature {scorers.temperature:g}: "
+        f"{planned.token_forwards:,} token-forwards, about {seconds:.1f} s",
     )
     shown = console.is_terminal and seconds > SHOW_AFTER_S
     with Progress(console=console, transient=True, disable=not shown) as bar:
-        task = bar.add_task("scoring", total=plan.cost.num_requests)
+        task = bar.add_task("scoring", total=planned.num_requests)
         yield lambda: bar.advance(task)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from moored.analysis.diagnose import LookOptions, diagnose, draw, make_plan
+from moored.analysis.diagnose import LookOptions, Meter, diagnose, draw, plan
 from moored.analysis.diagnosis import Diagnosis
 from moored.analysis.findings import curve_table, headline, notes, step_table
 from moored.analysis.scorers import Encoder, Scorer, Scorers
@@ -57,7 +57,7 @@ def record(
 def look_at(rows, num_prompts=None, window: int | None = 1, scorer=SCORER, **options) -> Diagnosis:
     sizes = {"num_prompts": num_prompts, "num_pairs": 32, "draws": 200, "window": window}
     made = LookOptions(**sizes | options)
-    return diagnose(make_plan(draw(rows, made), scorer, made), Scorers.single(scorer))
+    return diagnose(draw(rows, made), Scorers.single(scorer), made)
 
 
 def test_p_values_are_uniform_on_shuffled_pairs_and_tiny_on_true_ones():
@@ -278,7 +278,7 @@ def test_a_look_knows_how_far_the_weights_are_that_scored_it():
     rows = [record(k % 8, k % 8, 200, 10 * k, step) for step in (1, 5, 30) for k in range(32)]
     options = LookOptions(num_prompts=8, num_pairs=32, window=1, draws=20)
     scorers = Scorers("toy", 1.0, lambda _: SCORER, (4, 10))
-    found = diagnose(make_plan(draw(rows, options), SCORER, options), scorers)
+    found = diagnose(draw(rows, options), scorers, options)
     assert [look.steps_away for look in found.worst.looks] == [3, 1, 20]
     assert found.verdict is Verdict.CANNOT_TELL
     assert look_at(rows, 8).verdict is Verdict.HEALTHY
@@ -342,28 +342,29 @@ def test_one_turn_alone_is_measured_under_the_prompts_of_that_turn():
     ]
     rows = [replace(row, later=()) for row in rows]
     options = LookOptions(num_pairs=32, draws=0)
-    plan = make_plan(draw(rows, options), NEWEST, options, turn=2)
-    found = diagnose(plan, Scorers.single(NEWEST)).worst
+    found = diagnose(draw(rows, options), Scorers.single(NEWEST), options, view="turn_2").worst
     assert found.view == "turn_2" and not found.others
 
 
 def test_turns_of_the_last_look_are_measured_one_by_one_and_missing_ones_named():
     rows = [*EPISODES, dialogue(0, 9, (0, 0, 0, 0))]
     options = LookOptions(num_prompts=8, num_pairs=32, draws=0)
-    plan = make_plan(draw(rows, options), NEWEST, options, by_turn=True)
-    asked = []
-    found = diagnose(plan, Scorers.single(NEWEST), on_request=lambda: asked.append(1)).worst
+    drawn, asked = draw(rows, options), []
+    meter = Meter(lambda: asked.append(1))
+    found = diagnose(drawn, Scorers.single(NEWEST), options, meter=meter, by_turn=True).worst
     assert [look.turn for look in found.turns] == [1, 2, 3]
     assert "turn_4 view needs at least 2 distinct prompts" in found.skipped_turns[4]
     # What was planned without the model is what the model was asked.
-    assert len(asked) == plan.cost.num_requests
+    planned = plan(drawn, NEWEST, options, by_turn=True)
+    assert len(asked) == planned.num_requests
+    assert planned.token_forwards == meter.token_forwards
 
 
 def test_close_ups_show_what_was_scored():
     rows = [record(k % 4, k % 4, 100, 10 * k, step) for step in (1, 2) for k in range(16)]
     options = LookOptions(num_pairs=16, window=1, draws=0)
-    plan = make_plan(draw(rows, options), SCORER, options)
-    first, last = diagnose(plan, Scorers.single(SCORER), closeups=True).closeups
+    found = diagnose(draw(rows, options), Scorers.single(SCORER), options, closeups=True)
+    first, last = found.closeups
     assert (first.name, last.name) == ("Step 1", "Step 2")
     assert sorted(first.prompts) == list("0123") and len(first.reasonings) == 16
     assert first.reasonings[0].startswith(f"{first.prompts[0]} 100 ")

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from moored.analysis.diagnose import LookOptions, draw, groups_of, make_plan  # noqa: E402
+from moored.analysis.diagnose import LookOptions, draw, groups_of, plan, predict_seconds  # noqa: E402
 from moored.analysis.scorers import (  # noqa: E402
     Encoder,
     Scorer,
@@ -44,7 +44,7 @@ def pairs_of(rows, scorer: Scorer, num_prompts: int, **options) -> PairSet:
     """What a monitor draws of one look."""
     (look,) = draw(rows, LookOptions(num_prompts=num_prompts)).looks
     return first_turn_pairs(
-        groups_of(look, scorer.encoder, num_prompts=num_prompts, **options),
+        groups_of(look, scorer.encoder, num_prompts, **options),
         num_prompts=num_prompts,
     )
 
@@ -76,15 +76,14 @@ def test_the_stated_cost_counts_prompts_once_here_and_every_time_behind_a_server
     rows = [record(f"room {p}", "<think>up up</think>") for p in range(3) for _ in range(2)]
     pairs, options = pairs_of(rows, nano, 3), LookOptions(num_prompts=3)
     drawn = draw(rows, options)
-    plan = make_plan(drawn, nano, options)
+    planned = plan(drawn, nano, options)
     prompts = sum(len(prompt.ids) for prompt in pairs.prompts)
     replies = sum(len(pair.continuation) for pair in pairs.pairs)
-    assert plan.series[0].num_prompts == len(pairs.prompts) == 3
-    assert plan.cost.token_forwards == prompts + 3 * replies
+    assert len(pairs.prompts) == 3
+    assert planned.token_forwards == prompts + 3 * replies
     server = Scorer(name="s", score=nano.score, encoder=nano.encoder, shares_prompt=False)
-    behind = make_plan(drawn, server, options).cost
-    assert behind.token_forwards == 6 * prompts + 3 * replies
-    assert plan.cost.seconds() > 0.0 and plan.cost.num_requests == 3
+    assert plan(drawn, server, options).token_forwards == 6 * prompts + 3 * replies
+    assert predict_seconds(planned, nano) > 0.0 and planned.num_requests == 3
 
 
 def test_tags_are_context_and_only_the_inside_is_scored(nano, toy_tokenizer):
@@ -162,8 +161,8 @@ def test_texts_without_a_tokenizer_and_texts_too_long_are_refused(nano):
     rows = [record(f"room {p}", f"<think>{'up ' * 2000}</think>") for p in range(2)]
     options = LookOptions(num_prompts=2)
     with pytest.raises(MooredError, match="--max-tokens"):
-        make_plan(draw(rows, options), nano, options)
-    make_plan(draw(rows, options), nano, replace(options, max_tokens=5))
+        plan(draw(rows, options), nano, options)
+    plan(draw(rows, options), nano, replace(options, max_tokens=5))
     assert pairs_of(rows, nano, 2, max_tokens=5).lengths.tolist() == [5, 5]
 
 
@@ -174,9 +173,9 @@ def test_texts_longer_than_a_models_layers_look_back_are_refused(nano, tmp_path)
     rows = [record(f"room {p}", f"<think>{'up ' * 100}</think>") for p in range(2)]
     options = LookOptions(num_prompts=2)
     drawn = draw(rows, options)
-    make_plan(drawn, nano, options)
+    plan(drawn, nano, options)
     with pytest.raises(MooredError, match="do not fit into the 64 of"):
-        make_plan(drawn, local_scorer(str(tmp_path), "cpu", "float32"), options)
+        plan(drawn, local_scorer(str(tmp_path), "cpu", "float32"), options)
 
 
 @pytest.mark.parametrize(
