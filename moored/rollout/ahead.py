@@ -9,6 +9,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from concurrent import futures
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from moored.runlog.rollouts import read_groups, write_groups
@@ -24,37 +26,14 @@ class _Dropped(Exception):
     """Ends a rollout that is no longer wanted."""
 
 
-class _Rollout(threading.Thread):
-    """One rollout beside the update, with a result of its own."""
-
-    def __init__(self, roll_out: RollOut, step: int) -> None:
-        super().__init__(daemon=True)
-        self._roll_out, self.step = roll_out, step
-        self.groups: list[Group] | None = None
-        self.error: BaseException | None = None
-        self.is_dropped = False
-        self.seconds = 0.0
-
-    def run(self) -> None:
-        start_s = time.perf_counter()
-        try:
-            self.groups = self._roll_out(self.step, self._check)
-        except BaseException as error:
-            self.error = error
-        self.seconds = time.perf_counter() - start_s
-
-    def _check(self, num_replies: int, num_live: int) -> None:
-        if self.is_dropped:
-            raise _Dropped
-
-
 class Ahead:
     """Groups by step; `roll_out` is called in a thread that works while nothing else samples."""
 
     def __init__(self, roll_out: RollOut, *, max_lag: int) -> None:
         self._roll_out, self._max_lag = roll_out, max_lag
         self._ready: tuple[int, list[Group]] | None = None
-        self._under_way: _Rollout | None = None
+        self._under_way: Future[tuple[int, list[Group], float]] | None = None
+        self._is_dropped = threading.Event()
 
     def take(self, step: int) -> list[Group]:
         """The groups of a step: those that are ready, or rolled out now."""
@@ -68,21 +47,20 @@ class Ahead:
         if self._max_lag == 0:
             return
         assert self._under_way is None, "one step ahead at a time"
-        self._under_way = _Rollout(self._roll_out, step)
-        self._under_way.start()
+        self._is_dropped.clear()
+        threads = ThreadPoolExecutor(1)
+        self._under_way = threads.submit(self._timed, step)
+        threads.shutdown(wait=False)
 
     def wait(self) -> float:
         """Return once nothing samples any more; seconds that the rollout took beside the update."""
         if self._under_way is None:
             return 0.0
-        done = self._under_way
-        done.join()
-        self._under_way = None
-        if done.error is not None:
-            raise done.error
-        assert done.groups is not None
-        self._ready = (done.step, done.groups)
-        return done.seconds
+        futures.wait([self._under_way])
+        done, self._under_way = self._under_way, None
+        step, groups, seconds = done.result()
+        self._ready = (step, groups)
+        return seconds
 
     def drop(self) -> None:
         """Forget what is ready or under way; returns once nothing samples any more.
@@ -90,8 +68,8 @@ class Ahead:
         A rollout notices within a second or so, or when an environment has answered.
         """
         if self._under_way is not None:
-            self._under_way.is_dropped = True
-            self._under_way.join()
+            self._is_dropped.set()
+            futures.wait([self._under_way])
         self._under_way, self._ready = None, None
 
     def save(self, folder: Path) -> None:
@@ -105,3 +83,12 @@ class Ahead:
         self.drop()
         if (folder / FILE).exists():
             self._ready = (step, read_groups(folder / FILE))
+
+    def _timed(self, step: int) -> tuple[int, list[Group], float]:
+        start_s = time.perf_counter()
+        groups = self._roll_out(step, self._check)
+        return step, groups, time.perf_counter() - start_s
+
+    def _check(self, num_replies: int, num_live: int) -> None:
+        if self._is_dropped.is_set():
+            raise _Dropped
