@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from moored.envs.base import encodable
 from moored.envs.record_files import file_key, read_records
 from moored.errors import EnvError
 
@@ -26,11 +27,6 @@ class Passage:
     def contents(self) -> str:
         """Title and text as Search-R1 writes them."""
         return f'"{self.title}"\n{self.text}'
-
-
-def storable(text: str) -> str:
-    """Text that UTF-8 can hold: a lone surrogate, which JSON and models can write, becomes `?`."""
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def parse_contents(contents: str) -> Passage:
@@ -55,11 +51,11 @@ def _load_corpus(path: Path, mtime_ns: int, size: int) -> tuple[Passage, ...]:
 def _read_passage(where: str, record: Mapping[str, object]) -> Passage:
     contents = record.get("contents")
     if isinstance(contents, str):
-        return parse_contents(storable(contents))
+        return parse_contents(encodable(contents))
     title, text = record.get("title"), record.get("text")
     if not isinstance(title, str) or not isinstance(text, str):
         raise EnvError(
             f"{where} has the columns {', '.join(map(str, record)) or '(none)'}; a passage needs "
             f"title and text, or contents, as text"
         )
-    return Passage(storable(title).strip(), storable(text).strip())
+    return Passage(encodable(title).strip(), encodable(text).strip())

@@ -14,12 +14,12 @@ from moored.envs.base import (
     Resource,
     StepResult,
     draw_task,
+    encodable,
     read_range,
     warn_of_missing_splits,
 )
 from moored.envs.brackets import holds_two
 from moored.envs.search.choose import RetrieverChoice
-from moored.envs.search.corpus import storable
 from moored.envs.search.questions import Question, load_questions
 from moored.envs.search.retriever import Hit, Retriever
 from moored.envs.search.scoring import MIN_F1, answer_reward, exact_match, f1
@@ -88,11 +88,12 @@ class Search:
         max_turns: int = 5,
         format_penalty: float = -0.1,
     ) -> None:
-        for option, value in (
-            ("num_passages", num_passages),
-            ("max_passage_chars", max_passage_chars),
-            ("max_turns", max_turns),
-        ):
+        counts = {
+            "num_passages": num_passages,
+            "max_passage_chars": max_passage_chars,
+            "max_turns": max_turns,
+        }
+        for option, value in counts.items():
             if value < 1:
                 raise EnvError(f"search: {option} must be at least 1, got {value}")
         self.questions = questions
@@ -159,10 +160,11 @@ class Search:
         wanted = [title for title in self._task.titles if title not in self._seen]
         # Each hop needs a search; without known titles, the question itself is searched for once.
         queries = wanted if self._task.titles else [self._task.text][self._turn :]
-        queries = [query for query in queries[:1] if _is_sayable(query)]
-        if not queries or self._turn + 1 >= self.max_turns:
+        action = f"search[{queries[0]}]" if queries else ""
+        is_last = self._turn + 1 >= self.max_turns
+        if is_last or not 0 < len(action) <= MAX_ACTION_CHARS:
             return f"finish[{self._task.answers[0]}]"
-        return f"search[{queries[0]}]"
+        return action
 
     def reasoning(self, answer: str, rng: random.Random) -> str:
         """The sentence of a passage that names what the action is about, if one was seen."""
@@ -261,16 +263,12 @@ def _parse_action(answer: str | None) -> tuple[str, str] | None:
     match = ACTION.fullmatch(answer.strip())
     if match is None or holds_two(match[2], VERBS):
         return None
-    text = storable(match[2]).strip()
+    text = encodable(match[2]).strip()
     return (match[1].lower(), text) if text else None
 
 
 def _sentences(text: str) -> list[str]:
     return [found.strip() for found in re.findall(r"[^.]+\.", text.replace("\n", " "))]
-
-
-def _is_sayable(query: str) -> bool:
-    return len(query) + len("search[]") <= MAX_ACTION_CHARS
 
 
 def _cut(text: str, max_chars: int) -> str:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from moored.envs.search.corpus import Passage, parse_contents, storable
+from moored.envs.base import encodable
+from moored.envs.search.corpus import Passage, parse_contents
 from moored.envs.search.retriever import Hit, Retriever
 from moored.errors import EnvError
 
@@ -28,45 +28,6 @@ MAX_PAUSE_S = 5.0
 """Longest pause before another try, whatever the server asks for."""
 
 
-class CircuitBreaker:
-    """Stops asking a server that keeps failing, for `rest_s` after `max_failures` in a row.
-
-    Then one call may try while the others still rest; its success closes the circuit again.
-    """
-
-    def __init__(
-        self, max_failures: int, rest_s: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._max_failures = max_failures
-        self._rest_s = rest_s
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._num_failures = 0
-        self._rests_until_s = 0.0
-
-    def may_call(self) -> bool:
-        """Whether to ask the server now."""
-        with self._lock:
-            if self._num_failures < self._max_failures:
-                return True
-            now_s = self._clock()
-            if now_s < self._rests_until_s:
-                return False
-            self._rests_until_s = now_s + self._rest_s
-            return True
-
-    def succeeded(self) -> None:
-        """Report an answer."""
-        with self._lock:
-            self._num_failures = 0
-
-    def failed(self) -> None:
-        """Report a call without an answer."""
-        with self._lock:
-            self._num_failures += 1
-            self._rests_until_s = self._clock() + self._rest_s
-
-
 @dataclass
 class SearchServer(Retriever):
     """Any server with `/retrieve`. Opening it asks once: a wrong address is told at the start."""
@@ -78,10 +39,6 @@ class SearchServer(Retriever):
     """Requests that are sent for one search while failures look temporary."""
     pause_s: float = 0.25
     """Before the second try; doubled before each further one."""
-    max_failures: int = 5
-    """Searches in a row that fail before the server is left alone."""
-    rest_s: float = 15.0
-    """For how long it is left alone; searches fail at once meanwhile."""
     known_title: str | None = None
     """Of a passage that it must have for the questions to have answers; None: not known."""
 
@@ -91,7 +48,6 @@ class SearchServer(Retriever):
         address = self.url.rstrip("/").removesuffix("/retrieve")
         token = os.environ.get(TOKEN_VARIABLE, "")
         self._client = JsonClient(address, api_key=token, timeout_s=self.timeout_s)
-        self._breaker = CircuitBreaker(self.max_failures, self.rest_s)
         try:
             (hits,) = self.search([self.known_title or "town"], NUM_PROBED)
         except EnvError as error:
@@ -114,19 +70,11 @@ class SearchServer(Retriever):
         self._client.close()
 
     def search(self, queries: Sequence[str], num_passages: int) -> list[list[Hit]]:
-        if not self._breaker.may_call():
-            raise EnvError(
-                f"the search server at {self._client.url} failed {self.max_failures} times in a "
-                f"row and is left alone for {self.rest_s:g} s"
-            )
         try:
             answer = self._ask(queries, num_passages)
-            hits = _read_answer(answer, len(queries), num_passages)
+            return _read_answer(answer, len(queries), num_passages)
         except EnvError as error:
-            self._breaker.failed()
             raise EnvError(f"the search server at {self._client.url}: {error}") from error
-        self._breaker.succeeded()
-        return hits
 
     def _ask(self, queries: Sequence[str], num_passages: int) -> object:
         from moored.json_http import HttpError
@@ -145,13 +93,15 @@ class SearchServer(Retriever):
 
 def _read_answer(answer: object, num_queries: int, num_passages: int) -> list[list[Hit]]:
     lists = answer.get("result") if isinstance(answer, Mapping) else None
-    if not isinstance(lists, list) or len(lists) != num_queries:
+    if (
+        not isinstance(lists, list)
+        or len(lists) != num_queries
+        or not all(isinstance(found, list) for found in lists)
+    ):
         raise EnvError(
-            f"an answer must hold 'result', a list for each of the {num_queries} queries, got "
-            f"{answer!r:.120}"
+            f"an answer must hold 'result', a list of passages for each of the {num_queries} "
+            f"queries, got {answer!r:.120}"
         )
-    if not all(isinstance(found, list) for found in lists):
-        raise EnvError(f"'result' must hold lists of passages, got {lists!r:.120}")
     return [[_read_hit(item) for item in found[:num_passages]] for found in lists]
 
 
@@ -163,7 +113,7 @@ def _read_hit(item: object) -> Hit:
         contents, title, text = (found.get(name) for name in ("contents", "title", "text"))
         number = float(score) if isinstance(score, int | float) else 0.0
         if isinstance(contents, str):
-            return Hit(parse_contents(storable(contents)), number)
+            return Hit(parse_contents(encodable(contents)), number)
         if isinstance(title, str) and isinstance(text, str):
-            return Hit(Passage(storable(title), storable(text)), number)
+            return Hit(Passage(encodable(title), encodable(text)), number)
     raise EnvError(f"a passage must have 'contents', or 'title' and 'text', got {item!r:.120}")

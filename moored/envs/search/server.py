@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from statistics import quantiles
 from typing import TYPE_CHECKING
 
-from moored.envs.search.corpus import storable
+from moored.envs.base import encodable
 from moored.envs.search.retriever import Hit, Retriever
 from moored.envs.serving.app import Refused, check_sender, read_body
 from moored.errors import EnvError
@@ -213,7 +213,7 @@ def parse_query(body: bytes) -> Query:
     topk = DEFAULT_TOPK if topk is None else topk
     if not isinstance(topk, int) or isinstance(topk, bool) or not 1 <= topk <= MAX_TOPK:
         raise EnvError(f"'topk' must be a whole number from 1 to {MAX_TOPK}, got {topk!r:.40}")
-    return Query(list(map(storable, queries)), topk, bool(data.get("return_scores", False)))
+    return Query(list(map(encodable, queries)), topk, bool(data.get("return_scores", False)))
 
 
 def _as_json(hits: list[Hit], return_scores: bool) -> list[dict[str, object]]:

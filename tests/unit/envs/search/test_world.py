@@ -8,9 +8,8 @@ from collections import Counter
 
 import pytest
 
-from moored.envs.search.kinds import KINDS
 from moored.envs.search.scoring import normalize_answer
-from moored.envs.search.world import make_question, make_world
+from moored.envs.search.world import KINDS, make_question, make_world
 
 NUM_QUESTIONS = 300
 
