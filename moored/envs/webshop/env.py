@@ -6,18 +6,12 @@ import random
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from moored.envs.base import (
-    FORMAT_REMINDER,
-    Resource,
-    StepResult,
-    draw_task,
-)
-from moored.envs.webshop.oracle import next_action
+from moored.envs.base import FORMAT_REMINDER, StepResult, draw_task
+from moored.envs.webshop.oracle import explain, guess, next_action
 from moored.envs.webshop.pages import render_page
 from moored.envs.webshop.products import Goal
 from moored.envs.webshop.score import PurchaseScore, purchase_score
 from moored.envs.webshop.shop import Catalogue, Shop
-from moored.envs.webshop.teaching import explain, guess
 from moored.envs.webshop.visit import Visit, Walk, parse_action
 from moored.errors import EnvError
 from moored.reply import parse_reply
@@ -82,15 +76,14 @@ class WebShop:
         max_turns: int = 10,
         format_penalty: float = -0.1,
     ) -> None:
-        fewest = MIN_PRODUCTS if products is None else 1
-        counts = {"results_per_page": (results_per_page, 1), "max_turns": (max_turns, 1)}
-        if num_products is not None:
-            counts["num_products"] = (num_products, fewest)
-        for option, (value, least) in counts.items():
-            if not isinstance(value, int) or value < least:
-                raise EnvError(
-                    f"webshop: {option} must be a whole number, at least {least}, got {value!r}"
-                )
+        least = {
+            "results_per_page": (results_per_page, 1),
+            "max_turns": (max_turns, 1),
+            "num_products": (num_products, MIN_PRODUCTS if products is None else 1),
+        }
+        for option, (value, fewest) in least.items():
+            if value is not None and value < fewest:
+                raise EnvError(f"webshop: {option} must be at least {fewest}, got {value}")
         if products is None and (attributes is not None or human_goals is not None):
             raise EnvError(
                 "webshop: attributes and human_goals describe the products of a file; give that "
@@ -115,14 +108,15 @@ class WebShop:
         self._turn = 0
         self._over = True
 
-    def resources(self) -> dict[str, Resource]:
-        return {"shop": self._closed_shop()}
+    def resources(self) -> dict[str, Shop]:
+        files = self.products, self.attributes, self.human_goals
+        return {"shop": Shop(*files, self.num_products, self.catalogue_seed)}
 
     @property
     def catalogue(self) -> Catalogue:
         """The products of the shop; outside a run, it is opened at the first use."""
         if not hasattr(self, "shop"):
-            shop = self._closed_shop()
+            shop = self.resources()["shop"]
             shop.open()
             self.shop = shop
         return self.shop.catalogue
@@ -144,7 +138,12 @@ class WebShop:
         return self._visit
 
     def reset(self, task_seed: int, episode_seed: int = 0) -> list[Message]:
-        self._goal, _ = draw_task(task_seed, self._pick_goal, self._task_key)
+        catalogue = self.catalogue
+        self._goal, _ = draw_task(
+            task_seed,
+            lambda rng: rng.choice(catalogue.goals),
+            lambda goal: catalogue.split_keys[goal.asin],
+        )
         self._visit = Visit()
         self._turn = 0
         self._over = False
@@ -196,16 +195,6 @@ class WebShop:
         from moored.envs.webshop.web import make_app
 
         return make_app(self, task_seed, episode_seed)
-
-    def _closed_shop(self) -> Shop:
-        files = self.products, self.attributes, self.human_goals
-        return Shop(*files, self.num_products, self.catalogue_seed)
-
-    def _pick_goal(self, rng: random.Random) -> Goal:
-        return rng.choice(self.catalogue.goals)
-
-    def _task_key(self, goal: Goal) -> str:
-        return self.catalogue.split_keys[goal.asin]
 
     def _finish_purchase(self) -> StepResult:
         score = self.score()

@@ -1,11 +1,18 @@
-"""The shop that needs no download: a seeded catalogue of made products, and goals to buy them."""
+"""The shop that needs no download: a seeded catalogue of made products, and goals to buy them.
+
+`goods.yaml` says what it may sell: kinds of products, their attributes, options and prices.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from moored.envs.webshop.goods import DEPARTMENTS, Department, Kind
+import yaml
+
 from moored.envs.webshop.products import CATEGORY_MARK, Goal, Product, Review
 
 GOALS_PER_PRODUCT = 4
@@ -18,6 +25,36 @@ CODAS = ("l", "n", "r", "x", "nd", "rk", "sta", "vo", "lo", "mi")
 SERIES = ("Pro", "Lite", "Classic", "Prime", "Nova", "Origin", "Plus", "Urban", "Alto", "Core")
 PRAISE = ("Better than I hoped", "Works for me", "Bought it twice", "Good value", "A nice gift")
 BLAME = ("Not quite right", "Arrived late", "Expected more")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of product."""
+
+    query: str
+    names: list[str]
+    """How titles call it."""
+    uses: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Department:
+    """Kinds that share attributes and options; the path of a product is `path › query`."""
+
+    path: str
+    attributes: list[str]
+    options: Mapping[str, list[str]]
+    prices: list[float]
+    kinds: tuple[Kind, ...]
+
+
+def _read_department(given: dict[str, Any]) -> Department:
+    kinds = (Kind(query, **fields) for query, fields in given["kinds"].items())
+    return Department(**{**given, "kinds": tuple(kinds)})
+
+
+_GIVEN = yaml.safe_load(Path(__file__).with_name("goods.yaml").read_text(encoding="utf-8"))
+DEPARTMENTS = tuple(map(_read_department, _GIVEN))
 
 
 def generate_products(num_products: int, seed: int) -> list[Product]:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from moored.envs.record_files import file_key, read_records
 from moored.envs.webshop.generate import describe_limit, draw_price_limit
 from moored.envs.webshop.products import Goal, Product, product_from_row
 from moored.errors import EnvError
@@ -117,42 +118,21 @@ def _goal(
 
 
 def _product_rows(path: str | Path) -> Iterator[Mapping[str, Any]]:
-    data = _read_text(path)
-    if data.lstrip().startswith("["):
-        rows = _parse(path, data)
-        numbered = [(f"row {number} of '{path}'", row) for number, row in enumerate(rows, start=1)]
-    else:
-        lines = ((f"line {n} of '{path}'", x) for n, x in enumerate(data.splitlines(), start=1))
-        numbered = ((where, _parse(where, line)) for where, line in lines if line.strip())
-    for where, row in numbered:
-        if not isinstance(row, dict):
-            raise EnvError(f"{where} must be a JSON object, got {type(row).__name__}; remove it")
+    file, *_ = file_key(path)
+    for _, row in read_records(file):
         inner = row.get("product")
         yield inner if isinstance(inner, dict) else row
 
 
 def _read_mapping(path: str | Path) -> Mapping[str, Any]:
-    rows = _parse(path, _read_text(path))
+    file, *_ = file_key(path)
+    try:
+        rows = json.loads(file.read_text(encoding="utf-8-sig"))
+    except ValueError as error:  # of the text, or of the JSON
+        raise EnvError(f"'{path}' is not complete JSON ({error}); download it again") from error
     if not isinstance(rows, dict):
         raise EnvError(
             f"'{path}' must map product numbers to instructions, got a {type(rows).__name__}; give "
             f"items_ins_v2.json or items_human_ins.json"
         )
     return rows
-
-
-def _read_text(path: str | Path) -> str:
-    file = Path(path).expanduser()
-    if not file.is_file():
-        raise EnvError(f"no data file at '{path}'; give one of WebShop's JSON files")
-    try:
-        return file.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise EnvError(f"'{path}' is not UTF-8 text ({error}); download it again") from error
-
-
-def _parse(where: str | Path, text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise EnvError(f"{where} is not complete JSON ({error}); download it again") from error

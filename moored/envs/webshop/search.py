@@ -6,7 +6,6 @@ import math
 from array import array
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,12 +16,8 @@ K1, B = 0.9, 0.4
 MAX_QUERY_WORDS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Postings:
-    """The documents that hold a word, and what it adds to the score of each."""
-
-    documents: np.ndarray
-    weights: np.ndarray
+Postings = tuple[np.ndarray, np.ndarray]
+"""The documents that hold a word, and what it adds to the score of each."""
 
 
 class SearchIndex:
@@ -53,8 +48,8 @@ class SearchIndex:
         if not postings:
             return []
         scores_N = np.zeros(self.num_documents)
-        for posting in postings:
-            scores_N[posting.documents] += posting.weights
+        for documents, weights in postings:
+            scores_N[documents] += weights
         hits = np.flatnonzero(scores_N)
         if len(hits) > num_hits:
             threshold = np.partition(scores_N[hits], -num_hits)[-num_hits]
@@ -75,4 +70,4 @@ def _stem(word: str) -> str:
 
 def _weigh(documents: np.ndarray, counts: np.ndarray, norm_N: np.ndarray) -> Postings:
     rarity = math.log(1 + (len(norm_N) - len(documents) + 0.5) / (len(documents) + 0.5))
-    return Postings(documents, rarity * counts / (counts + norm_N[documents]))
+    return documents, rarity * counts / (counts + norm_N[documents])

@@ -19,7 +19,7 @@ def test_the_weights_are_those_of_bm25() -> None:
     rarity = math.log(1 + 0.5 / 2.5)  # in both of 2 documents
     norms = [0.9 * (0.6 + 0.4 * length / 3) for length in (2, 4)]
     expected = [rarity * 1 / (1 + norms[0]), rarity * 2 / (2 + norms[1])]
-    weights = index._postings["a1"].weights
+    _, weights = index._postings["a1"]
     assert [round(x, 12) for x in weights] == [round(x, 12) for x in expected]
 
 
