@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import pickle
-import random
 import time
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from moored.envs.bandit import DARING, STEADY, Bandit
-from moored.envs.base import Environment
 from moored.errors import EnvError
 from moored.reply import format_reply
 
@@ -29,11 +24,6 @@ def pull(env: Bandit, kind: tuple[str, ...], task_seed: int = 0, episode_seed: i
     arm = next(arm for arm in arms_of(env, task_seed) if arm in kind)
     env.reset(task_seed, episode_seed)
     return env.step(format_reply("", arm))
-
-
-def test_it_is_an_environment_of_one_turn():
-    assert isinstance(Bandit(), Environment)
-    assert Bandit().max_turns == 1
 
 
 def test_every_name_stands_for_one_kind_of_arm():
@@ -78,12 +68,6 @@ def test_what_the_risky_arm_pays_cannot_be_told_from_the_prompt():
         assert 0.1 < sum(rewards) / len(rewards) < 0.4
 
 
-def test_the_same_episode_seed_pays_the_same():
-    env = Bandit()
-    paid = [pull(env, DARING, 1, episode).reward for episode in range(40)]
-    assert paid == [pull(Bandit(), DARING, 1, episode).reward for episode in range(40)]
-
-
 def test_episodes_of_equal_number_are_independent_between_tasks():
     # With noise of the episode seed alone, all tasks would pay, or not, together.
     env = Bandit()
@@ -96,19 +80,6 @@ def test_it_is_stochastic_only_where_the_risky_arm_is():
     assert not Bandit(risky_probability=1).is_stochastic
     assert not Bandit(risky_probability=0).is_stochastic
     assert not Bandit(risky_reward=0).is_stochastic
-
-
-def test_there_is_nothing_to_say_before_reset():
-    with pytest.raises(EnvError, match="call reset before oracle"):
-        Bandit().oracle()
-    with pytest.raises(EnvError, match="call reset before step"):
-        Bandit().step("")
-
-
-def test_all_episodes_of_a_task_see_one_prompt():
-    env = Bandit()
-    for task_seed in range(20):
-        assert len({tuple(env.reset(task_seed, episode)) for episode in range(5)}) == 1
 
 
 def test_each_task_shows_one_steady_and_one_daring_name_in_either_order():
@@ -170,13 +141,6 @@ def test_equal_means_make_either_arm_a_success():
     assert pull(env, DARING).success
 
 
-def test_the_oracle_is_always_right():
-    env = Bandit()
-    for seed in range(50):
-        env.reset(seed)
-        assert env.step(format_reply("", env.oracle())).success
-
-
 def test_an_arm_may_be_named_in_any_case():
     env = Bandit()
     env.reset(0)
@@ -219,38 +183,3 @@ def test_a_malformed_reply_earns_no_more_than_the_worse_arm():
         system, _ = env.reset(0)
         assert f"A malformed reply earns {reward:g} and ends the game" in system.text
         assert env.step("no tags").reward == reward
-
-
-def test_a_name_from_another_task_is_malformed():
-    env = Bandit()
-    arms = arms_of(env, 0)
-    stranger = next(name for name in STEADY if name not in arms)
-    assert not env.step(format_reply("", stranger)).is_valid
-
-
-@settings(max_examples=80, deadline=None)
-@given(st.text() | st.text(alphabet="<>/thinkaswer|").map(lambda text: format_reply("", text)))
-def test_any_text_is_scored(reply: str):
-    env = Bandit()
-    env.reset(0)
-    result = env.step(reply)
-    assert (result.reward, result.terminated, result.is_valid) == (-0.1, True, False)
-
-
-def test_a_pickled_game_goes_on_the_same():
-    env = Bandit()
-    pickle.loads(pickle.dumps(env)).reset(0)
-    for seed in range(10):
-        env.reset(seed, seed)
-        twin = pickle.loads(pickle.dumps(env))
-        reply = format_reply("", env.oracle())
-        assert env.step(reply) == twin.step(reply)
-
-
-def test_the_global_random_state_is_neither_read_nor_moved():
-    random.seed(1)
-    state = random.getstate()
-    first = pull(Bandit(), DARING, 5, 6)
-    assert random.getstate() == state
-    random.seed(2)
-    assert pull(Bandit(), DARING, 5, 6) == first

@@ -1,7 +1,5 @@
 import math
-import pickle
 import re
-import time
 from fractions import Fraction
 
 import pytest
@@ -72,13 +70,6 @@ def test_deep_nesting_neither_recurses_nor_hangs():
     assert value_of("(" * 255 + "1" + ")" * 255) == 1
     assert evaluate("(" * 100_000 + "1" + ")" * 100_000) is None
     assert evaluate("(" * 511) is None
-
-
-def test_an_exponent_bomb_is_refused_at_once():
-    start = time.process_time()
-    for _ in range(1000):
-        evaluate("9**9**9**9")
-    assert time.process_time() - start < 1.0
 
 
 EXPRESSIONS = st.recursive(
@@ -192,24 +183,6 @@ def test_a_well_formed_but_wrong_answer_is_valid():
     assert (result.reward, result.is_valid, result.success) == (0.0, True, False)
 
 
-def test_stepping_after_the_end_is_an_error():
-    env = Countdown()
-    with pytest.raises(EnvError, match="call reset"):
-        env.step("")
-    env.reset(0)
-    env.step("")
-    with pytest.raises(EnvError, match="call reset"):
-        env.step("")
-
-
-def test_an_environment_survives_pickling_mid_episode():
-    env = Countdown()
-    first = env.reset(5)
-    copy = pickle.loads(pickle.dumps(env))
-    assert copy.step(format_reply("", env.oracle())).success
-    assert pickle.loads(pickle.dumps(Countdown())).reset(5) == first
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -250,15 +223,3 @@ NASTY = st.one_of(
     st.text(alphabet="()+-*/0123456789= ", max_size=600),
     st.sampled_from(["9**9**9", "(" * 200_000, "9" * 10**6, "1||2", "٣+²", "\ud800", "1/0" * 100]),
 )
-
-
-@settings(max_examples=200, deadline=None)
-@given(NASTY, st.booleans())
-def test_any_reply_is_scored_quickly(text, has_tags):
-    env = Countdown()
-    env.reset(1)
-    start = time.process_time()
-    result = env.step(format_reply("", text) if has_tags else text)
-    assert time.process_time() - start < 1.0
-    assert result.reward in (-0.1, 0.0, 0.1, 1.0)
-    assert result.is_over and len(str(result.observation)) < 200

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import pickle
 import random
 import re
 import subprocess
@@ -13,8 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from moored.envs import format_reply
 from moored.envs.adapters import ReasoningGym
@@ -27,7 +24,6 @@ from moored.envs.adapters.reasoning_gym_worker import (
     names_in,
 )
 from moored.envs.base import SPLIT_SEEDS
-from moored.envs.check.runner import check_env
 from moored.errors import EnvError
 from moored.types import messages_digest
 
@@ -270,22 +266,6 @@ def test_a_long_answer_is_refused() -> None:
         assert env.step(answer("a" * length)).metrics["answers_refused"] == refused
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.text(max_size=40), st.booleans())
-def test_no_reply_breaks_the_reasoning_gym_adapter(text: str, in_tags: bool) -> None:
-    env = ReasoningGym(dataset="countdown")
-    env.reset(0)
-    assert env.step(answer(text) if in_tags else text).is_over
-
-
-def test_a_copy_pickled_before_the_answer_scores_alike() -> None:
-    env = ReasoningGym(dataset="knights_knaves")
-    env.reset(7)
-    copy = pickle.loads(pickle.dumps(env))
-    assert copy.oracle() == env.oracle()
-    assert copy.step(answer(env.oracle())) == env.step(answer(env.oracle()))
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -318,8 +298,3 @@ def test_a_dataset_without_reference_answers_has_no_oracle(dataset: str) -> None
     env.reset(0)
     with pytest.raises(EnvError, match="without reference answers"):
         env.oracle()
-
-
-def test_a_reasoning_gym_environment_keeps_the_contract() -> None:
-    rules = ["protocol", "determinism", "pickling", "replies", "malformed", "rewards"]
-    check_env(ReasoningGym, num_tasks=2, only=rules).raise_if_failed()

@@ -169,21 +169,6 @@ def test_two_hop_questions_take_the_oracle_three_turns():
         assert sorted(turns)[len(turns) // 2] == 3
 
 
-def test_questions_of_different_splits_differ_in_what_they_ask():
-    env = make_env("search")
-    assert isinstance(env, Search)
-    keys = {}
-    for split, seeds in SPLIT_SEEDS.items():
-        keys[split] = set()
-        for seed in seeds[:300]:
-            env.reset(seed)
-            assert env._task is not None
-            keys[split].add(env._task.key)
-    assert not keys["train"] & keys["test"]
-    assert not keys["train"] & keys["validation"]
-    assert not keys["validation"] & keys["test"]
-
-
 def test_environments_with_equal_options_share_one_index():
     resources = SharedResources()
     first, second, third = make_env("search"), make_env("search"), make_env("search", world_seed=1)
@@ -215,16 +200,6 @@ def test_reasoning_quotes_the_sentence_that_leads_to_the_answer(env):
     assert env.reasoning("finish[Kirham]", rng) in {
         f"Edda Calbach was born in Kirham. {so} Kirham." for so in ("So the answer is", "That is")
     }
-
-
-def test_a_quoted_sentence_begins_without_the_space_before_it():
-    with open_env("search", num_hops=1) as env:
-        for task_seed in range(10):
-            assert isinstance(env, Search)
-            env.reset(task_seed)
-            act(env, env.oracle())
-            reasoning = env.reasoning(env.oracle(), random.Random(0))
-            assert reasoning == reasoning.strip()
 
 
 def test_a_guess_is_an_action_with_words_of_the_question(env):
