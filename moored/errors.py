@@ -141,6 +141,7 @@ def describe_raised(error: BaseException) -> str:
     """
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(NOT_OF_USERS)]
-    found = (own if isinstance(error, MooredError) else own or frames)[-1:]
+    is_own = isinstance(error, MooredError | SyntaxError)  # a syntax error names its line itself
+    found = (own if is_own else own or frames)[-1:]
     where = "".join(f" at {frame.filename.rpartition('/')[2]}:{frame.lineno}" for frame in found)
     return f"raised {type(error).__name__}{where}: {error}"

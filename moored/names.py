@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal, get_args
 
-from moored.errors import MooredError, UnknownNameError, close_match_hint
+from moored.errors import MooredError, UnknownNameError, close_match_hint, describe_raised
 
 
 class Registry(Mapping[str, str]):
@@ -111,19 +110,7 @@ def _import_problem(module_name: str, error: BaseException) -> str:
             f"{missing}.py, or install the package it is in"
         )
     advice = f"install {missing}" if missing is not None else "fix that first"
-    return f"importing {module_name!r} raised {_place_of(error)}; {advice}"
-
-
-def _place_of(error: BaseException) -> str:
-    """`SyntaxError at my_env.py:3: invalid syntax`: the error, the last line of code, the text."""
-    if isinstance(error, SyntaxError):
-        file, line, text = error.filename, error.lineno, error.msg
-    else:
-        frames = traceback.extract_tb(error.__traceback__)
-        frame = [frame for frame in frames if not frame.filename.startswith("<frozen")][-1]
-        file, line, text = frame.filename, frame.lineno, " ".join(str(error).split())
-    place = f" at {file}:{line}" if file else ""
-    return f"{type(error).__name__}{place}: {text}"
+    return f"importing {module_name!r} {' '.join(describe_raised(error).split())}; {advice}"
 
 
 ALGORITHMS = Registry(
@@ -206,21 +193,24 @@ def check_name(kind: str, name: str, known: tuple[str, ...]) -> None:
         raise MooredError(f"unknown {kind} {name!r}; {close_match_hint(name, known)}")
 
 
+RULE_VALUES = {
+    "top_p": "a share of the total in [0, 1]",
+    "top_p_softmax": "a share of the total in [0, 1]",
+    "top_k": "a fraction of the groups in [0, 1] (for a count use top_k_count)",
+    "top_k_count": "a whole number of groups >= 1",
+    "min_p": "a fraction of the best score in [0, 1]",
+    "quantile": "the quarter to keep: 1, 2, 3 or 4",
+}
+
+
 def check_rule_value(rule: str, value: float) -> None:
     """Raise when `value` makes no sense for a built-in selection rule; others check their own."""
     RULES.check(rule)
-    if rule in ("top_p", "top_p_softmax"):
-        valid, remedy = 0.0 <= value <= 1.0, "a share of the total in [0, 1]"
-    elif rule == "top_k":
-        valid = 0.0 <= value <= 1.0
-        remedy = "a fraction of the groups in [0, 1] (for a count use top_k_count)"
-    elif rule == "top_k_count":
-        valid, remedy = value >= 1 and value % 1 == 0, "a whole number of groups >= 1"
-    elif rule == "min_p":
-        valid, remedy = 0.0 <= value <= 1.0, "a fraction of the best score in [0, 1]"
+    if rule == "top_k_count":
+        is_valid = value >= 1 and value % 1 == 0
     elif rule == "quantile":
-        valid, remedy = value in (1, 2, 3, 4), "the quarter to keep: 1, 2, 3 or 4"
+        is_valid = value in (1, 2, 3, 4)
     else:
-        valid, remedy = True, ""
-    if not valid:
-        raise MooredError(f"rule {rule} takes {remedy}, got value {value}")
+        is_valid = rule not in RULE_VALUES or 0.0 <= value <= 1.0
+    if not is_valid:
+        raise MooredError(f"rule {rule} takes {RULE_VALUES[rule]}, got value {value}")

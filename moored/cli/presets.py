@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from shlex import quote
-from typing import Annotated
-
-import typer
-
 from moored.cli.json_output import print_json
 from moored.cli.options import AsJson
-from moored.errors import ConfigError
 
 TITLES = {
     "environment": "Environments: what is played",
@@ -20,23 +14,13 @@ TITLES = {
 }
 
 
-def presets_command(
-    names: Annotated[list[str] | None, typer.Argument(hidden=True, metavar="NAME")] = None,
-    as_json: AsJson = False,
-) -> None:
+def presets_command(as_json: AsJson = False) -> None:
     """List the presets: tasks, algorithms, filters, models, runs.
 
     One of each kind may be given: `moored train sokoban grpo`.
     """
-    from moored.presets import describe_presets, preset_kinds, read_presets
+    from moored.presets import describe_presets, preset_kinds
 
-    if names:
-        read_presets(names)
-        shown = " ".join(map(quote, names))
-        raise ConfigError(
-            f"`moored presets` lists all and takes no name; what {shown} comes to: moored config "
-            f"{shown}"
-        )
     found, kinds = describe_presets(), preset_kinds()
     if as_json:
         rows = {name: {"kind": kinds[name], "summary": text} for name, text in found.items()}

@@ -48,13 +48,6 @@ def test_presets_are_listed_by_kind_each_with_its_first_line(capsys):
     assert all(row["summary"] and not row["summary"].startswith("env:") for row in found.values())
 
 
-def test_presets_with_a_name_point_at_the_command_that_shows_it():
-    with pytest.raises(ConfigError, match="what sokoban grpo comes to: moored config sokoban grpo"):
-        presets_command(["sokoban", "grpo"])
-    with pytest.raises(ConfigError, match="did you mean 'sokoban'"):
-        presets_command(["sokobam"])
-
-
 def test_config_alone_lists_every_option_with_its_meaning(capsys):
     config_command()
     out = capsys.readouterr().out

@@ -239,8 +239,8 @@ def test_a_mistyped_command_is_corrected(monkeypatch, capsys) -> None:
         (["play", "toy_env:Doubles", "--web"], "toy_env:Doubles has no web page; play it in the t"),
         (["play", "webshop", "--web", "--oracle"], "--web is for a person; leave out --image and "),
         (["play", "toy_env:Doubles", "frames"], "a folder (frames) is for pictures only; add --im"),
-        (["check-env", "faulty:Env"], "SyntaxError at {folder}/faulty.py:1: invalid syntax"),
-        (["play", "late:Env"], "importing 'late' raised NameError at {folder}/late.py:2: name 'y'"),
+        (["check-env", "faulty:Env"], "faulty.py, line 1"),
+        (["play", "late:Env"], "NameError at late.py:2"),
     ],
 )
 def test_mistakes_are_one_line_on_stderr(monkeypatch, capsys, toy, args, message) -> None:
