@@ -7,15 +7,16 @@ raises `Broken` with what was wrong, or `NotApplicable` with the reason.
 from __future__ import annotations
 
 import math
+import pickle
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import combinations, cycle
 
 import numpy as np
 
 from moored.envs.base import SPLIT_SEEDS, StepResult
-from moored.envs.check.child import HASH_SEEDS, digests_in_fresh_processes
 from moored.envs.check.nasty import EXECUTED, NASTY_REPLIES, fuzz_replies
 from moored.envs.check.outcomes import check_noise, check_penalty, check_reference
 from moored.envs.check.probe import (
@@ -32,10 +33,14 @@ from moored.envs.check.probe import (
     time_reply,
 )
 from moored.envs.check.types import Broken, expect_attributes, expect_messages
+from moored.envs.resources import SharedResources
+from moored.envs.serving.wire import NoRoomError
+from moored.envs.worker import START_LIMIT_S, Worker, WorkerLost
 from moored.errors import EnvError
 from moored.reply import format_reply, parse_reply
 from moored.types import Content, Message, TextPart, content_text, messages_digest
 
+HASH_SEEDS = ("1", "2")
 _HUGE = "x" * 1_000_000
 
 
@@ -55,7 +60,7 @@ def check_protocol(subject: Subject) -> str:
 
 def check_processes(subject: Subject) -> str:
     """The same task seed gives the same first messages in fresh processes."""
-    digests = digests_in_fresh_processes(subject)
+    digests = _digests_in_fresh_processes(subject)
     env = subject.make()
     here = [messages_digest(env.reset(seed)) for seed in subject.seeds]
     for hash_seed, there in zip(HASH_SEEDS, digests, strict=True):
@@ -68,6 +73,39 @@ def check_processes(subject: Subject) -> str:
                 f"hash(), no order of a set, no global random, no clock"
             )
     return f"{len(here)} tasks, {1 + len(HASH_SEEDS)} processes"
+
+
+def _digests_in_fresh_processes(subject: Subject) -> list[list[str]]:
+    """First-message digests of all seeds, as processes with other hash seeds find them."""
+    job = pickle.dumps((subject.portable_maker(), subject.seeds))
+    subject.announce("reset in a fresh process")
+    with ThreadPoolExecutor(len(HASH_SEEDS)) as threads:
+        return list(threads.map(lambda hash_seed: _digests(job, hash_seed), HASH_SEEDS))
+
+
+def _digests(job: bytes, hash_seed: str) -> list[str]:
+    worker = Worker(f"{__name__}:make_digests", environ={"PYTHONHASHSEED": hash_seed})
+    try:
+        return worker.ask(job, wall_s=START_LIMIT_S)
+    except WorkerLost as lost:
+        raise Broken(f"a fresh process gave no first messages, {lost}") from None
+    except NoRoomError:
+        raise
+    except Exception as error:
+        raise Broken(
+            f"a fresh process could not make the first messages: {type(error).__name__}: {error}"
+        ) from error
+    finally:
+        worker.stop()
+
+
+def make_digests(job: bytes) -> list[str]:
+    """Run in a fresh process: the digests of a pickled maker and its seeds."""
+    maker, seeds = pickle.loads(job)
+    with closing(SharedResources()) as shared:
+        env = maker()
+        shared.attach(env)
+        return [messages_digest(env.reset(seed)) for seed in seeds]
 
 
 def check_episode_seed(subject: Subject) -> str:

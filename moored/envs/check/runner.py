@@ -7,17 +7,19 @@ The rules themselves are the functions of `moored.envs.check.rules`.
 
 from __future__ import annotations
 
+import dataclasses
+import pickle
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from moored.envs.base import check_available
-from moored.envs.check.child import ChildDied, watch_child
 from moored.envs.check.probe import NotApplicable, Subject
 from moored.envs.check.rules import FIRST_RULES, RULES
 from moored.envs.check.types import Broken
 from moored.envs.mix import EnvSource, env_maker, source_name
 from moored.envs.serving.wire import NoRoomError
+from moored.envs.worker import START_LIMIT_S, Worker, WorkerLost, emit
 from moored.errors import EnvError, MooredError, close_match_hint, describe_raised
 
 Status = Literal["passed", "failed", "skipped"]
@@ -115,18 +117,63 @@ def _events(
     finished: list[str] = []
     try:
         if in_child:
-            for event in watch_child(run_rules, subject, names, call_limit_s=call_limit_s):
+            for event in _watch_child(subject, names, call_limit_s):
                 finished += [event.name] if isinstance(event, Check) else []
                 yield event
             return
     except NotApplicable:
         pass  # reported by the rule "processes"
-    except ChildDied as death:
+    except _ChildDied as death:
         broken, *others = (name for name in names if name not in finished)
         yield Check(broken, _claim(broken), "failed", str(death))
         yield from (_skipped(name, broken) for name in others)
         return
     yield from run_rules(subject, names)
+
+
+class _ChildDied(Exception):
+    """The watched child hung or ended; the message says during which call."""
+
+
+def _watch_child(subject: Subject, names: list[str], call_limit_s: float) -> Iterator[str | Check]:
+    """What `run_rules` yields in a child process, which says what it calls next.
+
+    Raises what it raises, NotApplicable when the child cannot be handed the environment, and
+    _ChildDied when one call took over `call_limit_s` or ended the process.
+    """
+    portable = dataclasses.replace(subject, maker=subject.portable_maker())
+    worker = Worker(f"{__name__}:run_watched", is_quiet=False)
+    last_call, limit_s = "starting the process", START_LIMIT_S
+    try:
+        for event in worker.watch(pickle.dumps((portable, names)), limit_s=call_limit_s):
+            if isinstance(event, _Call):
+                last_call, limit_s = event.text, call_limit_s
+            else:
+                yield event
+    except WorkerLost as lost:
+        if lost.is_late:
+            raise _ChildDied(f"{last_call} had not returned after {limit_s:g} s") from None
+        raise _ChildDied(f"{last_call} ended the process, {lost}") from None
+    finally:
+        worker.stop()
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """The call that the child makes next."""
+
+    text: str
+
+
+def run_watched(job: bytes) -> None:
+    """In the child: hand over each call before it is made, and each event."""
+    try:
+        subject, names = pickle.loads(job)
+    except Exception as error:
+        raise NotApplicable(f"a fresh process cannot load this class: {error!r}") from error
+    watched = dataclasses.replace(subject, announce=lambda call: emit(_Call(call)), is_watched=True)
+    for event in run_rules(watched, names):
+        emit(event)
 
 
 def run_rules(subject: Subject, names: list[str]) -> Iterator[str | Check]:
