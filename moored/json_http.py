@@ -19,8 +19,7 @@ from moored.errors import MooredError
 
 LOOKUP_TIMEOUT_S = 10.0
 MAX_RETRY_AFTER_S = 300.0
-MAX_BODY_BYTES = 1 << 28
-MAX_ERROR_BYTES = 1 << 16
+MAX_READ_CHARS = 1 << 16
 MAX_SHOWN_CHARS = 300
 _TRANSIENT = {408, 425, 429}
 
@@ -103,28 +102,26 @@ class JsonClient:
     def _send(
         self, method: str, path: str, body: object, timeout_s: float, *, reads: bool = True
     ) -> object:
+        # In ASCII: text of a model may hold half a surrogate pair, which UTF-8 cannot.
+        content = None if body is None else json.dumps(body, allow_nan=False).encode()
         try:
             with self._client.stream(
-                method, self.url + path, content=_encode(body), timeout=timeout_s
+                method, self.url + path, content=content, timeout=timeout_s
             ) as response:
                 if not response.is_success:
                     raise self._refusal(response, timeout_s)
-                data = _read_body(response, MAX_BODY_BYTES, timeout_s)
+                data = _read_body(response, timeout_s)
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise self._no_answer(error, timeout_s) from None
-        if len(data) > MAX_BODY_BYTES:
-            raise HttpError(f"the answer is longer than {MAX_BODY_BYTES:,} bytes")
-        if not reads:
-            return None
         try:
-            return json.loads(data)
+            return json.loads(data) if reads else None
         except (ValueError, RecursionError):
-            start = data[:MAX_ERROR_BYTES].decode("utf-8", "replace")
-            raise HttpError(f"the answer is not JSON: {self.show(start) or 'empty'}") from None
+            text = self.show(data.decode("utf-8", "replace"))
+            raise HttpError(f"the answer is not JSON: {text or 'empty'}") from None
 
     def _refusal(self, response: httpx2.Response, timeout_s: float) -> HttpError:
         try:
-            body = _read_body(response, MAX_ERROR_BYTES, timeout_s)
+            body = _read_body(response, timeout_s)
         except httpx2.HTTPError:
             body = b""
         says = server_message(body.decode("utf-8", "replace"))
@@ -149,24 +146,18 @@ class JsonClient:
 
     def show(self, text: str) -> str:
         """A server's text for a message: one short printable line without the key."""
+        text = text[:MAX_READ_CHARS]
         if self._api_key:
             text = text.replace(self._api_key, "***")
         printable = "".join(char if char.isprintable() else " " for char in text)
         return " ".join(printable.split())[:MAX_SHOWN_CHARS]
 
 
-def _encode(body: object) -> bytes | None:
-    """JSON in ASCII: text of a model may hold half a surrogate pair, which UTF-8 cannot."""
-    return None if body is None else json.dumps(body, allow_nan=False).encode()
-
-
-def _read_body(response: httpx2.Response, max_bytes: int, timeout_s: float) -> bytes:
-    """The body, or its start when it is too long or never ends; the time limit is for all of it."""
+def _read_body(response: httpx2.Response, timeout_s: float) -> bytes:
+    """The body; the time limit is for all of it."""
     start, data = time.monotonic(), bytearray()
     for chunk in response.iter_bytes():
         data += chunk
-        if len(data) > max_bytes:
-            break
         if time.monotonic() - start > timeout_s:
             raise httpx2.ReadTimeout("the body took too long")
     return bytes(data)

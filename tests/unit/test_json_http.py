@@ -79,20 +79,6 @@ def test_an_answer_that_never_ends_is_given_up_after_the_time_limit():
     assert error.is_transient and not error.is_unreachable
 
 
-def test_an_answer_that_is_too_long_is_not_read_to_its_end(monkeypatch):
-    monkeypatch.setattr(json_http, "MAX_BODY_BYTES", 1000)
-    with raw_server(OK + b"\r\n", endless=b"x" * 500) as url:
-        assert str(failure(url)) == "the answer is longer than 1,000 bytes"
-
-
-def test_an_error_page_that_never_ends_is_cut(monkeypatch):
-    monkeypatch.setattr(json_http, "MAX_ERROR_BYTES", 10)
-    with raw_server(b"HTTP/1.1 500 Oh\r\n\r\n", endless=b"abcde") as url:
-        error = failure(url)
-    assert error.message.startswith("500 Oh: abcdeabcde")
-    assert error.status == 500
-
-
 @pytest.mark.parametrize(
     "answer",
     [
