@@ -10,23 +10,24 @@ import hashlib
 import json
 import random
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from moored.envs.adapters.openenv_client import (
-    ActionRefused,
-    Observed,
-    OpenEnvSession,
-    fetch_action_schema,
-)
 from moored.envs.adapters.turns import SHARE_STARTS, TextGame, draw_start
 from moored.envs.base import StepResult, check_address, encodable
-from moored.envs.serving.wire import expect_number
+from moored.envs.serving.wire import expect_mapping, expect_number
 from moored.errors import EnvError, require_packages
+from moored.json_http import HttpError, JsonClient
 from moored.names import import_object
 from moored.reply import parse_reply
 from moored.types import Message
 
+if TYPE_CHECKING:
+    from websockets.sync.client import ClientConnection
+
 MAX_ANSWER_CHARS = 8192
+MAX_MESSAGE_BYTES = 64 << 20
 MAX_SHOWN_CHARS = 16_000
 NUM_PROBES = 8
 """Resets that find out whether all starts are equal."""
@@ -126,7 +127,7 @@ class OpenEnv(TextGame):
             return self._finish(self.malformed_reward, is_valid=False)
         try:
             self._catch_up()
-            self._observed = self._session.step(action)
+            self._observed = self._session.ask("step", action)
         except ActionRefused:
             return self._finish(self.malformed_reward, is_valid=False)
         except EnvError:
@@ -183,7 +184,7 @@ class OpenEnv(TextGame):
         return seed, self._begin(seed)
 
     def _begin(self, seed: int) -> str:
-        self._observed = self._session.reset(seed=seed, **self._reset_options)
+        self._observed = self._session.ask("reset", {"seed": seed, **self._reset_options})
         return self._shown(self._observed)
 
     def _catch_up(self) -> None:
@@ -192,7 +193,7 @@ class OpenEnv(TextGame):
             return
         self._begin(self._seed)
         for action in self._actions:
-            self._session.step(action)
+            self._session.ask("step", action)
         self._is_connected = True
 
     def _read_action(self, answer: str | None) -> Mapping[str, object] | None:
@@ -253,3 +254,102 @@ def _kind_of(schema: Mapping[str, Any]) -> str:
         kinds = [part.get("type") for part in schema.get("anyOf", ()) if isinstance(part, Mapping)]
     given = [kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if kind != "null"]
     return given[0] if given and isinstance(given[0], str) else "string"
+
+
+class ActionRefused(EnvError):
+    """An action that does not fit the server's schema."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What the server answered to a reset or a step."""
+
+    observation: Mapping[str, Any]
+    reward: float
+    """0 where the server gives none."""
+    is_done: bool
+
+
+class OpenEnvSession:
+    """A connection, opened at the first message and again after a failure."""
+
+    def __init__(self, url: str, timeout_s: float) -> None:
+        self._url = url.rstrip("/")
+        self._timeout_s = timeout_s
+        self._socket: ClientConnection | None = None
+        self._closing = ExitStack()
+
+    def ask(self, kind: str, data: Mapping[str, object]) -> Observed:
+        """Send a `reset` or a `step`; what goes wrong is an EnvError, and ends the connection."""
+        message = json.dumps({"type": kind, "data": data})
+        try:
+            return _observed(self._exchange(message))
+        except ActionRefused:
+            raise
+        except EnvError:
+            self.close()
+            raise
+        except Exception as error:  # websockets and sockets raise many kinds
+            self.close()
+            text = str(error) or type(error).__name__
+            if isinstance(error, TimeoutError):
+                text = f"no answer within {self._timeout_s:g} s"
+            raise EnvError(f"openenv: {self._url}: {text}") from error
+
+    def close(self) -> None:
+        """End the session; a server that is gone is left alone."""
+        socket, self._socket = self._socket, None
+        if socket is None:
+            return
+        with suppress(Exception):  # whatever a broken connection raises, it is closed
+            socket.send(json.dumps({"type": "close"}))
+        with suppress(Exception):
+            self._closing.close()
+
+    def _exchange(self, message: str) -> object:
+        from websockets.sync.client import connect
+
+        if self._socket is None:
+            connection = connect(
+                self._url.replace("http", "ws", 1) + "/ws",
+                open_timeout=self._timeout_s,
+                close_timeout=1.0,
+                max_size=MAX_MESSAGE_BYTES,
+                proxy=None,
+            )
+            self._socket = self._closing.enter_context(connection)
+        self._socket.send(message)
+        text = self._socket.recv(timeout=self._timeout_s)
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError):
+            raise EnvError(f"openenv: {self._url}: the answer is not JSON: {text!r:.80}") from None
+
+
+def _observed(answer: object) -> Observed:
+    fields = expect_mapping(answer)
+    data = expect_mapping(fields.get("data"))
+    if fields.get("type") == "error":
+        kind = ActionRefused if data.get("code") == "VALIDATION_ERROR" else EnvError
+        raise kind(f"openenv: the server says: {data.get('message')!s:.200}")
+    if fields.get("type") != "observation" or not isinstance(data.get("done"), bool):
+        raise EnvError(f"openenv: an observation was expected, got {answer!r:.80}")
+    reward = data.get("reward")
+    return Observed(
+        observation=expect_mapping(data.get("observation")),
+        reward=0.0 if reward is None else expect_number("reward", float(reward)),
+        is_done=data["done"],
+    )
+
+
+def fetch_action_schema(url: str, timeout_s: float) -> Mapping[str, Mapping[str, Any]]:
+    """The fields of an action, from the server's `/schema`."""
+    client = JsonClient(url, api_key=None, timeout_s=timeout_s)
+    try:
+        schema = expect_mapping(client.get("/schema"))
+    except HttpError as error:
+        raise EnvError(f"openenv: {url}: {error.with_remedy()}") from error
+    finally:
+        client.close()
+    fields = expect_mapping(expect_mapping(schema.get("action")).get("properties", {}))
+    return {name: expect_mapping(kind) for name, kind in fields.items() if name != "metadata"}

@@ -8,6 +8,7 @@ is kept between requests but a cache: an episode that is not in it is played aga
 from __future__ import annotations
 
 import contextlib
+import copy
 import pickle
 import random
 import re
@@ -18,11 +19,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from moored.envs.adapters.textarena_opponents import choose_move
 from moored.envs.adapters.textarena_oracles import ORACLES
 from moored.envs.adapters.turns import draw_start
 from moored.envs.base import encodable
 from moored.errors import EnvError, close_match_hint
+from moored.names import import_object
 
 NUM_PROBES = 16
 """Starts that are compared to find out whether all are equal."""
@@ -30,6 +31,8 @@ MAX_KEPT_GAMES = 512
 MAX_MESSAGE_CHARS = 3000
 MAX_OPPONENT_MOVES = 200
 """An opponent that keeps the turn for longer than this ends the episode as an error."""
+MOVE = re.compile(r"\[[^\[\]\n]{1,40}\]")
+FUNCTION = re.compile(r"[\w.]+:\w+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,3 +300,45 @@ def shown(game: Game) -> str:
     reason = game.env.state.game_info[game.player].get("reason") if game.is_over else None
     closing = [str(reason)[:MAX_MESSAGE_CHARS]] if reason else []
     return encodable("\n".join([*lines, *closing]))
+
+
+def choose_move(
+    env: Any, opponent: str | tuple[str, ...], seen: Sequence[Any], rng: random.Random
+) -> str:
+    """A move of the opponent that the environment's option `opponent` describes."""
+    if isinstance(opponent, tuple):
+        return rng.choice(opponent)
+    if opponent == "random":
+        return random_move(env, seen, rng)
+    if FUNCTION.fullmatch(opponent):
+        text = "\n".join(text for _, text, _ in seen)
+        function: Any = import_object(opponent, kind="opponent")
+        return str(function(text, rng))
+    return opponent
+
+
+def random_move(env: Any, seen: Sequence[Any], rng: random.Random) -> str:
+    """A random move out of those in square brackets in what the game shows, tried on a copy."""
+    moves = sorted({move for _, text, _ in seen for move in MOVE.findall(text)})
+    rng.shuffle(moves)
+    state = random.getstate()
+    for move in moves:
+        is_legal = _is_legal(env, move)
+        random.setstate(state)
+        if is_legal:
+            return move
+    raise EnvError(
+        f"{env.env_id.removesuffix('-raw')} shows the opponent no legal move in square brackets; "
+        f"set the option opponent to a list of moves, or to a function 'module:name'"
+    )
+
+
+def _is_legal(env: Any, move: str) -> bool:
+    trial = copy.deepcopy(env)
+    player = trial.state.current_player_id
+    trial.state.error_allowance = 0
+    try:
+        trial.step(move)
+    except Exception:  # a move on which the game fails cannot be played
+        return False
+    return not trial.state.game_info[player].get("invalid_move")

@@ -15,6 +15,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any, ClassVar
 
+from moored.envs.adapters.turns import TextGame
 from moored.envs.adapters.verifiers_episode import NO_MORE_TURNS, Answer, Asked, Ended, Episode
 from moored.envs.base import FORMAT_REMINDER, StepResult, draw_task
 from moored.errors import EnvError, require_packages
@@ -24,7 +25,7 @@ from moored.types import Message
 MAX_ANSWER_CHARS = 65_536
 
 
-class Verifiers:
+class Verifiers(TextGame):
     """A taskset or environment of verifiers' v1 interface (needs `moored[verifiers]`).
 
     Reward: the sum of the rewards that verifiers records, at the end of the episode; −0.1 for a
@@ -63,20 +64,15 @@ class Verifiers:
         time_limit_s: float = 60.0,
         format_penalty: float = -0.1,
     ) -> None:
-        for option, value in (("max_tasks", max_tasks), ("max_turns", max_turns)):
-            if value < 1:
-                raise EnvError(f"verifiers: {option} must be at least 1, got {value}")
-        if time_limit_s <= 0:
-            raise EnvError(f"verifiers: time_limit_s must be positive, got {time_limit_s}")
+        self.check_options(max_turns=max_turns, max_tasks=max_tasks, time_limit_s=time_limit_s)
         require_packages("environment verifiers", ("verifiers",))
         self.max_turns = max_turns
         self.is_stochastic = is_stochastic
-        self.format_penalty = format_penalty
+        self.malformed_reward = format_penalty
         self._id, self._success_reward, self._time_limit_s = id, success_reward, time_limit_s
         taskset = {**(config or {}), "id": id}
         self._source = json.dumps({**(env or {}), "taskset": taskset}, sort_keys=True), max_tasks
         self._episode: Episode | None = None
-        self._over = True
 
     def check_available(self) -> None:
         env, tasks = load(*self._source)
@@ -102,11 +98,13 @@ class Verifiers:
         if any(role not in ("user", "assistant") for role in roles[head:]):
             raise EnvError(f"verifiers: {self._id} begins with messages of the roles {roles}")
         rest = [Message(role, text) for role, text in asked.messages[head:]]  # pyright: ignore[reportArgumentType]
-        return [Message("system", f"{system}\n\n{self._rules()}".strip()), *rest]
+        rules = (
+            f"You have at most {self.max_turns} turns. {self.malformed_rule()}\n{FORMAT_REMINDER}."
+        )
+        return [Message("system", f"{system}\n\n{rules}".strip()), *rest]
 
     def step(self, reply: str) -> StepResult:
-        if self._over:
-            raise EnvError("verifiers: the episode is over; call reset before step")
+        self.check_running("step")
         parts = parse_reply(reply)
         self._turn += 1
         try:
@@ -193,22 +191,16 @@ class Verifiers:
         if truncated:
             self._end_episode()
             self._over = True
-        reward = reached.reward + self.format_penalty
+        reward = reached.reward + self.malformed_reward
         text = f"Malformed reply. Reward: {reward:g}."
         return StepResult(
             observation=text if truncated else f"{text}\n{FORMAT_REMINDER}.",
             reward=reward,
-            penalty=self.format_penalty,
+            penalty=self.malformed_reward,
             terminated=False,
             truncated=truncated,
             is_valid=False,
             metrics=reached.metrics,
-        )
-
-    def _rules(self) -> str:
-        return (
-            f"You have at most {self.max_turns} turns. A malformed reply earns "
-            f"{self.format_penalty:g}, changes nothing and uses up the turn.\n{FORMAT_REMINDER}."
         )
 
 

@@ -121,17 +121,6 @@ def test_slips_are_those_of_gymnasium_with_the_generator_of_the_episode() -> Non
     assert cells == [cell for cell, _ in expected[:-1]]
 
 
-def test_episodes_of_a_task_start_alike_and_slip_apart() -> None:
-    env = GymnasiumEnv()
-    starts, walks = set(), set()
-    for episode in range(10):
-        starts.add(messages_digest(env.reset(5, episode)))
-        results = play(env, [1] * 4, task=5, episode=episode)
-        walks.add(tuple(str(result.observation) for result in results))
-    assert len(starts) == 1
-    assert len(walks) > 3
-
-
 def test_blackjack_deals_the_same_hand_and_other_cards_after_it() -> None:
     env = GymnasiumEnv(env="Blackjack-v1", to_action=("Stick", "Hit"))
     hands = {messages_digest(env.reset(task)) for task in range(30)}

@@ -13,8 +13,8 @@ import pytest
 
 from moored.envs import format_reply
 from moored.envs.adapters import TextArena
-from moored.envs.adapters.textarena_opponents import choose_move
 from moored.envs.adapters.textarena_oracles import place_mark
+from moored.envs.adapters.textarena_worker import choose_move
 from moored.envs.base import SPLIT_SEEDS
 from moored.envs.check.rules import RULES
 from moored.envs.check.runner import check_env

@@ -220,7 +220,7 @@ def test_tasks_that_need_a_runtime_are_refused() -> None:
         ({"id": "no-such-v1"}, "no-such-v1 cannot be loaded: ModuleNotFoundError"),
         ({"id": "adder-v1", "config": {"largest": "many"}}, "adder-v1 cannot be loaded"),
         ({"id": "adder-v1", "config": {"largest": 0}}, "adder-v1 has no tasks"),
-        ({"id": "adder-v1", "max_tasks": 0}, "max_tasks must be at least 1"),
+        ({"id": "adder-v1", "max_tasks": 0}, "max_tasks"),
         ({}, "needs the option 'id'"),
     ],
 )
