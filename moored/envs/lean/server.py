@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +19,6 @@ RETRY_WAITS_S = (0.2, 1.0)
 """Pauses before code is sent again to a server that was not reached or had no free process."""
 HTTP_GRACE_S = 10.0
 """How much longer than Lean may run the server may take to answer."""
-SEVERITIES = ("trace", "info", "warning", "error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,43 +93,28 @@ class LeanServer(Resource):
         raise AssertionError("the last attempt returns or raises")
 
 
-def read_report(answer: object) -> LeanReport:
+def read_report(answer: Any) -> LeanReport:
     """The report of the one piece of code that was sent."""
-    results = _mapping(answer).get("results")
-    if not isinstance(results, list) or len(results) != 1:
-        raise EnvError(f"lean: the server must give one result, got {answer!r:.80}")
-    result = _mapping(results[0])
-    problem = result.get("error")
-    if problem:
-        if "timed out" in str(problem):
-            return LeanReport(has_timed_out=True)
-        raise EnvError(f"lean: the server says: {problem!s:.200}")
-    response = _mapping(result.get("response"))
-    if "message" in response:
-        raise EnvError(f"lean: Lean's process says: {response['message']!s:.200}")
-    if "messages" not in response and "env" not in response:
-        raise EnvError(f"lean: an answer of Lean was expected, got {response!r:.80}")
-    messages = tuple(_message(item) for item in _items(response, "messages"))
-    return LeanReport(messages, num_sorries=len(_items(response, "sorries")))
+    try:
+        (result,) = answer["results"]
+        problem = result.get("error")
+        if problem:
+            if "timed out" in str(problem):
+                return LeanReport(has_timed_out=True)
+            raise EnvError(f"lean: the server says: {problem!s:.200}")
+        response = result["response"]
+        if "message" in response:
+            raise EnvError(f"lean: Lean's process says: {response['message']!s:.200}")
+        if "messages" not in response and "env" not in response:
+            raise KeyError("messages")
+        messages = tuple(map(_read_message, response.get("messages") or ()))
+        return LeanReport(messages, num_sorries=len(response.get("sorries") or ()))
+    except EnvError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise EnvError(f"lean: an answer of Lean was expected, got {answer!r:.120}") from error
 
 
-def _items(response: Mapping[str, Any], name: str) -> Sequence[object]:
-    found = response.get(name) or []
-    if not isinstance(found, list):
-        raise EnvError(f"lean: {name} must be a list, got {found!r:.80}")
-    return found
-
-
-def _message(item: object) -> LeanMessage:
-    fields = _mapping(item)
-    severity, position = fields.get("severity"), fields.get("pos")
-    line = position.get("line", 0) if isinstance(position, Mapping) else 0
-    if severity not in SEVERITIES or not isinstance(line, int):
-        raise EnvError(f"lean: a message of Lean was expected, got {item!r:.80}")
-    return LeanMessage(severity, encodable(str(fields.get("data", ""))), line)
-
-
-def _mapping(data: object) -> Mapping[str, Any]:
-    if not isinstance(data, Mapping):
-        raise EnvError(f"lean: a JSON object was expected, got {data!r:.80}")
-    return data
+def _read_message(fields: Any) -> LeanMessage:
+    line = (fields.get("pos") or {}).get("line", 0)
+    return LeanMessage(fields["severity"], encodable(str(fields.get("data", ""))), int(line))
