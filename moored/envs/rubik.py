@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Unpack
 
+from moored.envs.base import read_range
 from moored.envs.game import Game, Limits, Outcome
 from moored.envs.teaching import fill
-from moored.errors import EnvError
 
 MOVE_REWARD = -0.1
 SOLVED_REWARD = 10.0
@@ -93,16 +93,9 @@ class Rubik(Game[Scramble]):
         **limits: Unpack[Limits],
     ) -> None:
         super().__init__(**limits)
-        bounds = tuple(depth) if isinstance(depth, Sequence) else (depth, depth)
         most = min(MAX_DEPTH, self.action_budget)
-        is_pair = len(bounds) == 2 and all(isinstance(bound, int) for bound in bounds)
-        if not is_pair or not 1 <= bounds[0] <= bounds[1] <= most:
-            raise EnvError(
-                f"rubik: depth must be a number or a (fewest, most) pair within 1 to {most} "
-                f"({MAX_DEPTH} at most, and an episode holds {self.action_budget} actions), "
-                f"got {depth!r}; lower depth or raise the limits"
-            )
-        self.depth = bounds
+        option = f"rubik: depth (an episode holds {self.action_budget} actions)"
+        self.depth = read_range(option, depth, 1, most)
 
     def rules(self) -> str:
         return (
@@ -122,7 +115,8 @@ class Rubik(Game[Scramble]):
     def make_task(self, rng: random.Random) -> Scramble:
         depth = rng.randint(*self.depth)
         while True:
-            cube = rng.choice(_table().layers[min(depth, TABLE_RADIUS)])
+            layers, _ = _table()
+            cube = rng.choice(layers[min(depth, TABLE_RADIUS)])
             for _ in range(depth - TABLE_RADIUS):
                 cube = cube.translate(TURNS[rng.choice(self.actions)])
             if len(solve(cube)) == depth:
@@ -184,7 +178,7 @@ def solve(cube: bytes) -> list[str]:
     Searches outwards until it meets the table of positions near the solved one. The first meeting
     is on the table's rim, so no shorter way exists.
     """
-    near = _table().last_turn
+    _, near = _table()
     last_turn, frontier = {cube: ""}, [cube]
     while not (meetings := [position for position in frontier if position in near]):
         frontier = _expand(frontier, last_turn)
@@ -192,22 +186,15 @@ def solve(cube: bytes) -> list[str]:
     return there + [INVERSE[name] for name in reversed(back)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """The positions up to TABLE_RADIUS quarter turns from solved."""
-
-    layers: list[list[bytes]]
-    """Positions by distance."""
-    last_turn: dict[bytes, str]
-    """The turn that reaches a position on a shortest way out; empty for the solved cube."""
-
-
 @functools.cache
-def _table() -> _Table:
+def _table() -> tuple[list[list[bytes]], dict[bytes, str]]:
+    """The positions up to TABLE_RADIUS quarter turns from solved, by distance; and the turn that
+    reaches each on a shortest way out, empty for the solved cube.
+    """
     layers, last_turn = [[SOLVED]], {SOLVED: ""}
     for _ in range(TABLE_RADIUS):
         layers.append(_expand(layers[-1], last_turn))
-    return _Table(layers, last_turn)
+    return layers, last_turn
 
 
 def _expand(frontier: list[bytes], last_turn: dict[bytes, str]) -> list[bytes]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import ClassVar, Unpack
 
+from moored.envs.base import read_range
 from moored.envs.game import Game, Limits, Outcome
 from moored.envs.teaching import fill
 from moored.errors import EnvError
@@ -59,17 +60,10 @@ class Sudoku(Game[Puzzle]):
         super().__init__(**limits)
         if size not in MAX_BLANKS:
             raise EnvError(f"sudoku: size must be 4 or 9, got {size!r}")
-        bounds = tuple(blanks) if isinstance(blanks, Sequence) else (blanks, blanks)
         most = min(MAX_BLANKS[size], self.action_budget)
-        is_pair = len(bounds) == 2 and all(isinstance(bound, int) for bound in bounds)
-        if not is_pair or not 1 <= bounds[0] <= bounds[1] <= most:
-            raise EnvError(
-                f"sudoku: blanks must be a number or a (fewest, most) pair within 1 to {most} "
-                f"(size {size} allows {MAX_BLANKS[size]}, an episode holds {self.action_budget} "
-                f"actions), got {blanks!r}; lower blanks or raise the limits"
-            )
+        room = f"size {size} allows {MAX_BLANKS[size]}, an episode holds {self.action_budget}"
         self.size = size
-        self.blanks = bounds
+        self.blanks = read_range(f"sudoku: blanks ({room} actions)", blanks, 1, most)
 
     @property
     def actions(self) -> tuple[str, ...]:

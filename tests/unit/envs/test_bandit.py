@@ -75,13 +75,6 @@ def test_episodes_of_equal_number_are_independent_between_tasks():
     assert 30 < sum(paid) < 70
 
 
-def test_it_is_stochastic_only_where_the_risky_arm_is():
-    assert Bandit().is_stochastic
-    assert not Bandit(risky_probability=1).is_stochastic
-    assert not Bandit(risky_probability=0).is_stochastic
-    assert not Bandit(risky_reward=0).is_stochastic
-
-
 def test_each_task_shows_one_steady_and_one_daring_name_in_either_order():
     env = Bandit()
     pairs = [arms_of(env, seed) for seed in range(400)]

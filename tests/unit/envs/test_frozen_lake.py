@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from typing import Any
 
 import gymnasium
@@ -74,14 +73,6 @@ def test_a_hole_ends_the_game_without_reward():
         env.step(say("Up"))
 
 
-def test_actions_after_the_end_of_the_game_are_not_played():
-    env = FrozenLake(map=["SHG"], slip=0)
-    env.reset(0)
-    result = env.step(say("Right", "Right"))
-    assert (result.reward, result.success) == (0, False)
-    assert result.metrics == {"num_actions": 1, "num_effective_actions": 1}
-
-
 def test_walking_against_the_edge_stays_in_place_and_counts_as_an_action():
     env = FrozenLake(map=SMALL, slip=0)
     env.reset(0)
@@ -129,11 +120,6 @@ def assert_same_transitions(lake: Lake, slip: float, table: dict) -> None:
 def test_transition_probabilities_are_gymnasiums(rows: list[str], slip: float):
     table = gym_lake(rows, is_slippery=True, success_rate=1 - slip).P
     assert_same_transitions(Lake.from_rows(rows), slip, table)
-
-
-def test_slip_two_thirds_is_gymnasiums_slippery_lake():
-    table = gym_lake(MAPS["4x4"], is_slippery=True).P
-    assert_same_transitions(Lake.from_rows(MAPS["4x4"]), 2 / 3, table)
 
 
 # Slips
@@ -186,11 +172,6 @@ def test_slips_of_equal_episodes_are_independent_between_tasks():
         env.step(say("Right"))
         cells.append(env._cell)
     assert 160 < cells.count(5) < 240
-
-
-def test_it_is_stochastic_only_where_the_ice_is_slippery():
-    assert FrozenLake().is_stochastic
-    assert not FrozenLake(slip=0).is_stochastic
 
 
 # Drawn maps
@@ -267,19 +248,6 @@ def test_a_map_may_be_oblong_and_hold_several_goals():
 def test_unusable_options_are_named_with_what_was_given(options: dict, complaint: str):
     with pytest.raises(EnvError, match=complaint):
         FrozenLake(**options)
-
-
-def test_the_prompt_states_the_options_in_force():
-    env = FrozenLake(map=SMALL, slip=0.3, max_turns=7, max_actions=12, max_actions_per_turn=3)
-    system, user = (message.text for message in env.reset(0))
-    assert "probability 0.3" in system
-    assert "Actions: Left, Down, Right, Up." in system
-    assert "at most 3 a turn" in system
-    assert "at most 12 in all" in system
-    assert "at most 7 turns" in system
-    assert "Turn 1 of 7" in user
-    assert "Actions left: 12" in user
-    assert "not slippery" in FrozenLake(map=SMALL, slip=0).reset(0)[0].text
 
 
 def test_each_view_explains_exactly_what_it_shows():
@@ -399,38 +367,3 @@ def test_the_oracle_always_names_an_action_while_the_game_lasts():
 
 
 # Replies
-
-
-@pytest.mark.parametrize(
-    "reply",
-    [
-        "",
-        "Right",
-        "<answer>Right</answer>",
-        say("Right", "Jump"),
-        say("Right", ""),
-        say("Ｒight"),
-        say("Right") * 2,
-        "<think>" * 150_000,
-        say(*["Right"] * 100_000),
-        format_reply("x" * 1_000_000, "y" * 1_000_000),
-    ],
-)
-def test_malformed_replies_cost_the_penalty_and_a_turn_and_move_nothing(reply: str):
-    env = FrozenLake(map=SMALL, slip=1, format_penalty=-0.25)
-    env.reset(0)
-    before = env._noise.getstate()
-    began = time.process_time()
-    result = env.step(reply)
-    assert time.process_time() - began < 1.0
-    assert (result.is_valid, result.reward, result.is_over) == (False, -0.25, False)
-    assert board(result.observation) == "P__\n_O_\n__G"
-    assert "Turn 2 of 5" in str(result.observation)
-    assert env._noise.getstate() == before
-
-
-def test_surplus_actions_of_a_turn_are_not_played():
-    env = FrozenLake(map=["SFFFG"], slip=0)
-    env.reset(0)
-    result = env.step(say("right", "RIGHT", "Right", "Right"))
-    assert board(result.observation) == "__P_G"

@@ -33,12 +33,6 @@ def test_sokoban_states_places_and_the_way_of_its_box(view):
     assert said.endswith("Down 1, Left 1.")
 
 
-def test_several_boxes_are_listed_without_a_way():
-    said = facts(make_env("sokoban", level=["######", "#PXO_#", "#_X√_#", "#__O_#", "######"]))
-    places = "boxes at (1, 2), (2, 2), (2, 3), targets at (1, 3), (2, 3), (3, 3)."
-    assert said.endswith(places)
-
-
 def test_frozen_lake_names_player_goal_and_holes():
     said = facts(make_env("frozen_lake", map=LAKE))
     assert "at (1, 0), goal at (2, 3), holes at (0, 3), (2, 2). " in said

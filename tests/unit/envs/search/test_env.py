@@ -157,18 +157,6 @@ def test_the_oracle_solves_every_made_question_and_needs_a_search(split):
             assert result.success and num_turns >= 2
 
 
-def test_two_hop_questions_take_the_oracle_three_turns():
-    with open_env("search", num_hops=2) as env:
-        turns = []
-        for seed in range(50):
-            env.reset(seed)
-            turns.append(1)
-            while not env.step(format_reply("", env.oracle())).is_over:
-                turns[-1] += 1
-        # A passage may be found by chance before its turn.
-        assert sorted(turns)[len(turns) // 2] == 3
-
-
 def test_environments_with_equal_options_share_one_index():
     resources = SharedResources()
     first, second, third = make_env("search"), make_env("search"), make_env("search", world_seed=1)
@@ -200,14 +188,6 @@ def test_reasoning_quotes_the_sentence_that_leads_to_the_answer(env):
     assert env.reasoning("finish[Kirham]", rng) in {
         f"Edda Calbach was born in Kirham. {so} Kirham." for so in ("So the answer is", "That is")
     }
-
-
-def test_a_guess_is_an_action_with_words_of_the_question(env):
-    for seed in range(20):
-        kind, _, rest = env.guess(random.Random(seed)).partition("[")
-        assert kind in ("search", "finish")
-        assert rest.removesuffix("]") in QUESTION["question"]
-    assert act(env, env.guess(random.Random(0))).is_valid
 
 
 def test_a_search_without_an_open_retriever_says_how_to_get_one():

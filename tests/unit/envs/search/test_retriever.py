@@ -49,13 +49,6 @@ def test_among_equal_scores_the_earlier_passage_comes_first(tmp_path):
     assert titles(index, "same", 7) == ["T0", "T1", "T2", "T3", "T4", "T5", "T6"]
 
 
-def test_scores_fall(tmp_path):
-    index = opened(tmp_path, "a river", "a river and a river", "no water")
-    (hits,) = index.search(["river"], 5)
-    scores = [hit.score for hit in hits]
-    assert len(scores) == 2 and scores == sorted(scores, reverse=True)
-
-
 @pytest.mark.parametrize(
     "query", ["", "?!", "*", "[a TO z]", "title:town", "a AND", '"', "(((", "/.*/", "~2", "town^9"]
 )

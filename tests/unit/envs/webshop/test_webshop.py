@@ -150,13 +150,6 @@ def test_a_search_shows_ten_products_a_page_and_fifty_in_all() -> None:
     assert env.walk.buttons(env.visit) == ["Back to Search", "< Prev"]
 
 
-def test_a_search_without_results_says_so() -> None:
-    env = opened()
-    result = act(env, "search[qwxyz]")
-    assert "No results for 'qwxyz'." in str(result.observation)
-    assert env.walk.buttons(env.visit) == ["Back to Search"]
-
-
 def test_a_product_page_leads_to_its_sub_pages_and_back() -> None:
     env = at_goal_product(max_turns=20)
     product = env.walk.product(env.visit)
