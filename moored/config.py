@@ -208,7 +208,7 @@ class GradientsConfig(Section):
     every: int = Field(default=0, ge=0)
     """Steps between measurements, the first step included; 0 turns them off."""
     num_buckets: int = Field(default=6, ge=1)
-    """Buckets of equal numbers of groups, by reward variance."""
+    """Buckets of equal numbers of groups, by reward variance; at most one for each group."""
     params: typing.Literal["all", "lora", "last-block"] = "all"
     """Which weights: all that are trained, LoRA's, or those of the last block (cheap)."""
 
@@ -345,14 +345,12 @@ class Config(Options):
         return self
 
     @model_validator(mode="after")
-    def _gradients_can_be_measured(self) -> Config:
-        chosen, num_groups = self.gradients, self.rollout.num_groups
-        if chosen.every and num_groups < chosen.num_buckets:
-            raise ValueError(
-                f"rollout.num_groups = {num_groups} groups do not fill gradients.num_buckets = "
-                f"{chosen.num_buckets} buckets; raise the one or lower the other"
-            )
-        if chosen.every and chosen.params == "lora" and not self.optimizer.lora_rank:
+    def _measured_weights_exist(self) -> Config:
+        if (
+            self.gradients.every
+            and self.gradients.params == "lora"
+            and not self.optimizer.lora_rank
+        ):
             raise ValueError("gradients.params = lora needs optimizer.lora_rank above 0")
         return self
 

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from moored.config import dump_config, load_config
-from moored.errors import ConfigError, MooredError
+from moored.config import dump_config
+from moored.errors import MooredError
 from moored.runlog.log import read_records
 from moored.train import build_run, resume, start, train
 from tests.e2e.toys import HERE, toy_config, weights_of
@@ -156,14 +156,6 @@ def test_bad_input_is_refused_in_one_sentence_before_torch_is_asked(a_run, here,
     shutil.rmtree(a_run / "checkpoints")
     assert "has no checkpoint yet" in here("gradients", a_run, expect=2)
     assert sorted(f.name for f in a_run.iterdir()) == [n for n in before if n != "checkpoints"]
-
-
-def test_a_schedule_that_cannot_be_met_is_refused_with_the_configuration():
-    with pytest.raises(ConfigError, match=r"8 groups do not fill gradients\.num_buckets = 9"):
-        load_config({}, ["gradients.every=50", "gradients.num_buckets=9"])
-    with pytest.raises(ConfigError, match=r"optimizer\.lora_rank is 0; choose all or last-block"):
-        load_config({}, ["gradients.every=50", "gradients.params=lora"])
-    load_config({}, ["gradients.num_buckets=9"])
 
 
 def test_an_engine_without_gradients_is_refused_before_the_first_step(

@@ -85,7 +85,6 @@ def test_groups_of_one_are_refused_where_something_compares_them():
         (["filter.value=2"], "share of the total"),
         (["filter.rule=top_k", "filter.value=4"], "top_k_count"),
         (["algorithm.importance_cap=2"], "old_logprobs=learner"),
-        (["gradients.every=1", "rollout.num_groups=5"], "num_buckets"),
         (["gradients.every=1", "gradients.params=lora"], "lora_rank"),
     ],
 )
