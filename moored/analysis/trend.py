@@ -55,8 +55,16 @@ class Trend:
         )
 
 
-def trend_of(steps_S: np.ndarray, rv_S: np.ndarray, kept_S: np.ndarray, *, seed: int = 0) -> Trend:
-    """From one mean of RV and one kept share per step, steps in order."""
+def trend_of(
+    rv_P: np.ndarray, steps_P: np.ndarray, kept_P: np.ndarray, *, seed: int = 0
+) -> Trend | None:
+    """How the RV of groups, and the share that a filter keeps, change over their steps."""
+    steps_S = np.unique(steps_P)
+    if len(steps_S) < MIN_TREND_STEPS:
+        return None
+    members = [steps_P == step for step in steps_S]
+    rv_S = np.array([rv_P[member].mean() for member in members])
+    kept_S = np.array([kept_P[member].mean() for member in members])
     third = max(1, len(steps_S) // 3)
     early, late = slice(0, third), slice(-third, None)
     return Trend(

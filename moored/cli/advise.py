@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moored.cli.console import make_console, print_line
+from moored.cli.console import counted, make_console, print_line
 from moored.cli.json_output import print_json
 from moored.cli.options import (
     AsJson,
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from moored.algo.snr import OutcomeFree
     from moored.analysis.advice import BatchAdvice, Histogram
     from moored.analysis.rewards import RewardGroups
 
@@ -93,7 +92,7 @@ def _example_prompts(advice: BatchAdvice, batch: RewardGroups, num: int) -> dict
 
     found = {}
     for cause in CAUSES:
-        texts = (" ".join(batch.prompts[i].split()) for i in getattr(advice.triage, cause))
+        texts = (" ".join(batch.prompts[i].split()) for i in getattr(advice.plain.triage, cause))
         found[cause] = list(dict.fromkeys(text for text in texts if text not in ("", "…")))[:num]
     return found
 
@@ -102,18 +101,18 @@ def _as_dict(advice: BatchAdvice, batch: RewardGroups, examples: int) -> dict[st
     from moored.algo.causes import CAUSES
 
     prompts = _example_prompts(advice, batch, examples)
-    settings, trend, free = advice.settings, advice.trend, advice.outcome_free
+    settings, trend, free = advice.settings, advice.trend, advice.plain.outcome_free
     return {
         "num_groups": advice.num_groups,
         "num_steps": advice.num_steps,
         "num_trajectories": len(batch.rewards),
         "group_sizes": list(advice.group_sizes),
-        "rv_mean": advice.rv.mean,
-        "rv_std": advice.rv.std,
-        "std_over_mean": advice.rv.std_over_mean,
-        "std_over_mean_interval": list(advice.std_over_mean_interval),
+        "rv_mean": advice.plain.rv.mean,
+        "rv_std": advice.plain.rv.std,
+        "std_over_mean": advice.plain.rv.std_over_mean,
+        "std_over_mean_interval": list(advice.plain.std_over_mean_interval),
         "outcome_free": None if free is None else {**asdict(free), "share": free.share},
-        "groups_needed": advice.groups_needed,
+        "groups_needed": advice.plain.groups_needed,
         "histogram": {
             "num_zero": advice.histogram.num_zero,
             "edges": advice.histogram.edges.tolist(),
@@ -122,13 +121,13 @@ def _as_dict(advice: BatchAdvice, batch: RewardGroups, examples: int) -> dict[st
         "effects": [asdict(effect) for effect in advice.effects],
         "causes": {
             cause: {
-                "num_groups": len(getattr(advice.triage, cause)),
-                "share": advice.triage.share(cause),
+                "num_groups": len(getattr(advice.plain.triage, cause)),
+                "share": advice.plain.triage.share(cause),
                 "prompts": prompts[cause],
             }
             for cause in CAUSES
         },
-        "recommendation": advice.recommendation.value,
+        "recommendation": advice.plain.recommendation.value,
         "headline": advice.headline,
         "settings": None if settings is None else asdict(settings),
         "reasons": list(advice.reasons),
@@ -141,18 +140,30 @@ def _show(console: Console, advice: BatchAdvice, batch: RewardGroups, examples: 
     from rich.padding import Padding
 
     console.print(advice.headline, style="bold")
-    console.print(_sizes(advice, batch))
+    smallest, largest = advice.group_sizes
+    size = f"{largest}" if smallest == largest else f"{smallest} to {largest}"
+    groups = f"{advice.num_groups:,} groups of {size}, {counted(advice.num_steps, 'step')}"
+    console.print(f"{len(batch.rewards):,} trajectories, {groups}")
     for note in batch.notes:
         print_line(console, f"note: {note}", style="yellow")
     console.print("\nReward variance of a group", style="bold")
     for line in _bars(advice.histogram, console.width):
         console.print(line)
-    low, high = advice.std_over_mean_interval
+    low, high = advice.plain.std_over_mean_interval
     console.print(
-        f"Std/Mean {advice.rv.std_over_mean:.2f} (95% interval {low:.2f} to {high:.2f}). RAGEN-2: "
-        f"filtering helped at 1.16 and 1.29, and cost points at 0.33."
+        f"Std/Mean {advice.plain.rv.std_over_mean:.2f} (95% interval {low:.2f} to {high:.2f}). "
+        f"RAGEN-2: filtering helped at 1.16 and 1.29, and cost points at 0.33."
     )
-    console.print(_share_line(advice.outcome_free))
+    free = advice.plain.outcome_free
+    if free is None:
+        known = "unknown: it needs a column of successes, or --success-reward."
+    else:
+        (low, high), divided = free.interval, "divided" if free.divides else "not divided"
+        known = (
+            f"{free.divided:.2f} with division by the group's std, {free.plain:.2f} without "
+            f"(95% interval {low:.2f} to {high:.2f}, {divided} by the group's std)."
+        )
+    console.print(f"Outcome-free share {known}")
     console.print(_effects_table(advice))
     console.print("Groups that vary little", style="bold")
     _show_causes(console, advice, batch, examples)
@@ -173,24 +184,6 @@ def _show(console: Console, advice: BatchAdvice, batch: RewardGroups, examples: 
             if console.is_terminal
             else f"  · {reason}"
         )
-
-
-def _share_line(free: OutcomeFree | None) -> str:
-    if free is None:
-        return "Outcome-free share unknown: it needs a column of successes, or --success-reward."
-    low, high = free.interval
-    of = "divided by the group's std" if free.divides else "not divided by the group's std"
-    return (
-        f"Outcome-free share {free.divided:.2f} with division by the group's std, {free.plain:.2f} "
-        f"without (95% interval {low:.2f} to {high:.2f}, {of})."
-    )
-
-
-def _sizes(advice: BatchAdvice, batch: RewardGroups) -> str:
-    smallest, largest = advice.group_sizes
-    size = f"{largest}" if smallest == largest else f"{smallest} to {largest}"
-    steps = "1 step" if advice.num_steps == 1 else f"{advice.num_steps} steps"
-    return f"{len(batch.rewards):,} trajectories, {advice.num_groups:,} groups of {size}, {steps}"
 
 
 def _bars(histogram: Histogram, width: int) -> list[str]:
@@ -234,14 +227,14 @@ def _show_causes(console: Console, advice: BatchAdvice, batch: RewardGroups, num
     prompts = _example_prompts(advice, batch, num)
     always = ("too_easy", "too_hard", "reward_blind")
     for cause in CAUSES:
-        count = len(getattr(advice.triage, cause))
+        count = len(getattr(advice.plain.triage, cause))
         if count or cause in always:
             name = "reward-blind" if cause == "reward_blind" else cause.replace("_", " ")
             unknown = cause == "reward_blind" and batch.behaviours is None
             share = (
                 "unknown, the file has no responses"
                 if unknown
-                else f"{count} ({advice.triage.share(cause):.0%})"
+                else f"{count} ({advice.plain.triage.share(cause):.0%})"
             )
             console.print(f"  {name:<13}{share}")
         for prompt in prompts[cause]:

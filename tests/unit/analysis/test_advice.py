@@ -60,7 +60,7 @@ def test_without_steps_all_groups_are_one_batch():
 
 def test_groups_with_the_same_signal_are_told_from_those_without_by_nonzero():
     advice = advise_steps([MIDDLE] * 3 + [FAIL] * 9)
-    assert advice.recommendation is Recommendation.FILTER
+    assert advice.plain.recommendation is Recommendation.FILTER
     assert advice.settings == FilterSettings(rule="nonzero", value=0.0, eps=0.0)
     assert "Std/Mean 0.00 among the 24 of them" in advice.reasons[1]
     # 3 of 12 groups a step are few, and 4 times the rollouts would fill the batch.
@@ -108,7 +108,7 @@ OUTCOMES = {"success": [1, 0] + [0, 0] * 7}
 def test_rare_successes_are_a_case_for_the_filter_however_few_groups_hold_one():
     # One of eight groups a step: 7/8 of the push is about the price of moves.
     advice = advise_steps([SOLVED] + [LOST] * 7, success=OUTCOMES["success"] * 8)
-    assert advice.recommendation is Recommendation.FILTER
+    assert advice.plain.recommendation is Recommendation.FILTER
     assert advice.headline.startswith(
         "Filter, or do not divide advantages by the group's std: nonzero keeps 12% of the groups"
     )
@@ -123,14 +123,14 @@ def test_rare_successes_are_a_case_for_the_filter_however_few_groups_hold_one():
 def test_a_run_that_does_not_divide_is_not_told_to_leave_out_the_division():
     options = {"success": OUTCOMES["success"] * 8, "divides": False}
     advice = advise_steps([SOLVED] + [LOST] * 7, **options)
-    assert advice.recommendation is Recommendation.FILTER  # by the spread: Std/Mean 2.65
+    assert advice.plain.recommendation is Recommendation.FILTER  # by the spread: Std/Mean 2.65
     assert advice.headline.startswith("Filter: nonzero keeps 12%")
     assert "dr_grpo" not in " ".join(advice.reasons)
 
 
 def test_a_batch_without_any_success_asks_for_other_tasks_and_names_no_filter():
     advice = advise_rows([LOST] * 10, success=[0, 0] * 10)
-    assert advice.recommendation is Recommendation.CHANGE_TASKS
+    assert advice.plain.recommendation is Recommendation.CHANGE_TASKS
     assert advice.headline == (
         "Change the tasks first: none of 10 groups holds both a success and a failure"
     )
@@ -161,7 +161,7 @@ def test_the_headline_is_the_recommendation_in_one_sentence(rows, headline):
 
 def test_even_variance_gets_no_filter_but_zeros_may_go():
     advice = advise_rows([MIDDLE] * 9 + [FAIL])  # Std/Mean = sqrt(0.1 / 0.9) = 1/3
-    assert advice.recommendation is Recommendation.NO_FILTER
+    assert advice.plain.recommendation is Recommendation.NO_FILTER
     assert advice.settings is None
     assert "drops the 1 of 10 groups" in advice.reasons[1]
 
@@ -179,12 +179,12 @@ def test_most_groups_succeeding_asks_for_harder_tasks():
 def test_reward_blind_groups_come_before_any_filter():
     rows = [[0.5, 0.5]] * 4 + [[1, 0]] * 2
     advice = advise_rows(rows, behaviours=["a", "b"] * 6)
-    assert advice.recommendation is Recommendation.FIX_REWARD
-    assert advice.triage.share("reward_blind") == pytest.approx(4 / 6)
+    assert advice.plain.recommendation is Recommendation.FIX_REWARD
+    assert advice.plain.triage.share("reward_blind") == pytest.approx(4 / 6)
 
 
 def test_one_group_is_too_few():
-    assert advise_rows([MIDDLE]).recommendation is Recommendation.CANNOT_TELL
+    assert advise_rows([MIDDLE]).plain.recommendation is Recommendation.CANNOT_TELL
 
 
 def test_missing_rewards_do_not_count_in_group_sizes():
