@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 from collections import Counter
 
 import pytest
@@ -131,37 +130,24 @@ def test_an_environment_without_an_oracle_is_refused():
         OracleSource(
             [EnvConfig(name="tests.unit.sft.lessons:Mute")], [TraceMix()], num_held_out=0, seed=0
         )
-    assert str(caught.value) == (
-        "environment 'tests.unit.sft.lessons:Mute' has no oracle to learn from (mute: no good "
-        "answer is known); give dialogues=FILE, or choose an environment that has one"
-    )
+    assert "lessons:Mute" in str(caught.value) and "dialogues=FILE" in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("at", "why"),
-    [
-        ("reset", "SystemExit at lessons.py:{}: the licence has expired"),
-        ("oracle", "KeyError at lessons.py:{}: 'board'"),
-    ],
+    [("reset", r"SystemExit at lessons\.py"), ("oracle", r"KeyError at lessons\.py")],
 )
 def test_an_environment_that_fails_in_its_first_task_is_named(at, why):
     spec = EnvConfig(name="tests.unit.sft.lessons:Failing", options={"at": at})
-    with pytest.raises(EnvError) as caught:
+    with pytest.raises(EnvError, match=rf"lessons:Failing raised {why}"):
         OracleSource([spec], [TraceMix()], num_held_out=0, seed=0)
-    said = re.sub(r":\d+:", ":{}:", str(caught.value))
-    assert said == f"tests.unit.sft.lessons:Failing raised {why}"
 
 
 def test_an_environment_that_fails_is_named_with_its_task():
     spec = EnvConfig(name="tests.unit.sft.lessons:Broken", options={"max_turns": 2})
     source = OracleSource([spec], [TraceMix()], num_held_out=0, seed=0)
-    with pytest.raises(EnvError) as caught:
+    with pytest.raises(EnvError, match=r"lessons:Broken' .* task \d+: RuntimeError"):
         source.train(0)
-    assert re.fullmatch(
-        r"environment 'tests.unit.sft.lessons:Broken' failed while its oracle played task \d+: "
-        r"RuntimeError: the board is gone",
-        str(caught.value),
-    )
 
 
 def probe(name: str, traces: TraceMix = GROUNDED, **options) -> list[str]:
@@ -196,8 +182,8 @@ def test_an_oracle_that_is_any_good_is_not_warned_of(name):
 def test_an_oracle_that_teaches_nothing_is_warned_of():
     name = "tests.unit.sft.lessons:Useless"
     (wrong,), (invalid,) = probe(name), probe(name, answer="E")
-    assert wrong.startswith(f"the oracle of environment {name!r} earned nothing in all 8 tasks")
-    assert "wrote replies that the environment calls invalid in all 8 tasks" in invalid
+    assert name in wrong and "earned nothing in all 8 tasks" in wrong
+    assert name in invalid and "invalid in all 8 tasks" in invalid
     # Without a guess, the oracle answers in plain replies too.
     assert probe(name, TraceMix(grounded=0.0)) == [wrong]
 

@@ -87,10 +87,7 @@ def test_empty_steps_count_only_in_a_row():
 def test_a_run_without_signal_is_told_to_learn_the_form_first_only_where_replies_are_malformed():
     config = load_config({"filter": {"max_empty_steps": 1}})
     reason = stops_at(config, [(0.0, True, None)], validity=0.04)[1]
-    assert reason.startswith(
-        "1 step had no group with reward variance to train on: 4% of the turns"
-    )
-    assert "moored sft" in reason
+    assert "4% of the turns" in reason and "moored sft" in reason
     reason = stops_at(config, [(0.0, True, None)], validity=0.9)[1]
     assert "easier tasks" in reason and "moored sft" not in reason
 
@@ -110,7 +107,7 @@ def test_an_alarm_stops_a_run_only_where_that_is_asked_for_and_stops_it_again_wh
     assert stop_reason(asks, state) == ""
     take_step(asks, state, metrics, alarm)
     resumed = LoopState(**asdict(state))
-    assert stop_reason(asks, resumed).startswith("the collapse alarm went off at step 7: ")
+    assert "alarm went off at step 7" in stop_reason(asks, resumed)
     assert stop_reason(goes_on, resumed) == ""
 
 
@@ -130,7 +127,7 @@ def warned_after(shares: Sequence[float], *overrides: str) -> tuple[int, str]:
 def test_mostly_outcome_free_updates_are_told_after_the_first_ten_of_them():
     step, text = warned_after([0.9, 0.4] * 10)
     assert step == 10
-    assert text.startswith("65% of the push of the first 10 updates came from groups that held no")
+    assert text.startswith("65%") and "first 10 updates" in text
     assert warned_after([0.9, 0.05] * 10) == (0, "")  # mean 0.475
     # Steps that trained on nothing do not count.
     assert warned_after([math.nan, 0.7] * 12)[0] == 20
