@@ -8,7 +8,8 @@
 `kills`: for each kind of process (replica, env_actor, learner, driver, node) one run in which it is
 killed with SIGKILL `--times` times, each at a random moment a few steps after it has come back.
 Then the same steps without a kill, with environments in the driver: metrics have to be equal, and
-every kill has to be in `events.jsonl`. With `--publish direct` weights go straight to replicas in
+every kill has to be in `events.jsonl`. Only an env_actor takes episodes with it: as many have to
+end in an error as its events name. With `--publish direct` weights go straight to replicas in
 the runs with kills, and through the store in those without.
 `toy` is the engine of `toy_cluster.py` with two replicas; `nano` the embedded model with one, since
 replies of several are equal up to rounding only. `overlap`: seconds of a step whose rollout and
@@ -125,7 +126,7 @@ def kill_one(kind: str, run: Run, nodes: Nodes, rng: random.Random) -> None:
         os.kill(seat.about.pid, signal.SIGKILL)
     elif kind == "env_actor":
         pool: Any = run.pool
-        os.kill(rng.choice(pool.actors.seats).about.pid, signal.SIGKILL)
+        os.kill(rng.choice(pool.actors).about.pid, signal.SIGKILL)
     elif kind == "learner":
         os.kill(rng.choice(engine.learner.team.pids), signal.SIGKILL)
     else:
@@ -185,7 +186,7 @@ def run_with_kills(
         # A kill between two calls is noticed with the next one.
         noticed = counts[LOST.get(kind, "replica_lost")] + counts["learner_lost"] * (kind == "node")
         pool: Any = run.pool
-        seats = [*engine.sampler.seats, *(pool.actors.seats if kind == "env_actor" else ())]
+        seats = [*engine.sampler.seats, *(pool.actors if kind == "env_actor" else ())]
         return killer.on_step(all(seat.is_up for seat in seats) and noticed >= killer.num_kills)
 
     try:
@@ -258,7 +259,7 @@ def measure_kills(engine: str, kind: str, times: int, publish: str) -> dict[str,
         "events": dict(Counter(str(record["kind"]) for record in events)),
         "episodes_lost": sum(int(r.get("episodes_lost", 0)) for r in events),  # pyright: ignore
         "replies_again": sum(int(r.get("replies_again", 0)) for r in events),  # pyright: ignore
-        "episodes_again": sum(int(r.get("episodes_again", 0)) for r in events),  # pyright: ignore
+        "episodes_with_error": sum(int(r["rollout/error_count"]) for r in metrics),  # pyright: ignore
         "seconds": round(seconds, 1),
     }
     if killer.lost_s:

@@ -114,7 +114,7 @@ class RayEngine:
         nodes = sum(node["Alive"] for node in self._cluster.ray.nodes())
         parts = [counted(len(self.sampler.seats), "sampler replica")]
         if self._pool is not None:
-            parts.append(counted(len(self._pool.actors.seats), "environment actor"))
+            parts.append(counted(len(self._pool.actors), "environment actor"))
         return f"{' and '.join(parts)} on {counted(nodes, 'Ray node')}"
 
     def check(self) -> None:

@@ -27,10 +27,10 @@ MAKE_S = 1.0
 """How long one call makes new environments before it says that it is alive."""
 
 MakeEnv = Callable[[], Environment]
-Packet = tuple[int, int, Question]
-"""Number of an instance, number of what makes it, and the question."""
+Packet = tuple[int, bytes, Question]
+"""An episode, the pickle of what makes its environment, and the question."""
 Found = tuple[int, Answer, int]
-"""Number of an instance, its answer, and its `max_turns`."""
+"""An episode, the answer, and `max_turns` of its environment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,26 +39,6 @@ class EnvAbout:
 
     pid: int
     node: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvOrder:
-    """One call of an actor."""
-
-    packets: tuple[Packet, ...]
-    closed: tuple[int, ...] = ()
-    """Instances that are not wanted any more."""
-    makers: tuple[tuple[int, bytes], ...] = ()
-    """What makes environments, as far as the actor does not know it yet."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvReport:
-    """What a call brings back."""
-
-    answers: bytes
-    num_hung: int
-    """Threads that hang in a call that was given up."""
 
 
 class EnvHost:
@@ -70,56 +50,70 @@ class EnvHost:
             os.chdir(folder)
         find_modules_as_driver()
         self._pool = EnvPool(workers=rollout.env_workers, timeout_s=rollout.env_timeout_s)
-        self._makers: dict[int, MakeEnv] = {}
+        self._makers: dict[bytes, MakeEnv] = {}
         self._envs: dict[int, tuple[MakeEnv, Environment]] = {}
         self._waiting: deque[Packet] = deque()
+        self._is_open = False
 
-    def open(self, makers: Sequence[tuple[int, bytes]]) -> EnvAbout:
+    def open(self, makers: Sequence[bytes], pause_s: float) -> EnvAbout:
         """Make one environment of each kind, with what they share, before a rollout needs them."""
         import ray
 
-        self._learn(makers)
-        for number, _ in makers:
-            make = self._makers[number]
+        time.sleep(pause_s)
+        self.drop_calls()
+        for data in makers:
+            make = self._maker(data)
             try:
                 env = self._pool.take(make)
                 check_available(env)
             except Exception as error:
                 raise _cannot_make(error) from None
             self._pool.give_back(make, env)
+        self._is_open = True
         return EnvAbout(pid=os.getpid(), node=ray.get_runtime_context().get_node_id())
 
-    def work(self, order: EnvOrder) -> EnvReport:
-        """Take questions, and give the answers that are there soon."""
-        self._learn(order.makers)
-        for instance in order.closed:
-            if instance in self._envs:
-                self._pool.discard(self._envs.pop(instance)[1])
-        self._waiting.extend(order.packets)
+    def work(
+        self, packets: Sequence[Packet], ended: Sequence[tuple[int, bool]]
+    ) -> tuple[bytes, int] | None:
+        """Take questions; returns the answers that are there soon, and the number of hung threads.
+
+        `ended` names episodes that are over, and whether their environment may be used again. None:
+        the process was started again, and knows no episode.
+        """
+        if not self._is_open:
+            return None
+        for episode, is_whole in ended:
+            make, env = self._envs.pop(episode, (None, None))
+            if make is None or env is None:
+                continue
+            if is_whole:
+                self._pool.give_back(make, env)
+            else:
+                self._pool.discard(env)
+        self._waiting.extend(packets)
         self._begin()
         wait_s = 0.0 if self._waiting else POLL_S
         found = self._pool.poll(wait_s=wait_s, linger_s=LINGER_S)
-        return EnvReport(
-            answers=to_bytes([(i, a, self._envs[i][1].max_turns) for i, a in found]),
-            num_hung=self._pool.num_hung,
-        )
+        answers = to_bytes([(i, answer, self._envs[i][1].max_turns) for i, answer in found])
+        return answers, self._pool.num_hung
 
-    def _learn(self, makers: Sequence[tuple[int, bytes]]) -> None:
-        for number, data in makers:
+    def _maker(self, data: bytes) -> MakeEnv:
+        if data not in self._makers:
             try:
-                self._makers[number] = pickle.loads(data)
+                self._makers[data] = pickle.loads(data)
             except Exception as error:
                 raise _cannot_make(error) from None
+        return self._makers[data]
 
     def _begin(self) -> None:
         """Hand questions to threads; new environments are made here, and take time."""
         end_s = time.monotonic() + MAKE_S
         while self._waiting and time.monotonic() < end_s:
-            instance, maker, question = self._waiting.popleft()
-            if instance not in self._envs:
-                make = self._makers[maker]
-                self._envs[instance] = make, self._pool.take(make)
-            self._pool.ask([(instance, self._envs[instance][1], question)])
+            episode, data, question = self._waiting.popleft()
+            if episode not in self._envs:
+                make = self._maker(data)
+                self._envs[episode] = make, self._pool.take(make)
+            self._pool.ask([(episode, self._envs[episode][1], question)])
 
     def drop_calls(self) -> None:
         self._waiting.clear()

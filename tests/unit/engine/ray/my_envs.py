@@ -60,14 +60,11 @@ class OddError(Exception):
         super().__init__(f"{one} and {two}")
 
 
-class Fickle(Walk):
-    """Its answers depend on the process that it lives in."""
+class DiesAtReset(Walk):
+    """Ends its process when it begins."""
 
-    def step(self, reply: str) -> StepResult:
-        result = super().step(reply)
-        return StepResult(
-            observation=str(os.getpid()), reward=result.reward, terminated=result.terminated
-        )
+    def reset(self, task_seed: int, episode_seed: int = 0) -> list[Message]:
+        os._exit(3)
 
 
 @dataclass
