@@ -130,10 +130,12 @@ def _check_adapter_pair(source: Path, name: str) -> None:
 
 def _is_hub_id(name: str) -> bool:
     """`org/name`, unless a folder `org` here holds models or runs."""
+    if HUB_ID.fullmatch(name) is None:
+        return False
     parent = Path(name).parent
     files = ("config.yaml", "*/config.yaml", "*/*config.json")
     is_own = parent.name == "runs" or any(any(parent.glob(file)) for file in files)
-    return bool(HUB_ID.fullmatch(name)) and (not is_own or downloaded_folder(name) is not None)
+    return not is_own or downloaded_folder(name) is not None
 
 
 def smollm_folder() -> Path | None:

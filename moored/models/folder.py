@@ -15,6 +15,10 @@ def check_model_folder(folder: Path, name: str) -> None:
     """Refuse a folder without configuration or tokenizer, and a model mixed with an adapter."""
     if not (folder / "config.json").is_file():
         raise MooredError(f"model folder {name!r} {_without_config(folder)}")
+    if not read_description(folder):
+        raise MooredError(
+            f"model folder {name!r}: config.json is not JSON with keys; copy or download it again"
+        )
     if (folder / "adapter_config.json").is_file():
         # transformers would put the adapter into the model while it loads.
         raise MooredError(

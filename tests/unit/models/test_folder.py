@@ -63,7 +63,7 @@ def test_an_empty_folder_is_called_empty(tmp_path):
 def test_a_broken_config_is_named(folder):
     (folder / "config.json").write_text('{"model_type":')
     with pytest.raises(MooredError, match=r"config\.json"):
-        load(folder)
+        check_model_name(str(folder))
 
 
 def test_a_run_directory_in_place_of_a_model_names_the_model_of_the_run(tmp_path, folder):
