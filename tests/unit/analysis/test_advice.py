@@ -34,10 +34,6 @@ def test_histogram_sets_zeros_apart():
     assert histogram.counts.tolist() == [1, 0, 1, 1]
 
 
-def test_a_batch_without_variance_has_no_bins():
-    assert rv_histogram(np.zeros(3)).counts.tolist() == []
-
-
 def test_effect_of_rho_is_counted_within_steps():
     # Step 1: RV 1, 1/4; step 2: RV 1/4, 0. Mass 0.5 keeps the first of each: 1.25 of 1.5.
     advice = advise_rows(
@@ -50,12 +46,6 @@ def test_effect_of_rho_is_counted_within_steps():
     assert half.step_saved == pytest.approx(0.2)
     assert (most.kept_fraction, most.kept_mass) == (0.75, 1.0)
     assert advice.num_steps == 2
-
-
-def test_without_steps_all_groups_are_one_batch():
-    advice = advise_rows([BIG, MIDDLE, MIDDLE, FAIL], rhos=[0.5])
-    assert advice.effects[0].kept_fraction == 0.25
-    assert advice.effects[0].step_saved is None
 
 
 def test_groups_with_the_same_signal_are_told_from_those_without_by_nonzero():
@@ -172,19 +162,11 @@ def test_most_groups_failing_asks_for_other_tasks_and_says_what_failures_prove()
     assert "8 failures still allow a success rate of 31%" in advice.reasons[-1]  # 1 - 0.05^(1/8)
 
 
-def test_most_groups_succeeding_asks_for_harder_tasks():
-    assert "take harder tasks" in advise_rows([MIDDLE] + [[1, 1]] * 4).reasons[-1]
-
-
 def test_reward_blind_groups_come_before_any_filter():
     rows = [[0.5, 0.5]] * 4 + [[1, 0]] * 2
     advice = advise_rows(rows, behaviours=["a", "b"] * 6)
     assert advice.plain.recommendation is Recommendation.FIX_REWARD
     assert advice.plain.triage.share("reward_blind") == pytest.approx(4 / 6)
-
-
-def test_one_group_is_too_few():
-    assert advise_rows([MIDDLE]).plain.recommendation is Recommendation.CANNOT_TELL
 
 
 def test_missing_rewards_do_not_count_in_group_sizes():

@@ -134,14 +134,6 @@ def test_a_broken_run_is_left_out_and_named(tmp_path, capsys):
         compare_runs([empty])
 
 
-def test_one_step_has_no_interval_and_no_word_about_it(tmp_path, capsys):
-    run = write_run(tmp_path / "a", [0.5])
-    assert read_ends(run).num_averaged == 1
-    compare_command([run])
-    out = capsys.readouterr().out
-    assert "±" not in out and "the first and the last step of each run" in out
-
-
 def test_the_verdict_of_the_last_look_and_the_first_alarm_are_shown(tmp_path, capsys):
     looks = {1: 0.5, 2: 0.0}
     quiet = write_run(tmp_path / "quiet", [0.1] * 2, looks=looks)
@@ -161,23 +153,6 @@ def test_environments_have_rows_of_their_own(tmp_path):
     (run / "collapse.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     ends = read_ends(run).ends
     assert ends["MI, bandit"] == [0.25] and ends["MI, sokoban"] == [1.25]
-
-
-def test_a_run_without_looks_has_no_verdict(tmp_path):
-    ends = read_ends(write_run(tmp_path / "a", [0.5] * 2))
-    assert ends.verdict is None and "MI" not in ends.ends
-
-
-def test_json_holds_the_figures_of_every_arm(tmp_path, capsys):
-    run = write_run(tmp_path / "a", [0.25, 0.75])
-    compare_command([run], as_json=True)
-    found = json.loads(capsys.readouterr().out)
-    assert found["arms"][0]["figures"]["success"] == {
-        "start": 0.25,
-        "end": 0.75,
-        "half_width": None,
-    }
-    assert found["left_out"] == {}
 
 
 def test_a_run_of_one_step_has_an_end_and_no_start(tmp_path, capsys):

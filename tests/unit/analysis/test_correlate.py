@@ -13,16 +13,10 @@ from moored.analysis.correlate import (
     pearson,
     spearman,
     weighted_pearson,
-    weighted_ranks,
     weighted_spearman,
 )
 from moored.analysis.curves import RunCurves
 from moored.errors import MooredError
-
-
-def test_equal_values_share_their_mean_rank():
-    once = weighted_ranks(np.array([3.0, 1.0, 3.0, 2.0]), np.ones((1, 4)))
-    assert once.tolist() == [[3.5, 1.0, 3.5, 2.0]]
 
 
 def test_correlations_worked_out_by_hand():
@@ -58,17 +52,6 @@ def test_a_diagnostic_that_comes_first_has_its_strongest_correlation_at_that_lag
     (found,) = correlate(runs, draws=100)
     assert found.best_lag == BestLag(lag=10, low=10, high=10)
     assert found.by_lag[10].value > 0.9 > found.by_lag[-10].value
-
-
-def test_noise_has_an_interval_that_holds_zero():
-    rng = np.random.default_rng(2)
-    runs = []
-    for _ in range(40):
-        run = made(0.0, rng=rng)
-        noise = dict.fromkeys(run.diagnostics["MI"], float(rng.normal()))
-        runs.append(replace(run, diagnostics={"noise": noise}))
-    (found,) = correlate(runs, draws=500)
-    assert found.spearman.low < 0 < found.spearman.high
 
 
 def test_the_strongest_lag_of_noise_has_an_interval_that_tells_nothing():

@@ -55,25 +55,6 @@ def test_plain_json_lines(tmp_path):
     assert batch.notes == ()
 
 
-def test_verl_rollouts(tmp_path):
-    rows = [
-        {**row, "gts": "2", "step": 7}
-        for row in renamed(prompt="input", response="output", reward="score")
-    ]
-    batch = read_rewards([write_lines(tmp_path / "7.jsonl", rows)])
-    assert_is_rows(batch)
-    assert batch.steps.tolist() == [7, 7]
-
-
-def test_trl_completions(tmp_path):
-    rows = [
-        {"step": 3, **row, "advantage": 0.0}
-        for row in renamed(response="completion", reward="accuracy_reward")
-    ]
-    file = write_parquet(tmp_path / "completions_00003.parquet", rows)
-    assert_is_rows(read_rewards([file]))
-
-
 def test_trl_chat_messages_are_grouped_whole_and_shown_without_the_system(tmp_path):
     def row(system: str, reward: float) -> dict:
         messages = [{"role": "system", "content": system}, {"role": "user", "content": "Hello"}]
@@ -86,22 +67,6 @@ def test_trl_chat_messages_are_grouped_whole_and_shown_without_the_system(tmp_pa
     assert batch.prompts == ("Hello", "Hello")
     assert batch.behaviours is not None
     assert batch.behaviours[1] == batch.behaviours[2] != batch.behaviours[0]
-
-
-def test_several_trl_rewards_must_be_named_and_are_added_up(tmp_path):
-    rows = [
-        {"prompt": "p", "accuracy": 1.0, "format": 0.5, "length": 90, "advantage": 0.0},
-        {"prompt": "p", "accuracy": math.nan, "format": 0.5, "length": 80, "advantage": 0.0},
-        {"prompt": "p", "accuracy": None, "format": math.nan, "length": 70, "advantage": 0.0},
-    ]
-    file = write_parquet(tmp_path / "c.parquet", rows)
-    with pytest.raises(MooredError, match=r"--reward accuracy --reward format$"):
-        read_rewards([file])
-    batch = read_rewards([file], ReadOptions(rewards={"accuracy": 2.0, "format": 1.0}))
-    # A reward function that does not apply adds nothing; none at all is a missing reward.
-    assert batch.rewards[:2].tolist() == [2.5, 0.5]
-    assert math.isnan(batch.rewards[2])
-    assert batch.notes == ("1 of 3 rewards are missing and take no part",)
 
 
 def test_csv_with_group_and_reward(tmp_path):
@@ -236,18 +201,6 @@ def test_rewards_that_were_float32_keep_its_rounding(tmp_path):
     assert read_rewards([write_lines(tmp_path / "b.jsonl", rows)]).rewards.dtype == np.float64
 
 
-def test_a_group_column_can_be_named(tmp_path):
-    file = write_lines(tmp_path / "a.jsonl", renamed(prompt="uid"))
-    assert read_rewards([file], ReadOptions(columns={"group": "uid"})).group_of.tolist() == [
-        0,
-        1,
-        0,
-        1,
-    ]
-    with pytest.raises(MooredError, match="did you mean 'uid'"):
-        read_rewards([file], ReadOptions(columns={"group": "uidd"}))
-
-
 def test_a_last_line_that_was_cut_is_left_out_and_said(tmp_path):
     file = write_lines(tmp_path / "a.jsonl", ROWS, end='\n{"prompt": "1+')
     batch = read_rewards([file])
@@ -260,65 +213,6 @@ def test_progress_is_told_in_trajectories(tmp_path):
     rows = [{"group": i // 8, "reward": i % 2} for i in range(2100)]
     read_rewards([write_lines(tmp_path / "a.jsonl", rows)], on_rows=told.append)
     assert told == [1024, 2048]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("", "is empty"),
-        (" \n\n", "is empty"),
-        ('[{"prompt": "a", "reward": 1}, 3]', "row 2 is not a JSON object"),
-        (
-            '{"prompt": "a", "reward": 1}\n{"prompt": "a", "rew\n{"a": 1}\n',
-            "line 2 is not JSON.*; correct it",
-        ),
-        ('{"prompt": "a", "rew', "line 1 is not JSON"),
-        ('{"prompt": "a", "reward": 1}\n3\n', "line 2 is not a JSON object: 3"),
-        ('{"prompt": "a", "rewrd": 1}', "no column reward or score; it has prompt, rewrd"),
-        ('{"text": "a", "reward": 1}', "neither group or group_id nor prompt or input"),
-        ('{"prompt": "a", "reward": 1}\n{"prompt": "a"}', "line 2 has no 'reward'"),
-        (
-            '{"prompt": "a", "reward": "good"}',
-            "line 1 has 'reward' = 'good', which is not",
-        ),
-        ('{"prompt": "", "reward": 1}', "line 1 has no 'prompt', so its group is unknown"),
-        (
-            '{"prompt": "a", "step": 1, "reward": 1}\n{"prompt": "a", "step": null, "reward": 1}',
-            "line 2 has no 'step'",
-        ),
-        ('{"prompt": "a", "step": 0.5, "reward": 1}', "'step' = 0.5, which is not a whole number"),
-        ('{"prompt": "a", "reward": 1' + 400 * "0" + "}", "which is not a number"),
-        ('{"prompt": "a", "reward": NaN}\n{"prompt": "a", "reward": null}', "none of the 2"),
-        ("group,reward\n", "holds no rows"),
-        ("group,reward\na,1\nb\n", "line 3 has 1 fields instead of 2; correct it"),
-        ("hello\nworld\n", "no column reward or score; it has hello"),
-        ("PAR1 cut short", "cannot read"),
-    ],
-)
-def test_broken_files_are_named_with_what_is_wrong(tmp_path, content, message):
-    file = tmp_path / "rollouts"
-    file.write_text(content)
-    with pytest.raises(MooredError, match=message):
-        read_rewards([file])
-
-
-def test_a_missing_file_an_empty_folder_and_bytes_are_named(tmp_path):
-    with pytest.raises(MooredError, match=r"does not exist; .* holds nothing"):
-        read_rewards([tmp_path / "nothing.csv"])
-    with pytest.raises(MooredError, match=r"holds no \.parquet or .* file"):
-        read_rewards([tmp_path])
-    (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00\x80")
-    with pytest.raises(MooredError, match="line 1 is neither JSON nor CSV"):
-        read_rewards([tmp_path / "bytes"])
-
-
-def test_a_folder_is_read_file_by_file_in_the_order_of_steps(tmp_path):
-    for number in (10, 9):
-        write_lines(tmp_path / f"{number}.jsonl", [{"group": 0, "reward": number}])
-    (tmp_path / "11.csv").write_text("group,reward\n0,11\n")
-    batch = read_rewards([tmp_path])
-    assert batch.rewards.tolist() == [9, 10, 11]
-    assert batch.group_of.tolist() == [0, 1, 2]
 
 
 def test_bad_rows_are_counted_when_they_may_be_skipped(tmp_path):
@@ -339,3 +233,11 @@ def test_example_prompts_are_kept_from_where_those_of_their_environment_differ(t
     batch = read_rewards([write_lines(tmp_path / "a.jsonl", rows)])
     assert [prompt.split()[-2:] for prompt in batch.prompts] == [["level", "0"], ["level", "1"]] * 2
     assert all(len(prompt) < 200 for prompt in batch.prompts)
+
+
+def test_missing_rewards_are_counted_and_none_at_all_is_refused(tmp_path):
+    rows = [{"prompt": "p", "reward": reward} for reward in (1.0, math.nan, None)]
+    batch = read_rewards([write_lines(tmp_path / "a.jsonl", rows)])
+    assert batch.notes == ("2 of 3 rewards are missing and take no part",)
+    with pytest.raises(MooredError, match="none of the 2"):
+        read_rewards([write_lines(tmp_path / "b.jsonl", rows[1:])])
