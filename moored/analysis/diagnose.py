@@ -171,8 +171,7 @@ class LookDraw:
         kept, share = self.prompts.slot(key, list), self._share
         if kept is None or (len(kept) >= share and number > kept[share - 1].number):
             return
-        turns = tuple(_cut(turn) for turn in record.turns)
-        kept.append(Episode(number, record.step, record.reward, turns))
+        kept.append(Episode(number, record.step, record.reward, _compact(record.turns)))
         kept.sort(key=lambda episode: episode.number)
         del kept[share:]
 
@@ -231,9 +230,18 @@ class LookDraw:
             self.groups.slot(key, lambda moments=moments: moments)
 
 
-def _cut(turn: Exchange) -> Exchange:
-    stop = 0 if turn.think is None else turn.think[1] + TAIL
-    return replace(turn, response=turn.response[:stop])
+def _compact(turns: Sequence[Exchange]) -> tuple[Exchange, ...]:
+    """Replies cut after their reasoning, and ids of a prompt as the beginning of the last one."""
+    last, found = turns[-1].prompt, []
+    for turn in turns:
+        prompt, stop = turn.prompt, 0 if turn.think is None else turn.think[1] + TAIL
+        if isinstance(prompt, np.ndarray) and isinstance(last, np.ndarray):
+            begun = last[: len(prompt)]
+            prompt = begun if np.array_equal(begun, prompt) else prompt
+        response = turn.response[:stop]
+        response = response.copy() if isinstance(response, np.ndarray) else response
+        found.append(replace(turn, prompt=prompt, response=response))
+    return tuple(found)
 
 
 def _is_flat(count: float, mean: float, squares: float) -> bool:

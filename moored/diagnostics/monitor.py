@@ -272,7 +272,7 @@ class CollapseMonitor:
             look.skipped[look.name(env, "reasoning_action")] = str(error)
 
     def _seed(self, step: int) -> int:
-        return int(np.random.SeedSequence([self.seed, step]).generate_state(1)[0])
+        return int(np.random.SeedSequence([self.seed, step % (1 << 64)]).generate_state(1)[0])
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed run needs; plain JSON."""

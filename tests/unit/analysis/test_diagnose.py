@@ -360,6 +360,11 @@ def test_turns_of_the_last_look_are_measured_one_by_one_and_missing_ones_named()
     assert planned.token_forwards == meter.token_forwards
 
 
+def test_a_step_below_zero_is_a_look_like_any_other():
+    rows = [record(k % 4, k % 4, 100, k, -1) for k in range(16)]
+    assert [look.step for look in look_at(rows, num_pairs=16, draws=0).worst.looks] == [-1]
+
+
 def test_close_ups_show_what_was_scored():
     rows = [record(k % 4, k % 4, 100, 10 * k, step) for step in (1, 2) for k in range(16)]
     options = LookOptions(num_pairs=16, window=1, draws=0)

@@ -183,3 +183,15 @@ def test_an_episode_is_kept_with_all_turns_where_any_holds_a_reasoning():
     assert [len(episode.turns) for episode in step.chosen(2)] == [2]
     assert (step.num_rows, step.num_without_reasoning) == (4, 3)
     assert step.valid_thinking_rate == 0.25
+
+
+def test_ids_of_an_episode_are_kept_once():
+    prompts = [np.arange(1, length) for length in (1000, 2000, 3000)]
+    first, *later = [Exchange(prompt=ids, response=np.arange(9), think=(0, 1)) for ids in prompts]
+    row = Record(
+        step=0, prompt=first.prompt, response=first.response, think=(0, 1), later=tuple(later)
+    )
+    (episode,) = draw([row], num_prompts=2, num_pairs=2).looks[0].chosen(2)
+    kept = [turn.prompt for turn in episode.turns]
+    assert [len(ids) for ids in kept] == [999, 1999, 2999]
+    assert all(np.shares_memory(ids, kept[-1]) for ids in kept)
