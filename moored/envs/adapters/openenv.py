@@ -281,15 +281,23 @@ class OpenEnvSession:
 
     def ask(self, kind: str, data: Mapping[str, object]) -> Observed:
         """Send a `reset` or a `step`; what goes wrong is an EnvError, and ends the connection."""
-        message = json.dumps({"type": kind, "data": data})
+        from websockets.sync.client import connect
+
         try:
-            return _observed(self._exchange(message))
+            if self._socket is None:
+                connection = connect(
+                    self._url.replace("http", "ws", 1) + "/ws",
+                    open_timeout=self._timeout_s,
+                    close_timeout=1.0,
+                    max_size=MAX_MESSAGE_BYTES,
+                    proxy=None,
+                )
+                self._socket = self._closing.enter_context(connection)
+            self._socket.send(json.dumps({"type": kind, "data": data}))
+            return _observed(json.loads(self._socket.recv(timeout=self._timeout_s)))
         except ActionRefused:
             raise
-        except EnvError:
-            self.close()
-            raise
-        except Exception as error:  # websockets and sockets raise many kinds
+        except Exception as error:  # websockets, sockets and JSON raise many kinds
             self.close()
             text = str(error) or type(error).__name__
             if isinstance(error, TimeoutError):
@@ -299,31 +307,11 @@ class OpenEnvSession:
     def close(self) -> None:
         """End the session; a server that is gone is left alone."""
         socket, self._socket = self._socket, None
-        if socket is None:
-            return
-        with suppress(Exception):  # whatever a broken connection raises, it is closed
-            socket.send(json.dumps({"type": "close"}))
-        with suppress(Exception):
-            self._closing.close()
-
-    def _exchange(self, message: str) -> object:
-        from websockets.sync.client import connect
-
-        if self._socket is None:
-            connection = connect(
-                self._url.replace("http", "ws", 1) + "/ws",
-                open_timeout=self._timeout_s,
-                close_timeout=1.0,
-                max_size=MAX_MESSAGE_BYTES,
-                proxy=None,
-            )
-            self._socket = self._closing.enter_context(connection)
-        self._socket.send(message)
-        text = self._socket.recv(timeout=self._timeout_s)
-        try:
-            return json.loads(text)
-        except (ValueError, RecursionError):
-            raise EnvError(f"openenv: {self._url}: the answer is not JSON: {text!r:.80}") from None
+        if socket is not None:
+            with suppress(Exception):  # whatever a broken connection raises, it is closed
+                socket.send(json.dumps({"type": "close"}))
+            with suppress(Exception):
+                self._closing.close()
 
 
 def _observed(answer: object) -> Observed:
@@ -331,9 +319,9 @@ def _observed(answer: object) -> Observed:
     data = expect_mapping(fields.get("data"))
     if fields.get("type") == "error":
         kind = ActionRefused if data.get("code") == "VALIDATION_ERROR" else EnvError
-        raise kind(f"openenv: the server says: {data.get('message')!s:.200}")
+        raise kind(f"the server says: {data.get('message')!s:.200}")
     if fields.get("type") != "observation" or not isinstance(data.get("done"), bool):
-        raise EnvError(f"openenv: an observation was expected, got {answer!r:.80}")
+        raise EnvError(f"an observation was expected, got {answer!r:.80}")
     reward = data.get("reward")
     return Observed(
         observation=expect_mapping(data.get("observation")),
