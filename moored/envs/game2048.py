@@ -54,28 +54,23 @@ class Game2048(Game[Board]):
         self.size = size
         self.target = target
         self.splits = splits
-        self._check_options()
-
-    def _check_options(self) -> None:
         budget = self.action_budget
-        if not 3 <= self.size <= 5:
-            raise EnvError(f"2048: size must be 3, 4 or 5, got {self.size}")
-        if self.target < 8 or self.target.bit_count() != 1:
-            raise EnvError(f"2048: target must be a power of two from 8, got {self.target}")
-        if self.splits is None:
-            # Two tiles at the start and one after each action except the last, if all are 2s.
-            if self.target > 2 * (budget + 1):
-                raise EnvError(
-                    f"2048: target {self.target} is out of reach of two tiles in {budget} "
-                    f"actions; lower target, raise the limits, or set splits"
-                )
-            return
+        if not 3 <= size <= 5:
+            raise EnvError(f"2048: size must be 3, 4 or 5, got {size}")
+        if target < 8 or target.bit_count() != 1:
+            raise EnvError(f"2048: target must be a power of two from 8, got {target}")
         # Splitting ends at 2s; an empty cell must be left to move; one action may merge one pair.
-        most = min(self.target // 2 - 1, self.size**2 - 2, budget)
-        if not 1 <= self.splits <= most:
+        most = min(target // 2 - 1, size**2 - 2, budget)
+        if splits is not None and not 1 <= splits <= most:
             raise EnvError(
-                f"2048: splits must be 1 to {most} for target {self.target}, size {self.size} and "
-                f"{budget} actions, got {self.splits}; lower splits or raise the limits"
+                f"2048: splits must be 1 to {most} for target {target}, size {size} and "
+                f"{budget} actions, got {splits}; lower splits or raise the limits"
+            )
+        # Two tiles at the start and one after each action except the last, if all are 2s.
+        if splits is None and target > 2 * (budget + 1):
+            raise EnvError(
+                f"2048: target {target} is out of reach of two tiles in {budget} actions; lower "
+                f"target, raise the limits, or set splits"
             )
 
     def rules(self) -> str:
