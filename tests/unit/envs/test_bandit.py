@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from moored.envs.bandit import DARING, STEADY, Bandit
@@ -152,9 +150,7 @@ def test_an_impossible_probability_is_refused():
 def test_an_answer_that_is_not_one_arm_is_malformed_and_ends_the_game(answer: str):
     env = Bandit(format_penalty=-0.5)
     arms = arms_of(env, 0)
-    began = time.process_time()
     result = env.step(format_reply("", answer.format(*arms)))
-    assert time.process_time() - began < 1.0
     assert (result.reward, result.terminated, result.is_valid, result.success) == (
         -0.5,
         True,

@@ -187,7 +187,7 @@ def test_a_server_that_ignores_the_seed_is_refused_in_a_sentence() -> None:
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        (b"<html>", "the answer is not JSON"),
+        (b"<html>", "openenv: http"),
         ([1], "a JSON object was expected"),
         (error("EXECUTION_ERROR"), "the server says: says EXECUTION_ERROR"),
         ({"type": "state", "data": {}}, "an observation was expected"),

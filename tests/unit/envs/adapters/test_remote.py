@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import functools
-import http.server
 import json
 import pickle
 import signal
-import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -24,6 +22,7 @@ from moored.envs.serving.wire import NoRoomError, messages_to_json, result_to_js
 from moored.errors import EnvError, MooredError
 from moored.rollout.pool import EnvPool
 from tests.env_server import serve_env
+from tests.json_server import json_server
 
 pytest.importorskip("uvicorn")
 
@@ -39,32 +38,14 @@ def forget_servers(monkeypatch: pytest.MonkeyPatch) -> None:
 def fake_server(answers: dict[str, tuple[int, object]], token: str = "") -> Iterator[str]:
     """Answers by the last part of the path: a status, and JSON or bytes."""
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            status, data = answers[self.path.rpartition("/")[2]]
-            if token and self.headers.get("Authorization") != f"Bearer {token}":
-                status, data = 401, {"error": "the token is missing"}
-            body = data if isinstance(data, bytes) else json.dumps(data).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def answer(path: str, body: object, headers: Mapping[str, str]) -> tuple[int, object]:
+        said = answers[path.rpartition("/")[2]]
+        if token and headers.get("Authorization") != f"Bearer {token}":
+            return 401, {"error": "the token is missing"}
+        return said
 
-        do_POST = do_DELETE = do_GET
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with json_server(answer) as url:
+        yield url
 
 
 def sane() -> dict[str, tuple[int, Any]]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import random
 import re
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -31,6 +29,7 @@ from moored.envs.lean.server import LeanMessage, LeanReport
 from moored.envs.lean.theorems import FAMILIES, make_theorem, read_theorem
 from moored.envs.mix import make_env, open_env, option_defaults
 from moored.errors import EnvError, MooredError
+from tests.json_server import json_server
 
 NO_AXIOMS = "'goal' does not depend on any axioms"
 
@@ -69,29 +68,13 @@ class KnowsProofs:
 def kimina(lean: Callable[[str], Any]) -> Iterator[str]:
     """A server; `lean` gives JSON for some code, or a status and bytes."""
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            assert self.path == "/verify" and body["timeout"] >= 1
-            said = lean(body["codes"][0]["proof"])
-            status, data = said if isinstance(said, tuple) else (200, json.dumps(said).encode())
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+    def verify(path: str, body: Any, headers: object) -> tuple[int, object]:
+        assert path == "/verify" and body["timeout"] >= 1
+        said = lean(body["codes"][0]["proof"])
+        return said if isinstance(said, tuple) else (200, said)
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    web = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=web.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{web.server_port}"
-    finally:
-        web.shutdown()
-        thread.join()
-        web.server_close()
+    with json_server(verify) as url:
+        yield url
 
 
 def answer(text: str) -> str:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import functools
-import json
 import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
@@ -27,44 +24,29 @@ from moored.errors import EnvError
 from moored.rollout.episodes import Task, roll_out
 from moored.rollout.pool import EnvPool
 from moored.types import Completion, FinishReason, StopReason, content_text
+from tests.json_server import json_server
 from tests.warm import WarmProcess
 
 HIT = {"document": {"id": "3", "contents": '"Kirham"\nKirham is a town.'}, "score": 2.5}
 GOOD = {"result": [[HIT]]}
-Answer = Callable[[dict, int], tuple[int, bytes]]
+Answer = Callable[[dict, int], tuple[int, object]]
 
 
 @contextmanager
 def serving(answer: Answer) -> Iterator[tuple[str, list[dict]]]:
-    """A server in a thread that gives set answers; its address and the requests it has seen."""
+    """A server that gives set answers; its address and the requests it has seen."""
     seen: list[dict] = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            seen.append({"path": self.path, **body})
-            status, data = answer(body, len(seen) - 1)
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+    def note(path: str, body: dict, headers: object) -> tuple[int, object]:
+        seen.append({"path": path, **body})
+        return answer(body, len(seen) - 1)
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", seen
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with json_server(note) as url:
+        yield url, seen
 
 
-def good(body: dict, number: int) -> tuple[int, bytes]:
-    return 200, json.dumps(GOOD).encode()
+def good(body: dict, number: int) -> tuple[int, object]:
+    return 200, GOOD
 
 
 def after_the_first(status: int, data: bytes) -> Answer:
@@ -96,8 +78,7 @@ def test_the_request_and_the_answer_are_those_of_search_r1():
     ],
 )
 def test_other_shapes_of_a_passage_are_read_too(passage):
-    data = json.dumps({"result": [[passage]]}).encode()
-    with serving(lambda body, number: (200, data)) as (url, _):
+    with serving(lambda body, number: (200, {"result": [[passage]]})) as (url, _):
         ((hit,),) = opened(url).search(["Kirham"], 5)
     assert (hit.passage.title, hit.passage.text) == ("Kirham", "Kirham is a town.")
 
@@ -126,7 +107,7 @@ def test_what_a_server_does_wrong_is_an_environment_error(status, data, message,
 
 
 def test_a_failure_that_passes_is_not_noticed():
-    def fails_once(body: dict, number: int) -> tuple[int, bytes]:
+    def fails_once(body: dict, number: int) -> tuple[int, object]:
         return (500, b"") if number == 1 else good(body, number)
 
     with serving(fails_once) as (url, seen):

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from statistics import median
 
 import pytest
 
@@ -76,17 +74,11 @@ def wikipedia() -> Iterator[Bm25]:
 
 
 @needs_data
-def test_real_titles_are_in_the_top_five_in_90_percent_and_half_of_them_within_2_ms(wikipedia):
-    # benchmarks/search.py does the same with 10,000 queries.
+def test_real_titles_are_in_the_top_five_in_90_percent(wikipedia):
+    # benchmarks/search.py does the same with 10,000 queries, and measures their time.
     passages = random.Random(0).choices(wikipedia.passages, k=1000)
-    num_found, times_s = 0, []
-    for passage in passages:
-        start = time.perf_counter()
-        found = titles(wikipedia, passage.title)
-        times_s.append(time.perf_counter() - start)
-        num_found += passage.title in found
-    assert num_found >= 900
-    assert median(times_s) < 0.002
+    found = [passage.title in titles(wikipedia, passage.title) for passage in passages]
+    assert sum(found) >= 900
 
 
 @needs_data
