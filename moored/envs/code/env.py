@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import random
 from collections.abc import Sequence
@@ -19,14 +20,17 @@ from moored.envs.base import (
 from moored.envs.code.families import LEVELS
 from moored.envs.code.generate import draw_draft, make_problem
 from moored.envs.code.isolation import Kind, Limits, make_isolation
-from moored.envs.code.judge import Verdict, judge
-from moored.envs.code.problem import Problem
+from moored.envs.code.judge import Verdict, find_program, judge
+from moored.envs.code.problem import Problem, parse_source
 from moored.envs.code.rows import load_problems
 from moored.envs.code.sandbox import SandboxPool
-from moored.envs.code.teaching import explain
+from moored.envs.teaching import fill
 from moored.errors import EnvError
 from moored.reply import parse_reply
 from moored.types import Message
+
+MAX_ASKED_CHARS = 160
+MAX_NAMES = 6
 
 
 class Code:
@@ -210,3 +214,38 @@ class Code:
 def _describe(verdict: Verdict) -> str:
     passed = f"{verdict.num_passed} of {verdict.num_tests} tests passed."
     return f"{passed} {verdict.failure}".rstrip()
+
+
+def explain(problem: Problem, answer: str, rng: random.Random) -> str:
+    """What the problem asks, in its own words, and the plan of the program.
+
+    A row of a data set has no plan: its program says what it defines and calls.
+    """
+    asks = problem.asks or _first_sentence(problem.statement)
+    plan = problem.plan or outline(answer)
+    return f"{fill('{Given|From}', rng)} {asks}. {fill('{Plan|So}', rng)}: {plan}."
+
+
+def outline(answer: str) -> str:
+    """What a program defines, and by what it does the work: loops and calls."""
+    source = find_program(answer)
+    if source is None:
+        return "write it in Python"
+    defined: list[str] = []
+    used: list[str] = []
+    for node in ast.walk(parse_source(source)):
+        match node:
+            case ast.FunctionDef():
+                defined.append(f"{node.name}({', '.join(arg.arg for arg in node.args.args)})")
+            case ast.For() | ast.While():
+                used.append(f"a {type(node).__name__.lower()} loop")
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
+                used.append(name)
+    parts = [f"define {', '.join(defined[:MAX_NAMES])}"] if defined else []
+    parts += [f"use {', '.join(list(dict.fromkeys(used))[:MAX_NAMES])}"] if used else []
+    return ", ".join(parts) or "compute it in one line"
+
+
+def _first_sentence(statement: str) -> str:
+    line = next(filter(None, map(str.strip, statement.splitlines())), "")
+    return line.split(". ")[0].rstrip(".")[:MAX_ASKED_CHARS]

@@ -22,9 +22,8 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from moored.envs.code.problem import Case, Problem
+from moored.envs.code.problem import Case, Problem, parse_source
 from moored.envs.code.sandbox import Job, Outcome, SandboxPool
-from moored.envs.code.syntax import parse_source
 
 MAX_PROGRAM_CHARS = 32_768
 FENCE = re.compile(r"```[A-Za-z0-9]*[ \t]*\r?\n(.*?)```", re.DOTALL)

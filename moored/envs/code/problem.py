@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import threading
+import warnings
 from dataclasses import dataclass
 from typing import Literal
 
@@ -48,3 +51,17 @@ class Problem:
     """A tuple is not a list, as in Python; data sets in JSON know lists only."""
     split: Split | None = None
     """The split that the data set puts it into; None: by its key."""
+
+
+_filters_lock = threading.Lock()
+
+
+def parse_source(source: str) -> ast.Module:
+    r"""Like `ast.parse`, silent about what it only warns of, such as `"\w"`.
+
+    Raises SyntaxError, ValueError, MemoryError or RecursionError.
+    """
+    # Filters of warnings belong to the process: two threads must not change them at once.
+    with _filters_lock, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(source)

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from moored.envs.code.functions import read_humaneval, read_mbpp
 from moored.envs.code.judge import judge
-from moored.envs.code.rows import load_problems
+from moored.envs.code.rows import load_problems, read_humaneval, read_mbpp
 from moored.envs.code.sandbox import Job, Outcome, SandboxPool
 
 HALF = {

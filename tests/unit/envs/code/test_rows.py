@@ -12,11 +12,10 @@ from types import SimpleNamespace
 import pytest
 
 from moored.envs.base import SPLIT_SEEDS, Split
-from moored.envs.code.contests import read_deepcoder
 from moored.envs.code.env import Code
 from moored.envs.code.judge import judge, passes
 from moored.envs.code.problem import Case, Problem
-from moored.envs.code.rows import load_problems
+from moored.envs.code.rows import load_problems, read_deepcoder
 from moored.envs.code.sandbox import Outcome, SandboxPool
 from moored.errors import EnvError
 

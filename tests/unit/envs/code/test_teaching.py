@@ -6,10 +6,10 @@ import random
 
 import pytest
 
+from moored.envs.code.env import explain, outline
 from moored.envs.code.families import FAMILIES
 from moored.envs.code.generate import Draft, make_problem
 from moored.envs.code.problem import Case, Problem
-from moored.envs.code.teaching import explain, outline
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
