@@ -72,8 +72,6 @@ class Cluster:
         """Environment actors that have no place yet, or have lost it."""
         replicas = 1 if options.replicas == "auto" else options.replicas
         numbers = Numbers(learners=num_learners, replicas=replicas, env_actors=num_env_actors)
-        if options.address is None:
-            self._check_this_machine(options, numbers)
         import ray
 
         self.ray: Any = ray
@@ -92,16 +90,6 @@ class Cluster:
         except BaseException:
             self.close()
             raise
-
-    def _check_this_machine(self, options: RayConfig, numbers: Numbers) -> None:
-        """Refuse more CPUs than there are, before Ray is started here."""
-        cpus = options.cpus * (numbers.learners + numbers.replicas + numbers.env_actors)
-        if cpus > num_cpus_here():
-            also = "engine.ray.env_actors, " if numbers.env_actors else ""
-            raise ConfigError(
-                f"engine.ray asks for {cpus:g} CPUs ({numbers}), but this machine has "
-                f"{num_cpus_here()}; lower {also}engine.ray.replicas or engine.ray.cpus"
-            )
 
     def _init(self, options: RayConfig) -> None:
         if options.address is not None:
@@ -225,15 +213,12 @@ class Node:
     free: dict[str, float]
 
 
-def pick_env_nodes(
-    nodes: Sequence[Node], need: Needs, count: int, taken: Sequence[str] = ()
-) -> list[str]:
+def pick_env_nodes(nodes: Sequence[Node], need: Needs, count: int) -> list[str]:
     """Nodes for so many environment actors, or for as many as there is room for.
 
-    Those without GPUs come first, then those with the fewest of them; `taken` names the nodes of
-    actors that run already.
+    Those without GPUs come first, then those with the fewest of them.
     """
-    numbers, left = Counter(taken), {node.id: node.free.get("CPU", 0.0) for node in nodes}
+    numbers, left = Counter[str](), {node.id: node.free.get("CPU", 0.0) for node in nodes}
     picked: list[str] = []
     for _ in range(count):
         fitting = [node for node in nodes if left[node.id] >= need.cpus]
