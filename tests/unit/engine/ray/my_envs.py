@@ -67,6 +67,16 @@ class DiesAtReset(Walk):
         os._exit(3)
 
 
+class Busy(Walk):
+    """Cannot be made while there is a file of this name, which it removes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        if Path("busy").exists():
+            Path("busy").unlink()
+            raise OSError("port 1234 is taken")
+
+
 @dataclass
 class Book(Resource):
     """Notes in a file which process opens and closes it."""

@@ -239,6 +239,19 @@ def test_an_actor_that_dies_between_rollouts_costs_no_episode(start, writer):
     assert str(events[0].text).startswith("environment actor 0 is lost")
 
 
+def test_an_actor_that_cannot_make_its_environments_again_tries_once_more(
+    start, own_folder, monkeypatch, caplog
+):
+    monkeypatch.setattr("moored.engine.ray.env_pool.RETRY_S", 0.1)
+    pool, events = start("my_envs:Busy", actors=1)
+    (own_folder / "busy").touch()
+    kill(pool)
+    make = EnvMix(load_config({"env": "my_envs:Busy"}).env).makers[0]
+    assert isinstance(ask(pool, make, ["on"])[0], StepResult)
+    assert [event.kind for event in events] == ["env_actor_lost", "env_actor_back"]
+    assert "port 1234 is taken" in caplog.text
+
+
 def make_walk() -> Any:
     return EnvMix(load_config({"env": "my_envs:Walk"}).env).makers[0]
 
