@@ -1,7 +1,6 @@
 """What the shop sells and what a customer wants: `Product`, `Review` and `Goal`.
 
-`product_from_row` and `goal_from_row` read them from dicts as WebShop's own files and code write
-them.
+`product_from_row` reads a product from a dict as WebShop's own files and code write it.
 """
 
 from __future__ import annotations
@@ -70,11 +69,7 @@ class Goal:
     """The highest price that is fine; None: any."""
 
 
-def product_from_row(
-    row: Mapping[str, Any],
-    attributes: Sequence[str] | None = None,
-    reviews: Sequence[Mapping[str, Any]] | None = None,
-) -> Product:
+def product_from_row(row: Mapping[str, Any], attributes: Sequence[str] | None = None) -> Product:
     """A product of `items_shuffle*.json`, or of WebShop's loaded products; raises EnvError.
 
     `attributes` come from another file there; None: those in the row, if any.
@@ -85,7 +80,6 @@ def product_from_row(
     prices = _prices(row.get("pricing"))
     features = row.get("BulletPoints", row.get("small_description"))
     found = row.get("Attributes") if attributes is None else attributes
-    found_reviews = row.get("Reviews") if reviews is None else reviews
     rating = row.get("Rating") or row.get("average_rating")
     return Product(
         asin=str(row.get("asin", "")),
@@ -99,26 +93,8 @@ def product_from_row(
         features=tuple(map(str, [features] if isinstance(features, str) else features or [])),
         attributes=tuple(map(str, found or [])),
         options=_options(row),
-        reviews=tuple(_review(review) for review in found_reviews or []),
+        reviews=tuple(_review(review) for review in row.get("Reviews") or []),
         rating="" if rating in (None, "", "N.A.") else str(rating),
-    )
-
-
-def goal_from_row(row: Mapping[str, Any]) -> Goal:
-    """A goal as WebShop's code makes it; raises EnvError."""
-    if "attributes" not in row:
-        raise EnvError(f"a WebShop goal needs 'attributes', got the keys {sorted(row)!r:.120}")
-    options = row.get("goal_options") or ()
-    limit = row.get("price_upper")
-    return Goal(
-        asin=str(row.get("asin", "")),
-        instruction=str(row.get("instruction_text", "")),
-        title=str(row.get("name", "")),
-        query=str(row.get("query", "")).lower().strip(),
-        product_category=str(row.get("product_category", "")),
-        attributes=tuple(row["attributes"]),
-        options=tuple(options.values() if isinstance(options, Mapping) else options),
-        price_limit=float(limit) if limit is not None and limit > 0 else None,
     )
 
 

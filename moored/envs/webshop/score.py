@@ -8,16 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from moored.envs.webshop.matching import NounFinder, find_nouns, is_close, normalize_colour
-from moored.envs.webshop.products import (
-    Goal,
-    Product,
-    category_levels,
-    goal_from_row,
-    product_from_row,
-)
+from moored.envs.webshop.products import Goal, Product, category_levels
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +31,8 @@ class PurchaseScore:
 
 
 def purchase_score(
-    product: Product | Mapping[str, Any],
-    goal: Goal | Mapping[str, Any],
+    product: Product,
+    goal: Goal,
     options: Mapping[str, str] | Sequence[str],
     price: float,
     *,
@@ -47,11 +40,9 @@ def purchase_score(
 ) -> PurchaseScore:
     """Score the purchase of `product` with the chosen `options` (by name, or values) at `price`.
 
-    Product and goal may also be dicts as WebShop's own code has them. `nouns` finds the nouns of a
-    title: spaCy's small English model where it is installed, else all content words.
+    `nouns` finds the nouns of a title: spaCy's small English model where it is installed, else all
+    content words.
     """
-    product = product if isinstance(product, Product) else product_from_row(product)
-    goal = goal if isinstance(goal, Goal) else goal_from_row(goal)
     chosen = list(options.values()) if isinstance(options, Mapping) else list(options)
     r_type = type_score(product, goal, nouns)
     num_attributes = _count_attributes(product, goal.attributes)

@@ -8,7 +8,6 @@ import pytest
 
 from moored.envs.webshop import Goal, Product, purchase_score
 from moored.envs.webshop.matching import content_words
-from moored.errors import EnvError
 
 SHOES = Product(
     asin="B000000001",
@@ -219,35 +218,3 @@ def test_the_score_of_a_purchase_is_the_one_worked_out_by_hand(case: Case) -> No
     assert found == (case.r_type, case.attributes, case.options, case.price_ok)
     assert score.total == pytest.approx(case.total, abs=1e-12)
     assert score.is_full == (case.total == 1.0)
-
-
-def test_dicts_of_the_original_code_are_scored_like_our_records() -> None:
-    product = {
-        "name": SHOES.title,
-        "Title": SHOES.title,
-        "query": SHOES.query,
-        "product_category": SHOES.product_category,
-        "Attributes": list(SHOES.attributes),
-        "BulletPoints": list(SHOES.features),
-        "Description": SHOES.description,
-    }
-    goal = {
-        "name": GOAL.title,
-        "query": GOAL.query,
-        "product_category": GOAL.product_category,
-        "attributes": list(GOAL.attributes),
-        "goal_options": {"color": "blue", "size": "10 wide"},
-        "price_upper": 60.0,
-    }
-    assert purchase_score(product, goal, FITTING, 59.99) == purchase_score(
-        SHOES, GOAL, FITTING, 59.99
-    )
-    listed = {**goal, "goal_options": ["blue", "10 wide"], "price_upper": 50.0}
-    assert purchase_score(product, listed, FITTING, 59.99).total == pytest.approx(4 / 5)
-
-
-def test_a_dict_that_is_neither_is_refused() -> None:
-    with pytest.raises(EnvError, match="a WebShop product needs a 'name', got the keys"):
-        purchase_score({"price": 1}, GOAL, {}, 1.0)
-    with pytest.raises(EnvError, match="a WebShop goal needs 'attributes', got the keys"):
-        purchase_score(SHOES, {"name": "x"}, {}, 1.0)
