@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -173,8 +173,6 @@ class GymnasiumEnv(TextGame):
             env = self._source(**self._make_options)
         else:
             env = _make_by_id(self._source, self._make_options)
-        if not hasattr(env, "action_space"):
-            raise EnvError(f"gymnasium: env must make a gymnasium.Env, got {type(env).__name__}")
         if self._to_action is None:
             self._check_discrete(env.action_space)
         price = dearest_step(getattr(env.unwrapped, "P", None) or {})
@@ -297,10 +295,8 @@ def _has_won(total: float, terminated: bool, info: dict) -> bool:
 
 def _load(option: str, function: str | Callable) -> Callable:
     """A function as it is, or imported from "module:name"."""
-    loaded = import_object(function, kind=option) if isinstance(function, str) else function
-    if not callable(loaded):
-        raise EnvError(f"gymnasium: {option} must be a function or 'module:name', got {loaded!r}")
-    return loaded
+    found: Any = import_object(function, kind=option) if isinstance(function, str) else function
+    return found
 
 
 def _digest(start: Start) -> str:

@@ -249,11 +249,8 @@ def _digest(text: str) -> bytes:
 
 def _kind_of(schema: Mapping[str, Any]) -> str:
     """The type of a field; of one that may be null too, the other."""
-    kinds = schema.get("type")
-    if kinds is None:
-        kinds = [part.get("type") for part in schema.get("anyOf", ()) if isinstance(part, Mapping)]
-    given = [kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if kind != "null"]
-    return given[0] if given and isinstance(given[0], str) else "string"
+    kinds = [part.get("type") for part in (schema, *schema.get("anyOf", ()))]
+    return next((kind for kind in kinds if kind not in (None, "null")), "string")
 
 
 class ActionRefused(EnvError):

@@ -139,13 +139,8 @@ def test_of_several_fields_the_answer_is_a_json_object_or_fills_the_one_that_is_
             assert seen[-1] == {"mark": "O"}
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [{"type": ["integer", "null"]}, {"anyOf": [{"type": "integer"}, {"type": "null"}]}],
-    ids=["a list of types", "any of several"],
-)
-def test_a_number_that_may_be_null_is_still_a_number(kind: dict[str, object]) -> None:
-    fields = {"number": {**kind, "default": None}}
+def test_a_number_that_may_be_null_is_still_a_number() -> None:
+    fields = {"number": {"anyOf": [{"type": "integer"}, {"type": "null"}], "default": None}}
     with openenv_server(count, fields) as url, closing(OpenEnv(url=url)) as env:
         env.reset(0)
         assert not env.step(answer("five")).is_valid
