@@ -369,12 +369,8 @@ SHAPES = (
 
 def draw_board(rows: Sequence[str], tile_px: int) -> Image:
     """Picture of a board in symbols, `tile_px` pixels per tile."""
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise EnvError(
-            "frozen_lake: view='image' needs Pillow; run pip install 'moored[images]'"
-        ) from error
+    from PIL import Image
+
     board = Image.new("RGB", (len(rows[0]) * tile_px, len(rows) * tile_px))
     for row, symbols in enumerate(rows):
         for col, symbol in enumerate(symbols):
