@@ -25,9 +25,9 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 
 from moored.analysis.study_table import DEFAULT_FIGURES, FIGURES
-from moored.config_text import explain
 from moored.errors import ConfigError, MooredError, close_match_hint
 from moored.presets import HERE
 
@@ -141,10 +141,17 @@ def read_study(name: str) -> Study:
         given = yaml.load(file.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
         return Study.model_validate({**(given or {}), "name": file.stem})
     except ValidationError as error:
-        problem = "; ".join(explain(Study, error)).replace("configuration: ", "")
+        problem = "; ".join(map(_sentence, error.errors()))
     except (TypeError, UnicodeDecodeError, yaml.YAMLError) as error:
         problem = f"it is not a study in YAML: {' '.join(str(error).split())}"
     raise ConfigError(f"{str(file)!r}: {problem}")
+
+
+def _sentence(item: ErrorDetails) -> str:
+    key = ".".join(map(str, item["loc"]))
+    if item["type"] == "extra_forbidden":
+        return f"unknown key {key!r}; {close_match_hint(key, Study.model_fields)}"
+    return f"{key}: {item['msg'].removeprefix('Value error, ')}".removeprefix(": ")
 
 
 def restricted(study: Study, choices: Sequence[str]) -> Study:

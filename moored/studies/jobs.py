@@ -39,11 +39,13 @@ def choose_jobs(given: str, runs: Sequence[PlannedRun]) -> Jobs:
         if not given.isdecimal() or int(given) < 1:
             raise ConfigError(f"--jobs takes auto or a number >= 1, got {given!r}")
         return Jobs(int(given), "as given")
-    uses_gpu = any(run.config.engine.device != "cpu" for run in runs) and has_gpu()
-    if not uses_gpu:
+    uses_gpu = any(run.config.engine.device != "cpu" for run in runs)
+    memory_gib = gpu_memory_gib() if uses_gpu else None
+    if memory_gib is None:
         return Jobs(num_cores(), "one per core")
-    if is_mps_running():
-        count, fitting = min(RUNS_PER_GPU, num_cores()), num_fitting(runs, gpu_memory_gib())
+    # The MPS daemon has a pipe that programs find it by.
+    if Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"), "control").exists():
+        count, fitting = min(RUNS_PER_GPU, num_cores()), num_fitting(runs, memory_gib)
         if fitting < count:
             return Jobs(fitting, "they share the GPU through MPS, and more might not fit it")
         return Jobs(count, "they share the GPU through MPS")
@@ -54,18 +56,16 @@ def choose_jobs(given: str, runs: Sequence[PlannedRun]) -> Jobs:
     )
 
 
-def has_gpu() -> bool:
-    """True when NVIDIA's driver lists a GPU; asked without importing torch."""
+def gpu_memory_gib() -> float | None:
+    """Of the smallest GPU, asked of NVIDIA's driver without torch; infinite when it does not say,
+    None without a GPU."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "" or shutil.which("nvidia-smi") is None:
-        return False
-    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
-    return listed.returncode == 0 and "GPU" in listed.stdout
-
-
-def gpu_memory_gib() -> float:
-    """Of the smallest GPU; infinite when the driver does not say."""
+        return None
     asked = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-    listed = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.split()
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    if done.returncode != 0 or not done.stdout.strip():
+        return None
+    listed = done.stdout.split()
     return min((int(mib) / 1024 for mib in listed if mib.isdecimal()), default=math.inf)
 
 
@@ -77,9 +77,3 @@ def num_fitting(runs: Sequence[PlannedRun], memory_gib: float) -> int:
     plans = (plan_if_known(run.config, gpu) for run in runs if run.seed == first)
     largest = max((found.memory.peak_bytes for found in plans if found is not None), default=0)
     return max(1, int(gpu.memory_bytes / (TAKEN * largest))) if largest else RUNS_PER_GPU
-
-
-def is_mps_running() -> bool:
-    """The MPS daemon has a pipe that programs find it by."""
-    folder = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")
-    return (Path(folder) / "control").exists()
