@@ -91,21 +91,13 @@ def play_episode(
 
 def ask_in_terminal() -> str:
     """Read one line; without a terminal, also write it down, so that the output reads well."""
-    _enable_line_editing()
-    try:
-        typed = input(PROMPT)
-    except UnicodeDecodeError as error:
-        raise MooredError(f"the answer is not {error.encoding} text; type it again") from error
     if not sys.stdin.isatty():
-        print(typed)
-    return typed
-
-
-def _enable_line_editing() -> None:
-    """Give `input` arrow keys and history, where Python was built with readline."""
-    if sys.stdin.isatty():
-        with suppress(ImportError):
-            import readline  # noqa: F401
+        print(typed := input(PROMPT))
+        return typed
+    # It gives `input` arrow keys and history, where Python was built with it.
+    with suppress(ImportError):
+        import readline  # noqa: F401
+    return input(PROMPT)
 
 
 def new_game_folder(parent: Path) -> Path:
@@ -170,9 +162,4 @@ def _make_image_dir(folder: Path, env: Environment, content: Content) -> None:
         has_views = "view" in option_defaults(type(env))
         hint = "set the option view=image" if has_views else "play it without pictures"
         raise MooredError(f"{env.name} shows no pictures with these options; {hint}")
-    try:
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise MooredError(
-            f"cannot save pictures in {folder}: {error.strerror}; choose another folder"
-        ) from error
+    folder.mkdir(parents=True)
