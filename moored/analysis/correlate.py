@@ -119,7 +119,7 @@ def _correlation(
     ends = Ends(
         np.array([value for _, value in having]),
         np.array([run.final_success for run in members]),
-        _numbered([run.setting for run in members]),
+        np.unique([run.setting for run in members], return_inverse=True)[1],
     )
     if not ends.vary:
         return None
@@ -145,13 +145,8 @@ def _correlation(
     )
 
 
-def pearson(x: Floats, y: Floats) -> float:
-    """Linear correlation; nan when one of them does not vary."""
-    return float(weighted_pearson(x, y, np.ones((1, len(x))))[0])
-
-
 def spearman(x: Floats, y: Floats) -> float:
-    """Correlation of ranks; equal values share their mean rank."""
+    """Correlation of ranks; nan when one of them does not vary."""
     return float(weighted_spearman(x, y, np.ones((1, len(x))))[0])
 
 
@@ -258,10 +253,6 @@ def _within(run: RunCurves, name: str, lag: int) -> float:
         return float("nan")
     x, y = np.array(pairs).T
     return spearman(x, y)
-
-
-def _numbered(names: Sequence[str]) -> Floats:
-    return np.unique(names, return_inverse=True)[1]
 
 
 def runs_lines(found: Sequence[Correlation]) -> list[list[str]]:
