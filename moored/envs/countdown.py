@@ -14,7 +14,7 @@ from typing import ClassVar, NamedTuple
 
 from moored.envs.arithmetic import MAX_CHARS, PRECEDENCE, evaluate
 from moored.envs.base import FORMAT_REMINDER, SPLIT_SEEDS, StepResult, draw_task, read_range
-from moored.envs.math.word_problems.problem import show
+from moored.envs.math.word_problems.english import show
 from moored.envs.teaching import fill
 from moored.errors import EnvError
 from moored.reply import parse_reply

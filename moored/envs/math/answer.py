@@ -43,12 +43,10 @@ UNIT_WORD = re.compile(r"(?:[a-z]{2,}|[ghlms])(?:\^?\{?[23]\}?|[²³])?")
 NOT_UNITS = re.compile(
     r"pi|sqrt|log|ln|sin|cos|tan|mod|or|and|plus|minus|times|over|squared|cubed|factorial|choose|"
     r"dozens?|half|halves|(?:third|fourth|fifth|sixth|seventh|eighth|ninth|tenth)s?|"
-    r"(?:eleventh|twelfth|[a-z]+teenth|[a-z]+tieth)s?|"
-    r"(?:twen|thir|for|fif|six|seven|eigh|nine)ty[a-z]*|"
-    r"(?:ten-?)?(?:hundred|thousand|million|billion|trillion)(?:th)?s?"
+    r"(?:hundred|thousand|million|billion|trillion)(?:th)?s?"
 )
 """Words after a number that change its value. Quarters may be coins, seconds may be time and first
-may be a grade, so these are units; of `twenty-firsts`, the twenty is none."""
+may be a grade, so these are units."""
 
 
 def same_answer(given: str, expected: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import random
 import re
 from collections.abc import Sequence
@@ -52,7 +51,7 @@ class MetaMath:
     - `math_verify=False`: also accept what math-verify finds equivalent (needs `moored[math]`). It
       runs in a process of its own, takes 10 to 300 ms for an answer that is neither plainly right
       nor a plain number, and is stopped after 1 s of computing. Such an answer counts as wrong,
-      even if it is not, and so do towers and exponents above 1000, which are not looked at.
+      even if it is not.
     - `format_penalty=-0.1`: reward of a malformed reply.
     """
 
@@ -69,10 +68,8 @@ class MetaMath:
         format_penalty: float = -0.1,
     ) -> None:
         self.levels = read_range("metamath: level", level, LEVELS[0], LEVELS[-1])
-        if not isinstance(max_turns, int) or max_turns < 1:
-            raise EnvError(
-                f"metamath: max_turns must be a whole number, at least 1, got {max_turns!r}"
-            )
+        if max_turns < 1:
+            raise EnvError(f"metamath: max_turns must be at least 1, got {max_turns}")
         if math_verify:
             require_math_verify()
         if source is not None:
@@ -91,7 +88,7 @@ class MetaMath:
         rows = None if self.source is None else load_rows(self.source)
         if self.math_verify:
             start_verifier()
-        make = self._make_problem if rows is None else functools.partial(_pick_row, rows)
+        make = self._make_problem if rows is None else lambda rng: rng.choice(rows)
         self._task, _ = draw_task(task_seed, make, _task_key)
         self._turn = 0
         self._over = False
@@ -184,10 +181,6 @@ class MetaMath:
         if self._over:
             return f"{lead} {'Solved.' if is_right else 'No turns left.'}"
         return f"{lead}\n{self._turn_line()} Try again.\n{FORMAT_REMINDER}."
-
-
-def _pick_row(rows: Sequence[Row], rng: random.Random) -> Row:
-    return rng.choice(rows)
 
 
 def _last_digits(answer: str) -> list[int]:

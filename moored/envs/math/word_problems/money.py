@@ -14,13 +14,15 @@ from moored.envs.math.word_problems.english import (
     WEEK,
     YEAR,
     Noun,
+    Problem,
+    Working,
     count,
     listing,
     money,
     people,
     person,
+    plus,
 )
-from moored.envs.math.word_problems.problem import Problem, Working, plus
 
 
 def shopping(rng: random.Random, level: int) -> Problem:

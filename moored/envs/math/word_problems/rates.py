@@ -13,11 +13,12 @@ from moored.envs.math.word_problems.english import (
     TOWNS,
     VEHICLES,
     Noun,
+    Problem,
+    Working,
     clock,
     count,
     person,
 )
-from moored.envs.math.word_problems.problem import Problem, Working
 
 DISHES = (
     ("bread", "flour"),
