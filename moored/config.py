@@ -403,16 +403,7 @@ def load_options(
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        raise ConfigError("\n".join(explain(kind, error))) from None
-
-
-def unknown_options(data: Mapping[str, object]) -> list[str]:
-    """A sentence for every option of a part of a configuration that there is not."""
-    try:
-        Config.model_validate(data)
-    except ValidationError as error:
-        return explain(Config, error, only="extra_forbidden")
-    return []
+        raise ConfigError("\n".join(explain(kind, item) for item in error.errors())) from None
 
 
 def _command_of(data: Mapping[str, object], kind: type[Options]) -> str:

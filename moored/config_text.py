@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import cast, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from moored.errors import ConfigError, close_match_hint
@@ -28,13 +28,8 @@ def read_yaml(path: str | Path) -> dict[str, object]:
     return dict(data)
 
 
-def explain(root: type[BaseModel], error: ValidationError, *, only: str = "") -> list[str]:
-    """A sentence for each mistake in a whole configuration, `only` those of one type if given."""
-    return [_sentence(root, item) for item in error.errors() if only in ("", item["type"])]
-
-
-def _sentence(root: type[BaseModel], item: ErrorDetails) -> str:
-    """Field, given value and remedy."""
+def explain(root: type[BaseModel], item: ErrorDetails) -> str:
+    """Field, given value and remedy of one mistake in a whole configuration."""
     field = ".".join(map(str, item["loc"])) or "configuration"
     if item["type"] == "extra_forbidden":
         return f"unknown option {field!r}; {_hint(root, item['loc'])}"
@@ -52,7 +47,7 @@ def _hint(root: type[BaseModel], loc: Sequence[int | str]) -> str:
     model = root
     for name in sections:
         if isinstance(name, str):
-            model = section_of(model.model_fields[name].annotation) or model
+            model = _section_of(model.model_fields[name].annotation) or model
     return close_match_hint(str(key), model.model_fields)
 
 
@@ -66,7 +61,7 @@ def _option_names(model: type[BaseModel], path: str = "") -> Iterator[str]:
             yield f"{path}{name}"
 
 
-def section_of(annotation: object) -> type[BaseModel] | None:
+def _section_of(annotation: object) -> type[BaseModel] | None:
     """The section class inside an annotation such as `list[EnvConfig]`, if there is one."""
     inside = [annotation, *get_args(annotation)]
     # `list[EnvConfig]` passes for a type, too.

@@ -170,6 +170,15 @@ ENGINES = Registry(
         "endpoint": "moored.engine.endpoint.engine:EndpointEngine",
     },
 )
+SAMPLERS = Registry(
+    "sampler",
+    {
+        "auto": "moored.engine.samplers:auto",
+        "fast": "moored.engine.samplers:fast",
+        "plain": "moored.engine.samplers:plain",
+        "vllm": "moored.engine.vllm.sampler:vllm_sampler",
+    },
+)
 
 DIVIDES_BY_STD = ("grpo", "dapo", "gspo", "cispo")
 """Algorithms and advantage estimators that divide advantages by the std of the group's rewards."""
@@ -183,8 +192,14 @@ Schedule = Literal["constant", "linear", "cosine"]
 
 LOSS_SCALES: tuple[str, ...] = get_args(LossScale)
 AGGREGATIONS: tuple[str, ...] = get_args(Aggregation)
-KL_ESTIMATORS: tuple[str, ...] = get_args(KLEstimator)
 SCHEDULES: tuple[str, ...] = get_args(Schedule)
+
+
+def sampler_for(name: str, *, is_fast: bool) -> str:
+    """`auto` is `fast` for models of the shape that the fast sampler knows, else `plain`."""
+    if name != "auto":
+        return name
+    return "fast" if is_fast else "plain"
 
 
 def check_name(kind: str, name: str, known: tuple[str, ...]) -> None:

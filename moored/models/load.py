@@ -18,7 +18,6 @@ from moored.models.find import (
     check_model_name,
     model_folder,
     smollm_folder,
-    weights_folder,
 )
 from moored.models.folder import has_plain_tokenizer
 from moored.models.hub import hub_answers
@@ -102,11 +101,6 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
         return _read_tokenizer(
             str(source) if is_local else name, local_files_only=is_local or not hub_answers()
         )
-
-
-def needs_torch_for_tokenizer(name: str) -> bool:
-    """False where reading a model's tokenizer imports no torch; True for what lies on a hub."""
-    return not has_plain_tokenizer(weights_folder(name))
 
 
 def _read_tokenizer(where: str, *, local_files_only: bool) -> PreTrainedTokenizerBase:
