@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from moored.envs.base import encodable
 from moored.envs.search.corpus import Passage, parse_contents
@@ -91,29 +92,22 @@ class SearchServer(Retriever):
         raise AssertionError("the last try returns or raises")
 
 
-def _read_answer(answer: object, num_queries: int, num_passages: int) -> list[list[Hit]]:
-    lists = answer.get("result") if isinstance(answer, Mapping) else None
-    if (
-        not isinstance(lists, list)
-        or len(lists) != num_queries
-        or not all(isinstance(found, list) for found in lists)
-    ):
-        raise EnvError(
-            f"an answer must hold 'result', a list of passages for each of the {num_queries} "
-            f"queries, got {answer!r:.120}"
-        )
-    return [[_read_hit(item) for item in found[:num_passages]] for found in lists]
+def _read_answer(answer: Any, num_queries: int, num_passages: int) -> list[list[Hit]]:
+    try:
+        hits = [[_read_hit(item) for item in found[:num_passages]] for found in answer["result"]]
+        if len(hits) == num_queries:
+            return hits
+    except (AttributeError, KeyError, TypeError, ValueError):
+        pass  # something of another shape, which the message shows
+    raise EnvError(
+        f"an answer must hold 'result', for each of the {num_queries} queries a list of passages "
+        f"with 'contents', or with 'title' and 'text', got {answer!r:.120}"
+    )
 
 
-def _read_hit(item: object) -> Hit:
+def _read_hit(item: Any) -> Hit:
     """A passage with its score, or the passage alone."""
-    found = item.get("document", item) if isinstance(item, Mapping) else None
-    score = item.get("score") if isinstance(item, Mapping) else None
-    if isinstance(found, Mapping):
-        contents, title, text = (found.get(name) for name in ("contents", "title", "text"))
-        number = float(score) if isinstance(score, int | float) else 0.0
-        if isinstance(contents, str):
-            return Hit(parse_contents(encodable(contents)), number)
-        if isinstance(title, str) and isinstance(text, str):
-            return Hit(Passage(encodable(title), encodable(text)), number)
-    raise EnvError(f"a passage must have 'contents', or 'title' and 'text', got {item!r:.120}")
+    found, score = item.get("document", item), item.get("score") or 0.0
+    if "contents" in found:
+        return Hit(parse_contents(encodable(found["contents"])), float(score))
+    return Hit(Passage(encodable(found["title"]), encodable(found["text"])), float(score))
