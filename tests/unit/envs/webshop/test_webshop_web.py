@@ -104,6 +104,7 @@ def test_what_a_person_types_is_shown_as_text(browser: httpx.Client) -> None:
     attack = '"><script>alert(1)</script>'
     response = browser.post("/search", data={"keywords": attack})
     assert "<script" not in response.text and "&lt;script&gt;" in response.text
+    assert "default-src 'none'" in response.headers["content-security-policy"]
     assert not re.findall(r'(?:src|href)="(?!/)', response.text)
     assert browser.get("/style.css").headers["content-type"].startswith("text/css")
 
