@@ -11,9 +11,8 @@ import pytest
 
 from moored.envs.countdown import working
 from moored.envs.lean.theorems import split_statement
-from moored.envs.math.answer import same_answer
 from moored.envs.mix import make_env, open_env
-from moored.envs.teaching import Guesses, Reasons, Spoils, fill
+from moored.envs.teaching import Guesses, Reasons, Spoils
 from tests.contract.registered import needs_bubblewrap
 
 LEVEL = ["######", "#P__##", "#_X__#", "#O_###", "######"]
@@ -84,25 +83,6 @@ def test_noise_replaces_actions_by_known_ones_at_the_stated_rate():
     assert noised.count("Up") / 4000 == pytest.approx(0.7, abs=0.03)
 
 
-@pytest.mark.parametrize("answer", ["\\frac{3}{4}", "12 km", "$\\sqrt{7}$", "3.50", "1/2"])
-def test_a_spoilt_answer_of_a_word_problem_is_wrong_wherever_its_number_stands(tmp_path, answer):
-    rows = [{"query": f"How much is {n}?", "response": f"The answer is: {answer}"} for n in "abc"]
-    (tmp_path / "rows.json").write_text(json.dumps(rows))
-    env: Any = make_env("metamath", source=str(tmp_path / "rows.json"))
-    env.reset(0)
-    for seed in range(20):
-        assert not same_answer(env.spoil(env.oracle(), 0.0, random.Random(seed)), answer)
-
-
-def test_a_third_of_the_operators_that_spoil_an_answer_of_countdown_are_its_own():
-    env: Any = make_env("countdown")
-    unchanged = 0
-    for seed in range(300):
-        env.reset(seed)
-        unchanged += env.spoil(env.oracle(), 1.0, random.Random(seed)) == env.oracle()
-    assert unchanged / 300 == pytest.approx(1 / 3, abs=0.08)
-
-
 def test_a_guess_fits_the_turn():
     env: Any = make_env("sokoban", max_actions_per_turn=3)
     env.reset(0)
@@ -167,8 +147,3 @@ def test_a_theorem_is_told_with_its_hypotheses_and_goal():
     text = "theorem goal (x y : Nat) (h : x + 1 = y) : x < y"
     assert split_statement(text) == ("(x y : Nat) (h : x + 1 = y)", "x < y")
     assert split_statement("theorem goal : 2 + 2 = 4") == ("", "2 + 2 = 4")
-
-
-def test_every_choice_of_a_pattern_is_settled():
-    found = {fill("I {think|guess} so{.|!}", random.Random(seed)) for seed in range(40)}
-    assert found == {"I think so.", "I guess so.", "I think so!", "I guess so!"}

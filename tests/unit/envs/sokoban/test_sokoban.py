@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import os
-import pickle
-import subprocess
-import sys
 import time
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from moored.envs.base import Environment
 from moored.envs.sokoban.env import Sokoban
 from moored.envs.sokoban.rooms import draw_rows
 from moored.envs.tiles import SOKOBAN_TILES, draw_tiles
@@ -196,24 +189,6 @@ def test_two_boxes_pushed_off_in_one_turn_cost_what_a_malformed_reply_does():
     assert env.step("no tags").reward == pytest.approx(dearest)
 
 
-@settings(max_examples=150, deadline=None)
-@given(
-    st.lists(
-        st.one_of(
-            st.sampled_from(["<think>", "</think>", "<answer>", "</answer>", " || ", "Up", "Left"]),
-            st.text(max_size=20),
-        ),
-        max_size=12,
-    ).map("".join)
-)
-def test_any_reply_is_scored(reply):
-    env = Sokoban(level=ONE_BOX)
-    env.reset(0)
-    result = env.step(reply)
-    assert result.is_valid or result.reward == -0.2
-    assert -0.2 <= round(result.reward, 9) <= 10.9
-
-
 # Views
 
 
@@ -249,11 +224,6 @@ def test_no_two_tiles_look_alike():
     for a, b in itertools.combinations(tiles, 2):
         differing = sum(abs(x - y) > 40 for x, y in zip(a, b, strict=True))
         assert differing > 0.08 * len(a)
-
-
-def test_unknown_view_is_answered_with_the_nearest():
-    with pytest.raises(EnvError, match="did you mean 'grid_coord'"):
-        Sokoban(view="grid_cord")
 
 
 # Options
@@ -294,45 +264,3 @@ def test_bad_option_is_refused(options, message):
 
 
 # Contract
-
-
-def test_sokoban_is_an_environment():
-    assert isinstance(Sokoban(), Environment)
-    assert not Sokoban.is_stochastic
-
-
-def test_episode_seed_changes_nothing():
-    env = Sokoban()
-    assert env.reset(4, 0) == env.reset(4, 123)
-
-
-def test_tasks_do_not_depend_on_the_hash_seed():
-    program = (
-        "from moored.envs.sokoban.env import Sokoban\n"
-        "from moored.types import messages_digest\n"
-        "for options in ({}, {'rows': 8, 'cols': 8, 'boxes': 3}, {'view': 'image'}):\n"
-        "    env = Sokoban(**options)\n"
-        "    print([messages_digest(env.reset(s)) for s in (0, 7, 1 << 40)], env.oracle())\n"
-    )
-    outputs = [
-        subprocess.run(
-            [sys.executable, "-c", program],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for hash_seed in ("1", "2")
-    ]
-    assert outputs[0] == outputs[1] != ""
-
-
-@pytest.mark.parametrize("view", ["grid_coord", "image"])
-def test_environment_is_pickled_before_and_inside_an_episode(view):
-    fresh = pickle.loads(pickle.dumps(Sokoban(view=view)))
-    assert fresh.reset(1)[1].text == Sokoban(view=view).reset(1)[1].text
-    env = Sokoban(level=ONE_BOX, view=view)
-    env.reset(0)
-    env.step(format_reply("", "Down || Right"))
-    twin = pickle.loads(pickle.dumps(env))
-    assert twin.step(format_reply("", "Up")) == env.step(format_reply("", "Up"))
