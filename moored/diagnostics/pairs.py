@@ -99,12 +99,6 @@ class PairSet:
             for j, prompt in enumerate(self.prompts)
         ]
 
-    @property
-    def valid_thinking_rate(self) -> float:
-        """Share of the turns of this view that hold a reasoning."""
-        total = self.num_available + self.num_empty
-        return self.num_available / total if total else 0.0
-
 
 def first_turn_pairs(
     groups: Sequence[Group],

@@ -175,7 +175,6 @@ def test_turns_without_reasoning_are_counted():
     groups = [make_group(0, [1, 1, 1, 1], silent=1), make_group(1, [1, 1, 1, 1], silent=2)]
     pairs = first_turn_pairs(groups)
     assert (pairs.num_available, pairs.num_empty) == (5, 3)
-    assert pairs.valid_thinking_rate == 0.625
 
 
 def test_too_few_prompts_say_what_was_found():
