@@ -4,8 +4,9 @@
 `rollout training models engine/base engine/gpu engine/checkpoint` <- `engine/*` <-
 `train recovery evaluate sft` <- `cli` <- `__main__`.
 `plan` is for people: commands and studies alone ask it, no engine does.
-`envs` read `files`, `analysis` reads `runlog` and `files`; `studies` start runs as processes of
-their own and read them with `analysis`; `integrations` use `algo` and `diagnostics` alone.
+`envs` read `files`, `analysis` reads `runlog` and `files`, and groups rows as `integrations` do;
+`studies` start runs as processes of their own and read them with `analysis`; `integrations` use
+`algo` and `diagnostics` alone.
 """
 
 from __future__ import annotations
