@@ -24,6 +24,10 @@ def pull(env: Bandit, kind: tuple[str, ...], task_seed: int = 0, episode_seed: i
     return env.step(format_reply("", arm))
 
 
+def test_every_name_stands_for_one_kind_of_arm():
+    assert len(set(STEADY + DARING)) == len(STEADY) + len(DARING) >= 60
+
+
 def test_the_safe_arm_always_pays_a_tenth_and_is_no_success():
     for seed in range(50):
         result = pull(Bandit(), STEADY, seed, seed)
@@ -50,6 +54,18 @@ def test_the_risky_arm_pays_one_in_a_quarter_of_the_episodes_and_is_the_success(
     assert abs(sum(rewards) / 4000 - 0.25) < 0.028
 
 
+def test_what_the_risky_arm_pays_cannot_be_told_from_the_prompt():
+    # Task and noise seeded with one number must not share one stream.
+    env = Bandit()
+    paid = {name: [] for name in STEADY[:10]}
+    for seed in range(4000):
+        steady = next(arm for arm in arms_of(env, seed) if arm in STEADY)
+        if steady in paid:
+            paid[steady].append(pull(env, DARING, seed, seed).reward)
+    for rewards in paid.values():
+        assert 0.1 < sum(rewards) / len(rewards) < 0.4
+
+
 def test_episodes_of_equal_number_are_independent_between_tasks():
     # With noise of the episode seed alone, all tasks would pay, or not, together.
     env = Bandit()
@@ -64,6 +80,18 @@ def test_each_task_shows_one_steady_and_one_daring_name_in_either_order():
     assert all((first in DARING) != (second in DARING) for first, second in pairs)
     assert 150 < daring_first < 250
     assert len(set(pairs)) > 300
+
+
+def test_splits_share_no_pair_in_any_order():
+    env = Bandit()
+    pairs = [
+        {frozenset(arms_of(env, first + seed)) for seed in range(500)}
+        for first in (TRAIN, VALIDATION, TEST)
+    ]
+    assert all(len(split) > 100 for split in pairs)
+    assert not pairs[0] & pairs[1]
+    assert not pairs[0] & pairs[2]
+    assert not pairs[1] & pairs[2]
 
 
 def test_in_reverse_steady_names_are_the_risky_arms_behind_the_same_prompt():

@@ -125,6 +125,10 @@ def test_score_follows_the_rules(answer, reward):
     assert score(answer, (3, 7, 25), 46) == reward
 
 
+def test_division_by_zero_earns_nothing_even_with_the_right_numbers():
+    assert score("5 / (3 - 3)", (3, 3, 5), 5) == 0.0
+
+
 def test_repeated_numbers_must_be_used_as_often_as_given():
     assert score("3 + 3 + 5", (3, 3, 5), 11) == 1.0
     assert score("3 + 5", (3, 3, 5), 8) == 0.0
@@ -152,6 +156,24 @@ def test_tasks_keep_to_the_options(options):
         assert all(1 <= n <= env.max_number for n in drawn)
         assert 1 <= int(target) <= env.max_target
     assert counts == set(range(env.num_numbers[0], env.num_numbers[1] + 1))
+
+
+def test_all_four_operators_occur_in_solutions():
+    env = Countdown()
+    solutions = []
+    for seed in range(100):
+        env.reset(seed)
+        solutions.append(env.oracle())
+    for sign in "+-*/":
+        assert sum(sign in solution for solution in solutions) >= 5
+
+
+def test_the_prompt_states_the_penalty_that_is_charged():
+    env = Countdown(format_penalty=-0.25)
+    system, _ = env.reset(0)
+    assert "-0.25 for a malformed reply" in str(system.content)
+    result = env.step("no tags")
+    assert (result.reward, result.is_valid, result.terminated) == (-0.25, False, True)
 
 
 def test_a_well_formed_but_wrong_answer_is_valid():
@@ -194,3 +216,10 @@ def test_neither_adding_nor_multiplying_all_numbers_solves_a_task(options):
             env.reset(seed)
             assert env._task is not None
             assert env._task.target not in (sum(env._task.numbers), math.prod(env._task.numbers))
+
+
+NASTY = st.one_of(
+    st.text(max_size=200),
+    st.text(alphabet="()+-*/0123456789= ", max_size=600),
+    st.sampled_from(["9**9**9", "(" * 200_000, "9" * 10**6, "1||2", "٣+²", "\ud800", "1/0" * 100]),
+)

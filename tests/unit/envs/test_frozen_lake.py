@@ -192,6 +192,14 @@ def test_drawn_maps_have_one_start_one_goal_and_a_way_within_the_budget():
             assert 1 <= (lake.distance() or 0) <= env.action_budget
 
 
+def test_tiles_are_frozen_as_often_as_asked():
+    env = FrozenLake(size=12, frozen=0.8, max_turns=50, max_actions=50)
+    tiles = "".join(env.make_task(random.Random(seed)).tiles for seed in range(200))
+    share = tiles.count("F") / (tiles.count("F") + tiles.count("H"))
+    # Only solvable maps are kept, which have a little more ice than the draw.
+    assert 0.795 < share < 0.815
+
+
 def test_a_lake_without_ice_can_still_be_drawn_with_start_next_to_goal():
     env = FrozenLake(frozen=0)
     env.reset(1)
@@ -303,6 +311,11 @@ def test_without_slips_the_oracle_walks_the_shortest_safe_way():
         env.reset(seed)
         assert len(env.plan()) == env._lake.distance()
         assert run_oracle(env, seed, 0)
+
+
+def test_without_slips_the_oracle_uses_the_last_action_of_the_budget():
+    env = FrozenLake(map=["SFFFFFG"], slip=0, max_turns=3, max_actions=6)
+    assert run_oracle(env, 0, 0)
 
 
 def test_at_the_usual_slip_the_oracle_nearly_always_arrives():

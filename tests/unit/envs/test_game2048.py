@@ -103,6 +103,24 @@ def test_a_game_earns_the_growth_of_its_largest_tile():
         assert total == pytest.approx((largest_tile(env._board) - first) / 64)
 
 
+def test_a_constant_policy_earns_little():
+    env, total = Game2048(), 0.0
+    for seed in range(200):
+        env.reset(seed, 1000 + seed)
+        done = False
+        while not done:
+            result = env.step(format_reply("", "Up || Left"))
+            total, done = total + result.reward, result.is_over
+    assert total / 200 < 0.3
+
+
+def test_effective_action_adds_exactly_one_tile():
+    env = game(((0, 0, 0, 8), *EMPTY[1:]))
+    env.step(format_reply("", "Left"))
+    tiles = sorted(int(word) for word in env.state().split() if word != ".")
+    assert tiles in ([2, 8], [4, 8])
+
+
 def test_action_without_effect_adds_no_tile_and_counts():
     env = game(((8, 0, 0, 0), *EMPTY[1:]))
     before = env.state()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -9,6 +10,7 @@ from typing import Literal
 import pytest
 
 from moored.config import EnvConfig
+from moored.envs import ENVIRONMENTS
 from moored.envs.base import StepResult
 from moored.envs.mix import REQUIRED, EnvMix, make_env, open_env, option_defaults
 from moored.errors import ConfigError, EnvError, MooredError, UnknownNameError
@@ -70,6 +72,10 @@ def test_an_environment_that_cannot_begin_is_not_opened() -> None:
         open_env(Unreachable, word="bye"),
     ):
         raise AssertionError("it was opened")
+
+
+def test_options_reach_the_constructor() -> None:
+    assert make_env(Echo, max_turns=3).max_turns == 3
 
 
 def test_a_function_makes_environments_too() -> None:
@@ -145,6 +151,11 @@ def test_option_values_of_the_right_kind_are_taken(option: str, value: object) -
     assert isinstance(env, Echo)
 
 
+def test_a_whole_float_becomes_a_count() -> None:
+    assert "'count': 8," in make_env(make_anything, count=8.0).reset(0)[1].text
+    assert "'span': [3, 4]," in make_env(make_anything, span=[3, 4.0]).reset(0)[1].text
+
+
 def test_a_kind_that_is_not_known_takes_everything() -> None:
     class Own:
         pass
@@ -178,6 +189,18 @@ def test_option_values_of_another_kind_are_refused(option: str, value: object, k
     with pytest.raises(ConfigError) as caught:
         make_env(make_anything, **{option: value})
     assert repr(option) in str(caught.value) and f"must be {kind}" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", list(ENVIRONMENTS))
+def test_every_count_and_number_of_every_environment_is_typed(name: str) -> None:
+    factory = ENVIRONMENTS.get_object(name)
+    assert callable(factory)
+    defaults = option_defaults(factory)
+    given = {option: "text" for option, default in defaults.items() if default is REQUIRED}
+    for option, default in defaults.items():
+        for value in (True, "x") if type(default) in (int, float) else ():
+            with pytest.raises(ConfigError, match=option):
+                make_env(name, **{**given, option: value})
 
 
 def test_an_instance_is_not_a_source() -> None:
@@ -214,6 +237,17 @@ def test_what_its_code_raises_before_a_run_is_a_sentence_that_says_where(at: str
         pass
 
 
+class Leaving(Echo):
+    def __init__(self) -> None:
+        sys.exit("the licence has expired")
+
+
+def test_an_environment_that_exits_before_a_run_is_a_sentence_too() -> None:
+    why = r"test_mix\.py:\d+: the licence has expired$"
+    with pytest.raises(EnvError, match=why), open_env(Leaving):
+        pass
+
+
 def test_unknown_names_are_explained() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'sokoban'"):
         make_env("sokobann")
@@ -241,6 +275,11 @@ def test_the_choice_depends_on_group_and_seed_alone() -> None:
     backward = [mix.index_of_group(group, seed=1) for group in reversed(range(64))]
     assert backward[::-1] == forward
     assert forward != [mix.index_of_group(group, seed=2) for group in range(64)]
+
+
+def test_one_environment_takes_every_group() -> None:
+    mix = mix_of("a")
+    assert {mix.index_of_group(group, seed=group) for group in range(1000)} == {0}
 
 
 def test_the_fewest_groups_of_an_environment_in_a_step():

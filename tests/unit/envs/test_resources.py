@@ -98,6 +98,14 @@ def test_equal_resources_are_one_and_others_are_not():
     assert LOG == ["open 1", "open 2", "close 2", "close 1"]
 
 
+def test_closing_twice_closes_once():
+    shared = SharedResources()
+    shared.attach(Client())
+    shared.close()
+    shared.close()
+    assert LOG == ["open 1", "close 1"]
+
+
 def test_a_resource_that_fails_to_close_loses_no_other(caplog):
     shared = SharedResources()
     shared.attach(Declares({"server": Server(1), "stuck": Stuck()}))

@@ -9,7 +9,7 @@ import pytest
 
 from moored.envs import rubik
 from moored.envs.base import SPLIT_SEEDS
-from moored.envs.rubik import COLOURS, SOLVED, TURNS, Rubik, Scramble, draw_net, solve
+from moored.envs.rubik import COLOURS, INVERSE, SOLVED, TURNS, Rubik, Scramble, draw_net, solve
 from moored.errors import EnvError
 from moored.reply import format_reply
 
@@ -99,6 +99,23 @@ def test_r_lifts_the_right_column_of_the_front_to_the_top():
     assert draw_net(apply("R"), COLOURS) == (
         "     w g\n     w g\no o  g y  r r  w b\no o  g y  r r  w b\n     y b\n     y b"
     )
+
+
+def test_u_carries_the_front_row_to_the_left():
+    lines = draw_net(apply("U"), COLOURS).splitlines()
+    assert lines[2:4] == ["g g  r r  b b  o o", "o o  g g  r r  b b"]
+
+
+def test_f_carries_the_top_to_the_right():
+    assert draw_net(apply("F"), COLOURS) == (
+        "     w w\n     o o\no y  g g  w r  b b\no y  g g  w r  b b\n     r r\n     y y"
+    )
+
+
+@pytest.mark.parametrize("name", TURNS)
+def test_each_turn_has_order_four_and_is_undone_by_its_inverse(name: str):
+    assert order(name) == 4
+    assert apply(f"{name} {INVERSE[name]}") == SOLVED
 
 
 def test_orders_of_known_sequences():

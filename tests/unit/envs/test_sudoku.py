@@ -132,6 +132,21 @@ def test_cell_never_pays_twice():
     assert env.step(format_reply("", "r1c1=3 || r2c2=4")).reward == 0.0
 
 
+def test_blind_guessing_does_not_pay():
+    # Of the four digits for an empty cell one earns a share and three cost it: -1/2 on average.
+    env, rng, total = Sudoku(), random.Random(0), 0.0
+    for seed in range(200):
+        env.reset(seed)
+        done = False
+        while not done:
+            cells = [cell for cell, digit in enumerate(env._cells) if not digit]
+            guesses = [(rng.choice(cells), rng.randint(1, 4)) for _ in range(2)]
+            answer = " || ".join(f"r{c // 4 + 1}c{c % 4 + 1}={digit}" for c, digit in guesses)
+            result = env.step(format_reply("", answer))
+            total, done = total + result.reward, result.is_over
+    assert total / 200 < -0.3
+
+
 def test_the_prompt_states_what_a_digit_earns_and_costs():
     env = Sudoku(blanks=7)
     rules = env.reset(0)[0].text

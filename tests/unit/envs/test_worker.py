@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -272,6 +273,16 @@ def test_a_worker_that_is_forgotten_ends_its_child():
     assert child is not None
     del worker
     assert child.wait(60) != 0
+
+
+def test_starting_ahead_is_safe_in_threads():
+    worker = Worker("operator:add")
+    threads = [threading.Thread(target=worker.start) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert worker.ask(1, 1) == 2
 
 
 def test_stopping_in_another_thread_ends_a_request_that_waits():
