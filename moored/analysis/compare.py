@@ -1,4 +1,5 @@
-"""The ends of several runs side by side, with intervals and the options they differ in.
+"""The ends of several runs side by side, with intervals and the options they differ in, and what
+they wrote about the same tasks.
 
 Reads run directories only. Runs that differ in nothing but their seed are put together, and their
 intervals are over seeds. A single run has an interval over its last steps; these depend on each
@@ -7,16 +8,21 @@ other, so it is narrower than one over seeds would be.
 
 from __future__ import annotations
 
+import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal, cast
 
+from moored.analysis.excerpts import differing_parts
 from moored.config_text import read_yaml
 from moored.errors import MooredError
 from moored.runlog.log import lost_episodes, read_records
+from moored.runlog.rollouts import read_groups
+from moored.types import Group, content_text
 
 LAST = 10
 """Steps at either end of a run that are averaged, unless told otherwise."""
@@ -100,21 +106,19 @@ class Arm:
 
     def figures(self) -> dict[str, Figure]:
         """All figures that at least one of the runs has."""
-        names = dict.fromkeys(name for run in self.runs for name in run.ends)
-        found = {name: self._figure(name) for name in names}
-        return {name: figure for name, figure in found.items() if figure is not None}
-
-    def _figure(self, name: str) -> Figure | None:
-        having = [run for run in self.runs if run.ends.get(name)]
-        if not having:
-            return None
-        values = [fmean(run.ends[name]) for run in having]
-        starts = [run.starts[name] for run in having if name in run.starts]
-        return Figure(
-            start=fmean(starts) if starts else None,
-            end=fmean(values),
-            half_width=half_width(values if len(self.runs) > 1 else having[0].ends[name]),
-        )
+        found = {}
+        for name in dict.fromkeys(name for run in self.runs for name in run.ends):
+            having = [run for run in self.runs if run.ends.get(name)]
+            if not having:
+                continue
+            values = [fmean(run.ends[name]) for run in having]
+            starts = [run.starts[name] for run in having if name in run.starts]
+            found[name] = Figure(
+                start=fmean(starts) if starts else None,
+                end=fmean(values),
+                half_width=half_width(values if len(self.runs) > 1 else having[0].ends[name]),
+            )
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,3 +310,146 @@ def _step(record: Record) -> int:
 def _letter(index: int) -> str:
     """A, B, … Z, A1, B1, …"""
     return chr(ord("A") + index % 26) + (str(index // 26) if index >= 26 else "")
+
+
+def figure_cell(figure: Figure | None) -> str:
+    if figure is None:
+        return "–"
+    start = "" if figure.start is None else f"{_decimals(figure.start)} → "
+    spread = "" if figure.half_width is None else f" ± {figure.half_width:.3f}"
+    return f"{start}{_decimals(figure.end)}{spread}"
+
+
+def _decimals(value: float) -> str:
+    """Three decimals, without a minus sign before zero."""
+    return f"{round(value, 3) + 0.0:.3f}"
+
+
+def verdicts_of(arm: Arm) -> str:
+    """The verdict of one run, or how many runs have which."""
+    words = [run.verdict or "–" for run in arm.runs]
+    if len(set(words)) == 1:
+        return words[0]
+    return ", ".join(f"{count} {word}" for word, count in Counter(words).most_common())
+
+
+def alarms_of(arm: Arm) -> str:
+    steps = ["–" if run.alarm_step is None else str(run.alarm_step) for run in arm.runs]
+    return ", ".join(steps) if set(steps) != {"–"} else "–"
+
+
+def explanation(found: Comparison) -> list[str]:
+    """What is averaged, and what the intervals are over."""
+    averaged = sorted({run.num_averaged for arm in found.arms for run in arm.runs})
+    num = str(averaged[0]) if len(averaged) == 1 else f"{averaged[0]} to {averaged[-1]}"
+    steps = "step" if averaged == [1] else f"{num} steps"
+    lines = [f"Means over the first and the last {steps} of each run, and the looks in them."]
+    over = {arm.interval_over for arm in found.arms if _has_interval(arm)}
+    if "seeds" in over:
+        lines.append("± is half of the 95 % interval over seeds.")
+    if "steps" in over:
+        which = " of the other runs" if "seeds" in over else ""
+        lines.append(
+            f"± is half of the 95 % interval over steps{which}. Steps of one run are not "
+            f"independent, so it is too narrow; repeat with other seeds for one that is not."
+        )
+    ends = found.last_steps
+    if len(ends) > 1:
+        lines.append(
+            f"The runs end at different steps, from {min(ends)} to {max(ends)}; --until "
+            f"{min(ends)} compares all of them there."
+        )
+    lost = {arm.label: sum(run.num_lost for run in arm.runs) for arm in found.arms}
+    if any(lost.values()):
+        each = ", ".join(f"{label} {num}" for label, num in lost.items())
+        lines.append(
+            f"Episodes that ended in an error, and count in neither success nor reward: {each}."
+        )
+    return lines
+
+
+def lost_sentence(steps: Sequence[Record]) -> str | None:
+    """How many episodes of a run ended in an error, and how often; None where none did."""
+    lost = [num for num in map(lost_episodes, steps) if num]
+    if not lost:
+        return None
+    episodes = "1 episode" if sum(lost) == 1 else f"{sum(lost):,} episodes"
+    return (
+        f"{episodes} ended in an error, in {len(lost)} of {len(steps)} steps, and no success or "
+        f"reward is of such an episode."
+    )
+
+
+def option_cell(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _has_interval(arm: Arm) -> bool:
+    return any(figure.half_width is not None for figure in arm.figures().values())
+
+
+@dataclass(frozen=True, slots=True)
+class TaskReplies:
+    """One task at one step: what the model saw, and the first reply of every run."""
+
+    step: int
+    seen: str
+    replies: tuple[str, ...]
+
+
+def shared_replies(runs: Sequence[Path], *, num_tasks: int = 2) -> list[TaskReplies]:
+    """Replies to tasks that all runs met, at the first, the middle and the last stored step.
+
+    Runs with the same seed and environments meet the same tasks at the same steps.
+    """
+    files = [_files_by_step(run) for run in runs]
+    steps = sorted(set.intersection(*(set(of_run) for of_run in files)))
+    if not steps:
+        raise MooredError(
+            f"{len(runs)} runs have no step whose rollouts are stored in all of them; set the same "
+            f"log.rollouts_every (10 by default)"
+        )
+    found: list[TaskReplies] = []
+    for step in dict.fromkeys([steps[0], steps[len(steps) // 2], steps[-1]]):
+        groups = [_by_task(read_groups(of_run[step])) for of_run in files]
+        found += _replies_of_step(step, groups, num_tasks)
+    if not found:
+        raise MooredError("the runs met no task in common; give runs with the same seed")
+    return found
+
+
+def _replies_of_step(
+    step: int, groups: Sequence[Mapping[tuple[str, int], Group]], num_tasks: int
+) -> list[TaskReplies]:
+    shared = [task for task in groups[0] if all(task in others for others in groups)]
+    turns = [
+        [of_run[task].trajectories[0].turns[0] for of_run in groups] for task in shared[:num_tasks]
+    ]
+    seen = _differing_lines([content_text(of_task[0].seen) for of_task in turns])
+    return [
+        TaskReplies(step, text, tuple(turn.reply for turn in of_task))
+        for text, of_task in zip(seen, turns, strict=True)
+    ]
+
+
+def _files_by_step(run: Path) -> dict[int, Path]:
+    files = sorted((run / "rollouts").glob("step_*.parquet"))
+    return {int(file.stem.removeprefix("step_")): file for file in files}
+
+
+def _by_task(groups: Sequence[Group]) -> dict[tuple[str, int], Group]:
+    """Groups whose first episode has a turn, by environment and task."""
+    return {
+        (group.env, group.task_seed): group
+        for group in groups
+        if group.trajectories and group.trajectories[0].turns
+    }
+
+
+def _differing_lines(texts: Sequence[str]) -> list[str]:
+    """Texts from where they differ, without the lines in which all of them end."""
+    lines = [text.split("\n") for text in differing_parts(texts)]
+    if len(texts) > 1:
+        while all(lines) and len({of_text[-1] for of_text in lines}) == 1:
+            lines = [of_text[:-1] for of_text in lines]
+    return ["\n".join(of_text) for of_text in lines]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from moored.algo.snr import FREE_ABOVE
-from moored.analysis.compare_text import lost_sentence, option_cell
+from moored.analysis.compare import lost_sentence, option_cell
 from moored.analysis.figures import (
     Bars,
     Curve,

@@ -12,11 +12,14 @@ from statistics import fmean
 from typing import Any
 
 from moored.algo.snr import FREE_ABOVE
-from moored.analysis.compare import Arm, Comparison, compare_runs, half_width
-from moored.analysis.compare_text import (
+from moored.analysis.compare import (
+    Arm,
+    Comparison,
     alarms_of,
+    compare_runs,
     explanation,
     figure_cell,
+    half_width,
     option_cell,
     verdicts_of,
 )

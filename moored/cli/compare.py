@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from moored.analysis.compare import Comparison
-    from moored.analysis.replies import TaskReplies
+    from moored.analysis.compare import Comparison, TaskReplies
 
 NAME_WIDTH, ARM_WIDTH = 22, 11
 """Columns of a terminal for names of figures, and for an arm with a number in each line."""
@@ -45,8 +44,7 @@ def compare_command(
     as_json: AsJson = False,
 ) -> None:
     """Compare start and end of runs; seeds are put together."""
-    from moored.analysis.compare import compare_runs
-    from moored.analysis.replies import shared_replies
+    from moored.analysis.compare import compare_runs, shared_replies
 
     found = compare_runs(runs, last=last, until=until)
     shown = [path for path in runs if str(path) not in found.left_out]
@@ -83,7 +81,7 @@ def _as_dict(found: Comparison) -> dict[str, object]:
 
 
 def _show(console: Console, found: Comparison) -> None:
-    from moored.analysis.compare_text import explanation
+    from moored.analysis.compare import explanation
 
     for arm in found.arms:
         for run in arm.runs:
@@ -109,7 +107,7 @@ def _figure_table(found: Comparison, block: range) -> Table:
     from rich import box
     from rich.table import Table
 
-    from moored.analysis.compare_text import alarms_of, figure_cell, verdicts_of
+    from moored.analysis.compare import alarms_of, figure_cell, verdicts_of
 
     table = Table(box=box.SIMPLE_HEAD, header_style="bold")
     arms = [found.arms[place] for place in block]
@@ -128,7 +126,7 @@ def _option_table(found: Comparison, block: range) -> Table:
     from rich import box
     from rich.table import Table
 
-    from moored.analysis.compare_text import option_cell
+    from moored.analysis.compare import option_cell
 
     table = Table(box=box.SIMPLE_HEAD, header_style="bold")
     table.add_column("option", overflow="fold")

@@ -261,7 +261,7 @@ class Request:
 
 def _answer(request: Request, *, rescore: bool) -> Diagnosis:
     """What training measured, for a run directory; else the files are scored."""
-    from moored.analysis.compare_text import lost_sentence
+    from moored.analysis.compare import lost_sentence
     from moored.analysis.models import find_run
     from moored.analysis.stored import has_looks, read_diagnosis, why_no_looks
     from moored.files.tables import expand, is_run

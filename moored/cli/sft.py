@@ -120,7 +120,7 @@ def _how_to_go_on(folder: Path) -> str:
 def _resume(
     words: Sequence[str], folder: Path, other: Path | None, console: Console, *, as_json: bool
 ) -> SftRun:
-    from moored.analysis.compare_text import option_cell
+    from moored.analysis.compare import option_cell
     from moored.models.paths import resolve_paths
     from moored.runlog.log import check_folder
     from moored.sft.changes import changes_since

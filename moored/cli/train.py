@@ -135,7 +135,7 @@ def _resume(words: Sequence[str], folder: Path, other: Path | None) -> Run:
     with explain_moved_paths(folder, config):
         check_config(config)
     require_run_packages(config)
-    from moored.analysis.compare_text import option_cell
+    from moored.analysis.compare import option_cell
     from moored.train import build_run, resume
 
     made = build_run(config, folder, resume=True)

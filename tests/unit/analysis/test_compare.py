@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from moored.analysis.compare import compare_runs, half_width, read_ends
-from moored.analysis.replies import TaskReplies
+from moored.analysis.compare import TaskReplies, compare_runs, half_width, read_ends
 from moored.cli import compare
 from moored.cli.compare import compare_command
 from moored.errors import MooredError

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moored.analysis.replies import TaskReplies, shared_replies
+from moored.analysis.compare import TaskReplies, shared_replies
 from moored.errors import MooredError
 from moored.runlog.rollouts import write_groups
 from moored.types import Group, Prompt, StopReason, Trajectory, Turn

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from moored.analysis.replies import TaskReplies
+from moored.analysis.compare import TaskReplies
 from moored.cli.compare import _show_replies
 from moored.cli.console import make_console, print_line
 
