@@ -94,7 +94,11 @@ class Sokoban(Game[Room]):
         self.view, self.tile_px = view, tile_px
         self._size = _check_size(rows, cols, boxes)
         self._lengths = _solution_lengths(min_solution, max_solution, self.action_budget)
-        _check_source(level, levels_file, min_solution, max_solution)
+        if level is not None and levels_file is not None:
+            raise EnvError("sokoban: level and levels_file were both given; leave one out")
+        is_drawn = level is None and levels_file is None
+        if not is_drawn and (min_solution, max_solution) != (None, None):
+            raise EnvError("sokoban: min_solution and max_solution are for drawn rooms")
         self._level = None if level is None else parse_room(_as_rows(level))
         self._levels = () if levels_file is None else read_levels(levels_file)
         if self._levels:
@@ -226,22 +230,6 @@ def _legend(view: str) -> str:
         "image": f"The picture shows: {SOKOBAN_LEGEND}.",
     }
     return legends[view]
-
-
-def _check_source(
-    level: Sequence[str] | None,
-    levels_file: str | Path | None,
-    min_solution: int | None,
-    max_solution: int | None,
-) -> None:
-    if level is not None and levels_file is not None:
-        raise EnvError("sokoban: level and levels_file were both given; leave one out")
-    is_drawn = level is None and levels_file is None
-    if not is_drawn and (min_solution, max_solution) != (None, None):
-        raise EnvError(
-            "sokoban: min_solution and max_solution are for drawn rooms, but level or "
-            "levels_file was given; leave one or the other out"
-        )
 
 
 def _as_rows(level: Sequence[str]) -> Sequence[str]:

@@ -113,15 +113,11 @@ def parse_room(
     )
     place = f"{source}, room at line {first_line}"
     if players.bit_count() != 1:
-        raise EnvError(
-            f"{place}: a room needs exactly one player, got {players.bit_count()}; "
-            f"write {player!r}, or {standing!r} on a target"
-        )
+        raise EnvError(f"{place}: a room needs exactly one player, got {players.bit_count()}")
     if boxes.bit_count() != targets.bit_count():
         raise EnvError(
             f"{place}: a room needs as many boxes as targets, got {boxes.bit_count()} and "
-            f"{targets.bit_count()}; boxes are {box!r} and {done!r}, targets {target!r}, "
-            f"{done!r} and {standing!r}"
+            f"{targets.bit_count()}; {done!r} is both, {standing!r} is a target"
         )
     if boxes == targets:
         raise EnvError(f"{place}: nothing is left to solve; add a box {box!r} off its target")
