@@ -44,8 +44,6 @@ NOBODY = 65534
 """The user and group of a program in a container, where it is alone."""
 TRY_LIMIT_S = 60.0
 """For a first try of bubblewrap or docker; a daemon that is stuck never answers."""
-MIN_PYTHON = "3.11"
-"""The first release with -P."""
 SYSTEM_FOLDERS = ("/usr/lib", "/usr/lib32", "/usr/lib64", "/lib", "/lib32", "/lib64")
 
 
@@ -180,25 +178,13 @@ def _require_program(name: str, remedy: str) -> str:
 @functools.cache
 def _check_docker(isolation: Docker) -> None:
     """Try docker once per process: without daemon, image or Python every program would fail."""
-    program, image = isolation.program, isolation.image
-    version = _try([program, "version", "--format", "{{.Server.Version}}"])
-    if version.returncode:
-        raise EnvError(
-            f"code: docker does not answer ({version.stderr.strip()[:200]}); start its daemon, or "
-            f"leave sandbox=bubblewrap"
-        )
-    if _try([program, "image", "inspect", image]).returncode:
-        raise EnvError(
-            f"code: docker has no image {image!r}; docker pull {image}, or name another with "
-            f"Python {MIN_PYTHON} or newer as image"
-        )
-    name = f"moored-{uuid.uuid4().hex}"
+    image, name = isolation.image, f"moored-{uuid.uuid4().hex}"
     tried = _try([*isolation.options(name), *PYTHON_OPTIONS, "-c", "import ctypes"])
     if tried.returncode:
         raise EnvError(
-            f"code: the image {image!r} cannot run a program "
-            f"({tried.stderr.strip()[-200:] or f'exit code {tried.returncode}'}); name one with "
-            f"Python {MIN_PYTHON} or newer as image"
+            f"code: docker cannot run a program in the image {image!r} "
+            f"({tried.stderr.strip()[-200:] or f'exit code {tried.returncode}'}); start its "
+            f"daemon, docker pull {image}, or name an image with Python 3.11 or newer"
         )
 
 
@@ -262,11 +248,16 @@ class Bubblewrap:
             # Otherwise each thread reserves 64 MB of the address space.
             *["--setenv", "MALLOC_ARENA_MAX", "1"],
             # The folders that bwrap makes on the way to a mount are closed to others than root.
-            *(word for folder in ("/usr", "/python", "/python/bin") for word in _folder(folder)),
+            *["--perms", "0755", "--dir", "/usr", "--perms", "0755", "--dir", "/python"],
+            *["--perms", "0755", "--dir", "/python/bin"],
             *(word for folder in SYSTEM_FOLDERS for word in _system_folder(folder)),
             *["--ro-bind", str(base / "lib"), "/python/lib"],
             *["--ro-bind", str(python), "/python/bin/python3"],
-            *(word for folder in _package_folders() for word in _emptied(folder)),
+            *(
+                word
+                for path in _package_folders()
+                for word in ("--tmpfs", path, "--remount-ro", path)
+            ),
             *["--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"],
             *["--perms", "1777", "--size", tmp_bytes, "--tmpfs", "/tmp"],
             *["--remount-ro", "/", "--chdir", "/tmp"],
@@ -291,10 +282,6 @@ def _as_user() -> list[str]:
     return [*words, "--as-pid-1"]
 
 
-def _folder(path: str) -> list[str]:
-    return ["--perms", "0755", "--dir", path]
-
-
 def _system_folder(folder: str) -> list[str]:
     path = Path(folder)
     if path.is_symlink():
@@ -316,10 +303,6 @@ def _package_folders() -> list[str]:
         for found in folder.glob("python3*/*-packages")
         if found.is_dir() and not found.is_symlink()
     )
-
-
-def _emptied(folder: str) -> list[str]:
-    return ["--tmpfs", folder, "--remount-ro", folder]
 
 
 def _python() -> list[str]:
@@ -357,7 +340,11 @@ class Docker:
         return Guest(_popen(self.command(name)), container=name)
 
     def command(self, name: str) -> list[str]:
-        return [*self.options(name), *PYTHON_OPTIONS, "-c", _guest_source(), *self._arguments()]
+        # The limit on processes is that of the container.
+        filters = [f"{machine}={seccomp_filter(machine).hex()}" for machine in ARCHITECTURES]
+        source = GUEST_FILE.read_text(encoding="utf-8")
+        numbers = _guest_arguments(self.limits, NOBODY, 0)
+        return [*self.options(name), *PYTHON_OPTIONS, "-c", source, *numbers, *filters]
 
     def options(self, name: str) -> list[str]:
         """The command up to `python3`."""
@@ -374,16 +361,6 @@ class Docker:
             *["--env", "PYTHONHASHSEED=0", "--env", "MALLOC_ARENA_MAX=1", "--env", "HOME=/tmp"],
             *["--entrypoint", "python3", self.image],
         ]
-
-    def _arguments(self) -> list[str]:
-        # The limit on processes is that of the container.
-        filters = [f"{machine}={seccomp_filter(machine).hex()}" for machine in ARCHITECTURES]
-        return [*_guest_arguments(self.limits, NOBODY, 0), *filters]
-
-
-@functools.cache
-def _guest_source() -> str:
-    return GUEST_FILE.read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,15 +64,6 @@ def test_a_program_in_docker_sees_two_processes_and_no_network(docker_pool: Sand
     assert run_one(docker_pool, source, 10.0) == Outcome("done", b"2\n['lo']\n")
 
 
-def test_a_crash_in_docker_costs_one_test_and_a_time_out_the_rest(docker_pool: SandboxPool) -> None:
-    source = (
-        "import os\nx = input()\nif x == 'crash': os._exit(0)\nwhile x == 'hang': pass\nprint(x)\n"
-    )
-    job = Job(kind="stdin", source=source, tests=("a", "crash", "b", "hang", "c"), wall_s=1.0)
-    statuses = [outcome.status for outcome in docker_pool.run(job)]
-    assert statuses == ["done", "lost", "done", "timed out", "not run"]
-
-
 def test_the_oracle_solves_problems_in_docker(docker_image: str) -> None:
     with open_env("code", sandbox="docker", image=docker_image, time_limit_s=10.0) as env:
         for task_seed in range(3):
@@ -141,7 +132,7 @@ def _containers() -> set[str]:
 
 
 def test_an_image_that_is_not_there_is_refused(docker_image: str) -> None:
-    with pytest.raises(EnvError, match="docker has no image 'moored/none:1'; docker pull moored/"):
+    with pytest.raises(EnvError, match="docker pull moored/none:1"):
         make_isolation("docker", Limits(), image="moored/none:1")
 
 
@@ -150,7 +141,7 @@ def test_an_image_without_python_is_refused(docker_image: str, tmp_path: Path) -
     subprocess.run(["tar", "-cf", empty, "-T", "/dev/null"], check=True)
     subprocess.run(["docker", "import", empty, "moored-empty"], capture_output=True, check=True)
     try:
-        with pytest.raises(EnvError, match=r"'moored-empty' cannot run a program \(.*python3"):
+        with pytest.raises(EnvError, match=r"'moored-empty' \(.*python3"):
             make_isolation("docker", Limits(), image="moored-empty")
     finally:
         subprocess.run(["docker", "rmi", "moored-empty"], capture_output=True, check=True)
