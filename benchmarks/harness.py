@@ -27,7 +27,9 @@ from rich.table import Table
 from torch import nn
 from transformers import GenerationConfig, PreTrainedModel
 
-from moored.engine.base import LockstepStream, Request, SamplingParams
+from moored.config import load_config
+from moored.engine import samplers
+from moored.engine.base import LockstepStream, ModelSampler, Request, SamplingParams
 from moored.engine.device import pick_device, uses_bf16
 from moored.errors import MooredError
 from moored.types import Completion, FinishReason
@@ -209,6 +211,17 @@ def _completion(reply: np.ndarray, stop_ids: tuple[int, ...]) -> Completion:
 def plain_model(model: nn.Module, *, bf16: bool) -> nn.Module:
     """The same weights in the same precision, in a model of their own."""
     return copy.deepcopy(model).to(torch.bfloat16 if bf16 else torch.float32).requires_grad_(False)
+
+
+def make_sampler(
+    model: nn.Module, *, bf16: bool, max_context: int, shares: bool = False
+) -> ModelSampler:
+    """The sampler that moored takes for a model."""
+    engine = {"dtype": "bfloat16" if bf16 else "float32"}
+    # Of a run it is at least 16.
+    rollout = {"max_context": max(16, max_context)}
+    config = load_config({"engine": engine, "rollout": rollout})
+    return samplers.make_sampler(model, config, shares=shares)
 
 
 def add_common_options(parser: argparse.ArgumentParser, repeats: int) -> None:

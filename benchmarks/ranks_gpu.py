@@ -23,6 +23,7 @@ from harness import (
     device_of,
     interleave,
     make_console,
+    make_sampler,
     show_machine,
     timing_table,
     write_record,
@@ -34,7 +35,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from moored.config import Config, load_config
 from moored.engine.fsdp import whole
 from moored.engine.fsdp.learner import ShardedLearner
-from moored.engine.local.engine import make_sampler
 from moored.engine.local.learner import LocalLearner
 
 SIDES = ("local", "torchrun")
@@ -58,7 +58,7 @@ def make_side(name: str, model: Any, config: Config, options: argparse.Namespace
     if name == "local":
         learner = LocalLearner(model, config, with_critic=options.critic)
         return learner, make_sampler(model, bf16=bf16, max_context=640, shares=True)
-    sampler = make_sampler(model, bf16=bf16, max_context=640, copies=True)
+    sampler = make_sampler(model, bf16=bf16, max_context=640)
     counts = dist.new_group(backend="gloo")
     assert isinstance(counts, dist.ProcessGroup)
     mesh = init_device_mesh(model.device.type, (1,))

@@ -28,6 +28,7 @@ from harness import (
     device_of,
     interleave,
     make_console,
+    make_sampler,
     plain_model,
     show_machine,
     timing_table,
@@ -36,7 +37,6 @@ from harness import (
 
 from moored.config import RolloutConfig
 from moored.engine.base import Sampler
-from moored.engine.local.engine import make_sampler
 from moored.envs.base import Environment, StepResult
 from moored.envs.mix import make_env
 from moored.models.load import LoadedModel, load_model

@@ -26,6 +26,7 @@ from harness import (
     describe_machine,
     device_of,
     make_console,
+    make_sampler,
     plain_model,
     show_machine,
     timed,
@@ -35,7 +36,6 @@ from rich.table import Table
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from moored.engine.base import Request, Sampler, SamplingParams, write_replies
-from moored.engine.local.engine import make_sampler
 from moored.types import Prompt
 
 SHAPES = {

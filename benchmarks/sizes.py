@@ -31,6 +31,7 @@ from harness import (
     describe_machine,
     device_of,
     make_console,
+    make_sampler,
     show_machine,
     timed,
     write_record,
@@ -42,7 +43,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 from moored.config import load_config
 from moored.engine.base import Request, SamplingParams, write_replies
-from moored.engine.local.engine import make_sampler
 from moored.engine.local.learner import LocalLearner
 from moored.training.samples import LossSample, Sample
 from moored.types import Prompt, ScoreRequest

@@ -42,6 +42,7 @@ from harness import (
     describe_machine,
     device_of,
     make_console,
+    make_sampler,
     show_machine,
     write_record,
 )
@@ -60,13 +61,12 @@ class MooredSide:
     def __init__(self, folder: str, options: argparse.Namespace) -> None:
         import torch
 
-        from moored.engine.local.engine import make_sampler
         from moored.models.load import load_model
 
         device, bf16 = device_of(options)
         model: Any = load_model(folder, device, exact=not bf16).model.eval()
         model = model.to(torch.bfloat16 if bf16 else torch.float32)
-        self._make = partial(make_sampler, model, bf16=bf16, kind="fast")
+        self._make = partial(make_sampler, model, bf16=bf16)
         self._context, self._sampler, self._stream = 0, None, None
 
     def prepare(self, context: int) -> None:

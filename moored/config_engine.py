@@ -6,7 +6,7 @@ import typing
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
-from moored.names import ENGINES, Schedule
+from moored.names import ENGINES, SAMPLERS, Schedule
 
 
 class Section(BaseModel):
@@ -131,10 +131,10 @@ class EngineConfig(Section):
     """`local` (this process), `torchrun` (the model in shards, one for each process that torchrun
     starts), `ray` (a cluster), `endpoint` (a server; evaluates and scores only), or `module:attr`:
     called with the configuration, returns an `Engine`."""
-    sampler: typing.Literal["auto", "fast", "plain", "vllm"] = "auto"
+    sampler: typing.Annotated[str, AfterValidator(SAMPLERS.check)] = "auto"
     """`fast` is for Llama-shaped models; `plain` runs any model through its own code: slow, to
     compare with; `auto` takes the fast one where it can; `vllm` is vLLM in this process, with a
-    copy of the weights."""
+    copy of the weights; `module:attr` makes one of your own, as `moored.engine.samplers.auto`."""
     learner: typing.Literal["auto", "plain"] = "auto"
     """`plain` does without tree attention and CUDA graphs: slow, to compare with."""
     device: str = "auto"

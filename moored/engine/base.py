@@ -19,6 +19,8 @@ from moored.errors import MooredError
 from moored.types import Completion, Message, Prompt, ScoreRequest
 
 if TYPE_CHECKING:
+    import torch
+
     from moored.rollout.episodes import DialogueRenderer
     from moored.rollout.pool import EnvCalls
     from moored.training.samples import LossSample, Sample
@@ -123,6 +125,15 @@ class Sampler(Protocol):
     def stream(self, params: SamplingParams) -> Stream:
         """Begin to write replies; close the stream when done."""
         ...
+
+
+class ModelSampler(Sampler, Protocol):
+    """A sampler that the weights of a learner are published to."""
+
+    @property
+    def version(self) -> int: ...
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None: ...
 
 
 def write_replies(

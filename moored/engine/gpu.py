@@ -11,7 +11,7 @@ from moored.engine.fsdp.whole import WHOLE_SHARE
 from moored.engine.local.batches import MICRO_BATCH_TOKENS
 from moored.errors import MooredError
 from moored.models.shapes import ModelShape, shape_from_config
-from moored.names import ALGORITHMS, ESTIMATORS
+from moored.names import ALGORITHMS, ESTIMATORS, sampler_for
 
 DRIVERS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 """Where there is none of these, torch need not be asked, which takes seconds."""
@@ -117,7 +117,7 @@ def _state_bytes(
     if engine.sampler == "vllm":
         is_elsewhere = (engine.vllm.server or "").startswith("http")
         return taken + (0 if is_elsewhere else engine.vllm.memory_share * memory_bytes)
-    is_fast = shape.is_fast and engine.sampler != "plain"
+    is_fast = sampler_for(engine.sampler, is_fast=shape.is_fast) == "fast"
     if lora or ranks > 1 or not is_fast:
         taken += WEIGHT_BYTES * whole
     if is_fast and is_kept:

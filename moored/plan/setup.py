@@ -9,6 +9,7 @@ from moored.config import Config
 from moored.engine.fsdp.whole import Whole, held_whole
 from moored.engine.gpu import CACHE_KEPT_BELOW, has_critic
 from moored.models.shapes import ModelShape
+from moored.names import sampler_for
 
 LayerKind = Literal["fused", "bfloat16", "float32"]
 """How the learner computes layers: by `engine/fast/layers.py`, or as transformers does, under
@@ -106,7 +107,7 @@ class Setup:
     @property
     def has_fast_sampler(self) -> bool:
         """It has slots, and computes with the learner's weights where one GPU trains them whole."""
-        return self.shape.is_fast and self.config.engine.sampler in ("auto", "fast")
+        return sampler_for(self.config.engine.sampler, is_fast=self.shape.is_fast) == "fast"
 
     @property
     def has_plain_sampler(self) -> bool:

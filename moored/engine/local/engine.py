@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 
 from moored.config import Config
-from moored.engine.base import Event
+from moored.engine.base import Event, ModelSampler
 from moored.engine.check import (
     PlainModel,
     check_engine,
@@ -21,27 +20,20 @@ from moored.engine.check import (
     check_window,
 )
 from moored.engine.device import pick_device, uses_bf16
-from moored.engine.fast.decoder import can_decode
 from moored.engine.fast.sampler import SlotSampler
 from moored.engine.gpu import fit_to_gpu
 from moored.engine.local.learner import LocalLearner
 from moored.engine.local.optimizers import check_optimizer
 from moored.engine.local.parking import is_large
-from moored.engine.local.precision import remove_float_hook
-from moored.engine.local.sampler import LocalSampler
 from moored.engine.local.state import save_tokenizer
 from moored.engine.lora import add_lora, plain_model
 from moored.engine.passes import says_out_of_memory
-from moored.engine.vllm.sampler import VllmSampler, vllm_sampler
-from moored.engine.vllm.server import ServerSampler
+from moored.engine.samplers import make_sampler
 from moored.engine.vllm.support import check_vllm
-from moored.errors import MooredError
 from moored.models.lengths import exact_limit, position_limit, sliding_window, usual_length
 from moored.models.load import load_model
 from moored.rollout.render import Renderer
 from moored.training.algorithms import load_algorithm
-
-AnySampler = SlotSampler | LocalSampler | VllmSampler | ServerSampler
 
 
 class LocalEngine:
@@ -74,10 +66,11 @@ class LocalEngine:
             self.learner = LocalLearner(self.model, config, trains=False)
         self.scorer = self.learner
         self._renderer: Renderer | None = None
-        self._sampler: AnySampler | None = None
+        self._sampler: ModelSampler | None = None
         if trains:
             # Before passes are recorded: shared weights move.
-            self._sampler = self._make_sampler(shares=not config.optimizer.lora_rank)
+            shares = not config.optimizer.lora_rank
+            self._sampler = make_sampler(self.model, config, shares=shares)
             if isinstance(self._sampler, SlotSampler) and is_large(self.model):
                 self.learner.before_updates = self._sampler.release
 
@@ -99,22 +92,11 @@ class LocalEngine:
         return self._renderer
 
     @property
-    def sampler(self) -> AnySampler:
+    def sampler(self) -> ModelSampler:
         """Where nothing is trained, made on first use: it holds a copy of the weights."""
         if self._sampler is None:
-            self._sampler = self._make_sampler(shares=False)
+            self._sampler = make_sampler(self.model, self._config)
         return self._sampler
-
-    def _make_sampler(self, *, shares: bool) -> AnySampler:
-        if self._config.engine.sampler == "vllm":
-            return vllm_sampler(self.model, self._config)
-        return make_sampler(
-            self.model,
-            bf16=self.learner.bf16,
-            max_context=self._config.rollout.max_context,
-            kind=self._config.engine.sampler,
-            shares=shares,
-        )
 
     @property
     def vocabulary(self) -> int:
@@ -174,8 +156,9 @@ class LocalEngine:
 
     def close(self) -> None:
         """End vLLM where it samples; other memory is freed with the process."""
-        if isinstance(self._sampler, VllmSampler | ServerSampler):
-            self._sampler.close()
+        close = getattr(self._sampler, "close", None)
+        if close is not None:
+            close()
 
 
 def eos_ids(model: Any) -> tuple[int, ...]:
@@ -198,42 +181,3 @@ def describe_model(model: Any, config: Config, bf16: bool) -> str:
 def _size_text(count: int) -> str:
     """1.2 million, 7.6 billion."""
     return f"{count / 1e9:.1f} billion" if count >= 1e9 else f"{count / 1e6:.1f} million"
-
-
-def make_sampler(
-    model: Any,
-    *,
-    bf16: bool,
-    max_context: int,
-    kind: str = "auto",
-    shares: bool = False,
-    copies: bool = False,
-) -> SlotSampler | LocalSampler:
-    """A sampler for the learner's model: on slots where its shape is known, else on its own code.
-
-    With `shares` the first kind writes with the learner's own weights. The second has a copy in
-    bfloat16, and with `copies` always.
-    """
-    dtype = torch.bfloat16 if bf16 else torch.float32
-    if takes_slots(model, kind):
-        lends = is_large(model)
-        return SlotSampler(model, dtype=dtype, max_context=max_context, shares=shares, lends=lends)
-    if not bf16 and not copies:
-        return LocalSampler(model)
-    twin = copy.deepcopy(model)
-    if hasattr(twin, "merge_and_unload"):
-        twin = twin.merge_and_unload()
-    remove_float_hook(twin)
-    twin = twin.to(dtype).requires_grad_(False)
-    return LocalSampler(twin, shares_weights=False)
-
-
-def takes_slots(model: Any, kind: str) -> bool:
-    """Whether the fast sampler writes with a model; raises where it is asked for and cannot."""
-    is_known = can_decode(model)
-    if kind == "fast" and not is_known:
-        raise MooredError(
-            f"the fast sampler knows no models of type {model.config.model_type!r} (or not with "
-            f"these options); set engine.sampler to auto"
-        )
-    return kind != "plain" and is_known

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from moored.config import Config
-from moored.engine.base import Request, Sampler, SamplingParams, Stream
+from moored.engine.base import ModelSampler, Request, SamplingParams, Stream
 from moored.engine.ray.weights import Meeting, Packed, unpack_weights
 from moored.engine.workers.team import WorkerLost
 from moored.types import Completion, FinishReason, Prompt
 
 if TYPE_CHECKING:
-    import torch
-
     from moored.engine.ray.circle import Receiver
 
 POLL_S = 0.02
@@ -66,16 +64,7 @@ class Order:
     """Sessions that have their last reply."""
 
 
-class OwnSampler(Sampler, Protocol):
-    """A sampler that has weights of its own."""
-
-    @property
-    def version(self) -> int: ...
-
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None: ...
-
-
-MakeSampler = Callable[[Config], OwnSampler]
+MakeSampler = Callable[[Config], ModelSampler]
 
 
 class Replica:
@@ -87,7 +76,7 @@ class Replica:
         self._number = -1
 
     @cached_property
-    def _sampler(self) -> OwnSampler:
+    def _sampler(self) -> ModelSampler:
         """Made by the first call, which can tell what is wrong with it; an actor cannot."""
         return self._make(self._config)
 
@@ -169,37 +158,24 @@ def _die_of_losses() -> Iterator[None]:
         os._exit(1)
 
 
-def make_sampler(config: Config) -> OwnSampler:
+def make_sampler(config: Config) -> ModelSampler:
     """The sampler that `engine` of a configuration asks for, over weights of its own."""
     # Only here: the driver needs no torch for its replicas.
+    from moored.engine import samplers
     from moored.engine.device import pick_device, uses_bf16
-    from moored.engine.local.engine import make_sampler as make_local
-    from moored.models.load import load_model
-
-    device = pick_device(config.engine.device)
-    is_bf16 = uses_bf16(config.engine.dtype, device)
-    if config.engine.sampler == "vllm":
-        return _vllm_sampler(config, exact=not is_bf16)
-    return make_local(
-        load_model(config.model, device, exact=not is_bf16).model,
-        bf16=is_bf16,
-        max_context=config.rollout.max_context,
-        kind=config.engine.sampler,
-        copies=True,
-    )
-
-
-def _vllm_sampler(config: Config, *, exact: bool) -> OwnSampler:
-    """Weights go from their files to vLLM one at a time, where they can be read so."""
-    import torch
-
-    from moored.engine.vllm.sampler import vllm_sampler
+    from moored.engine.lora import plain_weights
     from moored.engine.vllm.support import check_vllm
     from moored.models.load import load_model
     from moored.models.outline import read_outline
 
-    check_vllm(config, in_ranks=True)
-    outline = read_outline(config.model, exact=exact)
-    if outline is not None:
-        return vllm_sampler(outline.model, config, outline.weights())
-    return vllm_sampler(load_model(config.model, torch.device("cpu"), exact=exact).model, config)
+    device = pick_device(config.engine.device)
+    exact = not uses_bf16(config.engine.dtype, device)
+    if config.engine.sampler == "vllm":
+        check_vllm(config, in_ranks=True)
+        # Weights go from their files to vLLM one at a time, where they can be read so.
+        outline = read_outline(config.model, exact=exact)
+        if outline is not None:
+            return samplers.make_sampler(outline.model, config, weights=outline.weights())
+        device = pick_device("cpu")
+    model = load_model(config.model, device, exact=exact).model
+    return samplers.make_sampler(model, config, weights=plain_weights(model))

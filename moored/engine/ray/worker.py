@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,9 +18,6 @@ class LearnerWorker(RankWorker):
     """Replicas write the replies: this one needs no copy of the weights for that."""
 
     has_sampler = False
-
-    def _make_sampler(self, model: Any) -> None:
-        return None
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Whole tensors, one at a time; a collective each."""

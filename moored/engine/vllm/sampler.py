@@ -209,9 +209,11 @@ class VllmSampler:
 def vllm_sampler(
     model: torch.nn.Module,
     config: Config,
+    *,
     weights: Iterable[tuple[str, torch.Tensor]] | None = None,
+    shares: bool = False,
 ) -> VllmSampler | ServerSampler:
-    """A sampler with the weights that a model has now, or with those given."""
+    """A copy of the weights that a model has now, or of those given."""
     kind = VllmSampler if config.engine.vllm.server is None else ServerSampler
     sampler = kind(model, config)
     try:

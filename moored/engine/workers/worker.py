@@ -18,20 +18,19 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from moored.config import Config
-from moored.engine.base import Request, SamplingParams, Stream
+from moored.engine.base import ModelSampler, Request, SamplingParams, Stream
 from moored.engine.device import pick_device, uses_bf16
 from moored.engine.fast.sampler import SlotSampler
-from moored.engine.fsdp.export import empty_twin, plain_twin
+from moored.engine.fsdp.export import plain_twin
 from moored.engine.fsdp.learner import ShardedLearner
 from moored.engine.fsdp.load import load_empty
 from moored.engine.gpu import fit_to_gpu
-from moored.engine.local.engine import describe_model, eos_ids, takes_slots
+from moored.engine.local.engine import describe_model, eos_ids
 from moored.engine.local.parking import is_large
-from moored.engine.local.sampler import LocalSampler
 from moored.engine.local.state import save_plain, save_tokenizer
 from moored.engine.lora import add_lora, plain_model
 from moored.engine.passes import says_out_of_memory
-from moored.engine.vllm.sampler import VllmSampler
+from moored.engine.samplers import make_sampler
 from moored.engine.workers.ranks import Rank, check_gpus, ranks_text
 from moored.models.lengths import exact_limit, position_limit, sliding_window, usual_length
 from moored.models.load import load_tokenizer
@@ -100,30 +99,13 @@ class RankWorker:
         )
         self.info = _describe(model, config, bf16, rank.size)
         self._streams: dict[int, Stream] = {}
-        self._sampler: Any = self._make_sampler(self._model) if trains else None
+        self._sampler: Any = self._make_sampler() if trains and self.has_sampler else None
         if isinstance(self._sampler, SlotSampler) and is_large(self._model):
             self.learner.before_updates = self._sampler.release
 
-    def _make_sampler(self, model: Any) -> Any:
+    def _make_sampler(self) -> ModelSampler:
         """A sampler with a copy of the weights, which it is given one tensor at a time."""
-        engine, learner = self._config.engine, self.learner
-        dtype = torch.bfloat16 if self.info.bf16 else torch.float32
-        if engine.sampler == "vllm":
-            sampler: Any = VllmSampler(model, self._config)
-        elif takes_slots(model, engine.sampler):
-            twin, longest = empty_twin(model), self._config.rollout.max_context
-            sampler = SlotSampler(
-                twin,
-                dtype=dtype,
-                max_context=longest,
-                lends=is_large(model),
-                device=learner.device,
-            )
-        else:
-            twin = plain_twin(model, learner.weights(), dtype, learner.device)
-            return LocalSampler(twin, shares_weights=False)
-        sampler.load_weights(learner.weights(), learner.version)
-        return sampler
+        return make_sampler(self._model, self._config, weights=self.learner.weights())
 
     def describe(self) -> WorkerInfo:
         return self.info
@@ -168,7 +150,7 @@ class RankWorker:
     def sampler(self) -> Any:
         """Where nothing is trained, made on first use: it holds a copy of the weights."""
         if self._sampler is None:
-            self._sampler = self._make_sampler(self._model)
+            self._sampler = self._make_sampler()
         return self._sampler
 
     def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Completion]:

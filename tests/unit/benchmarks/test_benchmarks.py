@@ -92,7 +92,6 @@ def test_plain_generate_and_moored_write_the_same_likeliest_tokens(benchmark):
     from transformers import LlamaForCausalLM
 
     from moored.engine.base import Request, SamplingParams, write_replies
-    from moored.engine.local.engine import make_sampler
     from moored.types import Prompt
 
     model = LlamaForCausalLM(benchmark("sampler").SHAPES["toy"])
@@ -105,7 +104,7 @@ def test_plain_generate_and_moored_write_the_same_likeliest_tokens(benchmark):
     params = SamplingParams(max_tokens=6, temperature=0.0)
     harness = benchmark("harness")
     plain = harness.PlainSampler(harness.plain_model(model, bf16=False))
-    moored = make_sampler(model, bf16=False, max_context=32)
+    moored = harness.make_sampler(model, bf16=False, max_context=32)
     replies = [write_replies(sampler, requests, params) for sampler in (moored, plain)]
     for ours, theirs in zip(*replies, strict=True):
         assert ours.token_ids.tolist() == theirs.token_ids.tolist()

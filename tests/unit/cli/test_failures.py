@@ -52,7 +52,7 @@ def test_eval_of_a_run_that_does_not_exist_says_so(said, tmp_path):
 
 def test_eval_takes_a_sampler_for_a_model_in_this_process_alone(said):
     told = said("eval", "nano", "--env", "sokoban", "--sampler", "quick")
-    assert "engine.sampler" in told and "'vllm'" in told
+    assert "engine.sampler" in told and "vllm" in told
     words = ("--sampler", "vllm", "--endpoint", "http://127.0.0.1:9/v1")
     told = said("eval", "nano", "--env", "sokoban", *words)
     assert "--sampler is for a model in this process; leave it out with --endpoint" in told

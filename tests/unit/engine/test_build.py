@@ -16,6 +16,11 @@ def test_a_typo_is_told_with_the_configuration():
         load_config(None, ["engine.kind=locl"])
 
 
+def test_a_typo_in_the_sampler_gets_the_nearest_name():
+    with pytest.raises(ConfigError, match="did you mean 'plain'"):
+        load_config(None, ["engine.sampler=plane"])
+
+
 def test_a_scorer_of_an_unknown_dtype_is_refused_before_a_model_is_loaded():
     with pytest.raises(MooredError, match="did you mean 'float32'"):
         load_scorer("nano", dtype="float23")

@@ -9,15 +9,16 @@ import pytest
 import torch
 import transformers
 
+from moored.config import load_config
 from moored.engine.base import Request, SamplingParams
 from moored.engine.fast import lockstep
 from moored.engine.fast import sampler as samplers
 from moored.engine.fast.decoder import Decoder, can_decode
 from moored.engine.fast.plain_ops import uniforms
 from moored.engine.fast.sampler import SlotSampler
-from moored.engine.local.engine import make_sampler
 from moored.engine.local.learner import LocalLearner
 from moored.engine.local.sampler import LocalSampler
+from moored.engine.samplers import make_sampler
 from moored.errors import MooredError
 from moored.types import Prompt
 
@@ -129,7 +130,7 @@ def test_logprobs_over_cached_turns_equal_a_plain_forward_pass(shape, temperatur
 def test_adapters_are_a_part_of_the_weights_that_the_fast_sampler_computes_with(shape):
     model = with_lora(tiny_model(shape))
     learner = LocalLearner(model)
-    sampler = make_sampler(model, bf16=False, max_context=256)
+    sampler = make_sampler(model, load_config({}, ["rollout.max_context=256"]))
     assert isinstance(sampler, SlotSampler)
     for _ in range(2):
         for prompt, completion in dialogues(sampler, num=6, turns=2):
@@ -141,7 +142,8 @@ def test_adapters_are_a_part_of_the_weights_that_the_fast_sampler_computes_with(
 
 def test_the_sampler_for_any_model_in_bfloat16_takes_over_trained_adapters():
     model = with_lora(tiny_model())
-    sampler = make_sampler(model, bf16=True, max_context=256, kind="plain")
+    options = ["engine.dtype=bfloat16", "engine.sampler=plain"]
+    sampler = make_sampler(model, load_config({}, options))
     train_lora(model)
     sampler.load_weights(LocalLearner(model).weights(), version=1)
     assert isinstance(sampler, LocalSampler)
