@@ -357,23 +357,20 @@ class ActorPool:
         actor.down_since_s = time.monotonic()
         self._open(actor)
 
-    def _replace(self, actor: EnvActor, why: str) -> None:
-        self._ray.kill(actor.handle, no_restart=False)
-        self._lose(actor, why)
-
     def _replace_hung_ones(self) -> None:
         """Between rollouts, replace actors with as many hanging threads as they have workers."""
         for actor in self.up:
             if not actor.live and actor.num_hung >= self._rollout.env_workers:
                 hung = counted(actor.num_hung, "call")
-                self._replace(actor, f"is replaced: {hung} given up in it still run")
+                self._lose(actor, f"is replaced: {hung} given up in it still run")
 
     def _end_silent_ones(self) -> None:
         """Replace actors whose interpreter stands still."""
         limit_s = self._rollout.env_timeout_s + SILENCE_S
         for actor in self.up:
             if actor.call is not None and time.monotonic() - actor.called_at_s > limit_s:
-                self._replace(actor, f"gave no sign for {limit_s:g} s and is replaced")
+                self._ray.kill(actor.handle, no_restart=False)
+                self._lose(actor, f"gave no sign for {limit_s:g} s and is replaced")
 
     def drop_calls(self) -> None:
         self._homeless, self._given_up, self._num_asked = [], [], 0
