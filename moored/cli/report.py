@@ -41,7 +41,7 @@ def report_command(
     png: Png = None,
     until: Until = None,
 ) -> None:
-    """Show a run or a study, or compare several runs, on one HTML page.
+    """Show a run, a study or several runs on one HTML page.
 
     It has the verdict, curves, rewards and trajectories, holds everything it needs and opens
     offline. Nothing is measured again, so no model is needed. Runs that cannot be read are named on
