@@ -28,6 +28,7 @@ def test_a_killed_environment_server_costs_episodes_and_not_the_run(tmp_path: Pa
     with serve_env("countdown") as (url, server):
         small = ["rollout.max_response_tokens=8", "collapse.every=0", "evaluation.every=0"]
         words = ["train", "smoke", f"env=remote:{url}", "num_steps=20", "rollout.env_workers=8"]
+        words.append("filter.max_empty_steps=20")
         process = WarmProcess([*words, *small, "--run", "run"], cwd=tmp_path, merge_stderr=True)
         wait_for_step(tmp_path / "run", process, with_errors=False)
         server.kill()
