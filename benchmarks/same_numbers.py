@@ -1,12 +1,12 @@
-"""Do two revisions train with the same numbers? Runs three small trainings with each and compares.
+"""Do two revisions train with the same numbers? Runs four small trainings with each and compares.
 
     python benchmarks/same_numbers.py 215362b bf2c55f [--out FILE]
 
-The trainings are `smoke`, 20 steps of `collapse`, and 10 steps of PPO on FrozenLake with a critic,
-KL and evaluation, each on one CPU thread. Every value of `metrics.jsonl` and `collapse.jsonl` is
-compared as the text that stands in the file. Renamed keys (`RENAMED`) are compared under their new
-names; keys that only one revision has are listed, as are keys that differ, with the first step at
-which they do.
+The trainings are `smoke`, 20 steps of `collapse`, 10 steps of PPO on FrozenLake with a critic, KL
+and evaluation, and 5 steps of the web shop, each on one CPU thread. Every value of `metrics.jsonl`
+and `collapse.jsonl` is compared as the text that stands in the file. Renamed keys (`RENAMED`) are
+compared under their new names; keys that only one revision has are listed, as are keys that differ,
+with the first step at which they do.
 """
 
 from __future__ import annotations
@@ -29,6 +29,10 @@ RUNS = {
         *("frozen_lake", "ppo", "num_steps=10", "model=nano", "optimizer.lr=1e-4"),
         *("algorithm.kl_coef=0.001", "rollout.max_response_tokens=80"),
         *("evaluation.every=5", "evaluation.num_tasks=32"),
+    ],
+    "webshop": [
+        *("webshop", "grpo", "num_steps=5", "model=nano", "rollout.max_response_tokens=40"),
+        *("rollout.num_groups=2", "rollout.group_size=4", "collapse.every=5"),
     ],
 }
 RENAMED = {
