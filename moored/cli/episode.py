@@ -162,4 +162,9 @@ def _make_image_dir(folder: Path, env: Environment, content: Content) -> None:
         has_views = "view" in option_defaults(type(env))
         hint = "set the option view=image" if has_views else "play it without pictures"
         raise MooredError(f"{env.name} shows no pictures with these options; {hint}")
-    folder.mkdir(parents=True)
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise MooredError(
+            f"cannot save pictures in {folder}: {error.strerror}; choose another folder"
+        ) from error

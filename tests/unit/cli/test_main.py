@@ -317,6 +317,12 @@ def test_pictures_go_to_frames_and_games_stay_apart(monkeypatch, capsys, toy, ar
     assert "The pictures are in frames/game_3." in capsys.readouterr().out
 
 
+def test_a_folder_that_cannot_be_made_is_explained(monkeypatch, capsys, toy) -> None:
+    (toy / "file").write_text("")
+    assert run(monkeypatch, "play", "toy_env:Doubles", "--oracle", "--image", "file/frames") == 2
+    assert "cannot save pictures in file/frames/game_1" in capsys.readouterr().err
+
+
 def test_answers_come_from_a_pipe_and_are_shown(toy) -> None:
     result = run_process("play", "toy_env:Doubles", typed="12\n", cwd=toy)
     out = result.stdout.decode()
