@@ -42,7 +42,7 @@ class OptimizerConfig(UpdateConfig):
     lr: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
     """null: by the size of the model, 1e-4 below 50 million parameters, else the paper's 1e-6."""
     critic_lr: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
-    """null: likewise, 3e-4 or 1e-5."""
+    """null: by the size of the model, 3e-4 below 50 million parameters, else 1e-5."""
     schedule: Schedule = "constant"
     """How both learning rates fall from the end of the warm-up to the last step."""
     warmup_steps: int = Field(default=0, ge=0)

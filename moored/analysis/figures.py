@@ -28,7 +28,7 @@ KIND_COLORS = {"good": GOOD, "bad": BAD, "warning": WARNING, "plain": SOFT}
 GRID = "rgba(128,138,152,0.25)"
 CLEAR = "rgba(0,0,0,0)"
 HEIGHT = 270
-"""Without the legend, whose height whoever draws the figure adds."""
+"""Without the legend: the page and the PNG add its height."""
 ROWS_HEIGHT, ROW_HEIGHT = 80, 24
 """Of a figure with a row for each arm."""
 LEGEND_HEIGHT = 140

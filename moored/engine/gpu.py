@@ -14,7 +14,7 @@ from moored.models.shapes import ModelShape, shape_from_config
 from moored.names import ALGORITHMS, ESTIMATORS, sampler_for
 
 DRIVERS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
-"""Where there is none of these, torch need not be asked, which takes seconds."""
+"""A machine with a GPU has one of these; looking is seconds faster than importing torch."""
 GIB = 2**30
 BATCH_SIZES = (MICRO_BATCH_TOKENS[1], 16384, 12288, 8192, 6144, 4096, 2048)
 """Tokens of a micro-batch to choose from; on a GPU more than the largest gains nothing."""

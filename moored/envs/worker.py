@@ -56,8 +56,8 @@ _TIMER_SIGNALS = {getattr(signal, name, None) for name in ("SIGALRM", "SIGPROF")
 class Worker:
     """A child process: started at first use, restarted when it was lost; safe in threads.
 
-    `handler` is `"module:function"`, called with the arguments of a request; `prepare` likewise,
-    called once before the first. Arguments and results are pickled. `environ` adds to the
+    `handler` is `"module:function"`, called with the arguments of a request; `prepare` has the same
+    form and is called once before the first. Arguments and results are pickled. `environ` adds to the
     environment, e.g. PYTHONHASHSEED. Unless `is_quiet`, what the child prints goes to stderr.
     """
 

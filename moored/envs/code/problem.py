@@ -40,7 +40,7 @@ class Problem:
     asks: str = ""
     """What is to be computed from what, in a few words; empty where only the statement says so."""
     plan: str = ""
-    """How the solution computes it; likewise."""
+    """How the solution computes it; empty where only the statement says so."""
     entry: str = ""
     """The function to write; empty for a program that reads standard input."""
     preamble: str = ""
