@@ -57,8 +57,8 @@ class Worker:
     """A child process: started at first use, restarted when it was lost; safe in threads.
 
     `handler` is `"module:function"`, called with the arguments of a request; `prepare` has the same
-    form and is called once before the first. Arguments and results are pickled. `environ` adds to the
-    environment, e.g. PYTHONHASHSEED. Unless `is_quiet`, what the child prints goes to stderr.
+    form and is called once before the first. Arguments and results are pickled. `environ` adds to
+    the environment, e.g. PYTHONHASHSEED. Unless `is_quiet`, what the child prints goes to stderr.
     """
 
     def __init__(
